@@ -169,7 +169,7 @@ def of_tomorrow(at: Path, claim: str, **tensors: torch.Tensor) -> Path:
     return source
 
 
-@pytest.mark.parametrize("claim", ["config.json", "hf_quant_config.json"])
+@pytest.mark.parametrize("claim", ["config.json", "hf_quant_config.json", "quantize_config.json"])
 def test_a_claim_that_no_tensor_bears_out_is_an_error(claim: str, tmp_path: Path) -> None:
     source = of_tomorrow(tmp_path / "source", claim)
     for options in (["--dequantize"], ["--quantize", "fp8"]):
@@ -221,6 +221,30 @@ def test_what_belongs_to_unknown_codes_is_not_computed_with(
     assert done.returncode == 1 and "plan.config_mismatch" in done.stderr, done
     (source / "config.json").write_text("{}")  # the control
     assert run(*words, tmp_path / "out").returncode == 0
+
+
+@pytest.mark.parametrize("claim", ["config.json", "quantize_config.json"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_claim_of_any_model_counts(place: int, claim: str, tmp_path: Path) -> None:
+    codes = torch.ones(4, 4, dtype=torch.int16)
+    folders = [of_tomorrow(tmp_path / str(i), claim, codes=codes) for i in range(2)]
+    (folders[1 - place] / claim).write_text("{}")
+    if claim != "config.json":
+        (folders[1 - place] / claim).unlink()
+    with pytest.raises(loadstone.Error, match=f"{claim} says that the checkpoint is quantized"):
+        loadstone.merge([(each, 0.5) for each in folders], tmp_path / "out")
+
+
+@pytest.mark.parametrize("first", ["nf4", "compressed-tensors", "modelopt"])
+def test_a_config_that_an_output_would_leave_stale_is_named(first: str, tmp_path: Path) -> None:
+    """A bare file brings no config.json that could replace the older one."""
+    source = folder(tmp_path / "source", {GATE: torch.randn(64, 64).bfloat16()}, {})
+    loadstone.convert(source, tmp_path / "out", **KINDS[first])
+    bare = source / "model.safetensors"
+    done = run("convert", bare, tmp_path / "out")
+    assert done.returncode == 2 and "declares an encoding" in done.stderr, done
+    (tmp_path / "out" / "config.json").write_text("{}")  # the control
+    assert run("convert", bare, tmp_path / "out").returncode == 0
 
 
 KINDS: dict[str, dict[str, Any]] = {

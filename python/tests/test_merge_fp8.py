@@ -113,3 +113,44 @@ def test_what_nothing_changes_stays(tmp_path: Path) -> None:
     found = load_file(tmp_path / "out.safetensors")
     assert found[WEIGHT].dtype == torch.float8_e4m3fn
     assert torch.equal(found[WEIGHT].float(), load_file(base)[WEIGHT].float())
+
+
+# Whether FP8 under a name is a number: scales of unknown codes can be FP8 too.
+NAMES = {
+    "norm.query_norm.scale": True,
+    "blocks.0.scale_shift_table": True,
+    "proj.weight_scale_2": False,
+    "proj.scale": False,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scales_of_unknown_codes_are_not_averaged(name: str, tmp_path: Path) -> None:
+    models = []
+    for seed in (1.0, 2.0):
+        path = tmp_path / f"{seed}.safetensors"
+        save_file({name: torch.full((8,), seed).to(torch.float8_e4m3fn)}, path)
+        models.append((path, 0.5))
+    if not NAMES[name]:
+        with pytest.raises(loadstone.Error, match="FP8 of unknown meaning"):
+            loadstone.merge(models, tmp_path / "out.safetensors")
+        return
+    loadstone.merge(models, tmp_path / "out.safetensors")
+    found = load_file(tmp_path / "out.safetensors")[name]
+    assert torch.equal(found, torch.full((8,), 1.5).bfloat16())
+
+
+def test_a_load_adds_adapters_to_them(tmp_path: Path) -> None:
+    base = write(tmp_path / "a.safetensors", 1, torch.float8_e4m3fn)
+    left, right = torch.randn(24, 2), torch.randn(2, 16)
+    name = WEIGHT.removesuffix(".weight")
+    product = {f"{name}.lora_A.weight": right, f"{name}.lora_B.weight": left}
+    save_file(product, tmp_path / "lora.safetensors")
+    with loadstone.skeleton():
+        block = torch.nn.ModuleDict(
+            {"proj": torch.nn.Linear(16, 24, bias=False), "norm": torch.nn.RMSNorm(16)}
+        )
+        model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([block])})
+    loadstone.load(model, base, lora=tmp_path / "lora.safetensors")
+    wanted = load_file(base)[WEIGHT].float() + left @ right
+    assert torch.allclose(model.blocks[0].proj.weight, wanted, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,36 @@ def test_names_of_a_single_file_are_one_tensor(style: str, door: str, tmp_path: 
         found = loaded.caption_projection.linear_1.weight
     assert not torch.equal(found, weight)  # the control
     assert torch.allclose(found, weight + left @ right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("door", ["merge", "load", "from_pretrained"])
+@pytest.mark.parametrize(("declared", "is_lost"), [("lm_head", True), ("classifier", False)])
+def test_modules_trained_whole_are_there(
+    declared: str, is_lost: bool, door: str, tmp_path: Path
+) -> None:
+    """peft lists heads that a model lacks; one that the base has must be in the adapter."""
+    cls = transformers.LlamaForCausalLM
+    base = cls(transformers.LlamaConfig(**SMALL))
+    base.save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"modules_to_save": [declared]}))
+
+    def begin() -> None:
+        if door == "merge":
+            loadstone.merge(tmp_path / "base", tmp_path / "out", lora=tmp_path / "adapter")
+        elif door == "load":
+            with loadstone.skeleton():
+                model = cls(transformers.LlamaConfig(**SMALL))
+            loadstone.load(model, tmp_path / "base", lora=tmp_path / "adapter")
+        else:
+            loadstone.transformers.from_pretrained(
+                cls, tmp_path / "base", lora=tmp_path / "adapter"
+            )
+
+    if is_lost:
+        with pytest.raises(loadstone.Error, match="declares 'lm_head' as trained whole"):
+            begin()
+    else:
+        begin()

@@ -380,19 +380,32 @@ class TestMergekit:
         self.close(found, expected)
 
 
+NAMES = {
+    "llama": ("model.embed_tokens.weight", "lm_head.weight"),
+    "t5": ("shared.weight", "encoder.embed_tokens.weight"),
+    "bert": ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+}
+
+
 @pytest.mark.parametrize("door", ["python", "command"])
 @pytest.mark.parametrize("method", ["dare-linear", "dare-ties"])
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_names_of_a_tie_draw_once(is_tied: bool, method: str, door: str, tmp_path: Path) -> None:
-    """Files hold both names, equal in each model: so they are in the merge."""
-    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+@pytest.mark.parametrize("vocabulary", [64, 63])
+@pytest.mark.parametrize("model", NAMES)
+def test_names_of_a_tie_draw_once(
+    model: str, vocabulary: int, method: str, door: str, tmp_path: Path
+) -> None:
+    """Files hold both names, equal in each model: so they are in the merge.
+
+    The control: rows of something other than tokens draw by their own names.
+    """
+    embedding, head = NAMES[model]
     paths = []
     for seed in (1, 2, 3):
         folder = tmp_path / str(seed)
         folder.mkdir()
         value = torch.randn(64, 16, generator=torch.Generator().manual_seed(seed))
         save_file({embedding: value, head: value.clone()}, folder / "model.safetensors")
-        config = {"model_type": "llama", "tie_word_embeddings": is_tied}
+        config = {"model_type": model, "vocab_size": vocabulary, "tie_word_embeddings": False}
         (folder / "config.json").write_text(json.dumps(config))
         paths.append(folder)
     if door == "python":
@@ -403,4 +416,4 @@ def test_names_of_a_tie_draw_once(is_tied: bool, method: str, door: str, tmp_pat
         options = ["--method", method, "--density", "0.5", "-o", str(tmp_path / "out")]
         assert run("merge", *words, *options).returncode == 0
     found = load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(found[embedding], found[head]) == is_tied
+    assert torch.equal(found[embedding], found[head]) == (vocabulary == 64)

@@ -100,6 +100,44 @@ def test_chosen_layers_stay_plain(name: str, option: str, exclude: str, tmp_path
     assert wrong_layers(case, out) == []
 
 
+# Choices under which a tower and the language model have layers of one name on both sides.
+BOTH_SIDES: dict[str, tuple[str, dict[str, Any]]] = {
+    "two formats": (
+        "llava",
+        {
+            "quantize": {"vision_tower": "fp8", "": "int8-channel"},
+            "include": ["vision_tower.*_proj"],
+            "style": "compressed-tensors",
+        },
+    ),
+    "a part of a tower": (
+        "llava",
+        {"quantize": "fp8", "include": ["vision_tower.*fc2"], "style": "compressed-tensors"},
+    ),
+    "a part of a tower in int8": ("llava", {"quantize": "int8", "include": ["vision_tower.*fc2"]}),
+    "a part of an audio tower": (
+        "qwen2_audio",
+        {"quantize": "fp8", "include": ["audio_tower.*fc1"], "style": "compressed-tensors"},
+    ),
+    "the head": (
+        "cosmos3_omni",
+        {"quantize": "fp8", "include": ["lm_head"], "style": "compressed-tensors"},
+    ),
+    "a layer before a tied head": ("roberta", {"quantize": "int8", "include": [r"lm_head\.dense"]}),
+    "a layer before BERT's tied head": (
+        "bert",
+        {"quantize": "fp8", "include": ["cls.*transform.*dense"], "style": "compressed-tensors"},
+    ),
+}
+
+
+@pytest.mark.parametrize("choice", BOTH_SIDES)
+def test_layers_of_one_name_are_told_apart(choice: str, tmp_path: Path) -> None:
+    name, options = BOTH_SIDES[choice]
+    case = by_name(name)
+    assert wrong_layers(case, converted(case, tmp_path, **options)) == []
+
+
 @pytest.mark.parametrize("option", ["fp8", "int8"])
 @pytest.mark.parametrize("name", ["hunyuan_vl", "paddleocr_vl"])
 def test_names_of_the_file_alone_do_not_find_them(name: str, option: str, tmp_path: Path) -> None:

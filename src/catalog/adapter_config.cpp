@@ -99,13 +99,13 @@ constexpr auto refused_fields = std::to_array<const char*>(
 // Fields that are read here, and those that do not change the values of a merge. With the refused
 // ones these are all of peft 0.21.
 constexpr auto read_fields = std::to_array<const char*>(
-    {"alpha_pattern", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "r",
-     "rank_pattern", "use_dora", "use_rslora"});
+    {"alpha_pattern", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "modules_to_save",
+     "peft_type", "r", "rank_pattern", "use_dora", "use_rslora"});
 constexpr auto idle_fields = std::to_array<const char*>(
     {"auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config",
      "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
-     "lora_dropout", "megatron_core", "modules_to_save", "peft_version", "qalora_group_size",
-     "revision", "runtime_config", "target_modules", "task_type"});
+     "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision",
+     "runtime_config", "target_modules", "task_type"});
 
 // false, null, [] and {} are a field that is not used.
 bool is_set(simdjson::dom::element element) {
@@ -178,6 +178,14 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
     rules.keys.assign(keys.begin(), keys.end());
     rules.are_sorted = std::ranges::is_sorted(keys);
   };
+  simdjson::dom::array saved;
+  if (object[field("modules_to_save")].get(saved) == simdjson::SUCCESS) {
+    for (const auto item : saved) {
+      std::string_view name;
+      if (item.get(name) != simdjson::SUCCESS) refuse("no name of a module", "modules_to_save");
+      saved_modules_.emplace_back(name);
+    }
+  }
   add_rules("rank_pattern", rank_of, ranks_);
   add_rules("alpha_pattern", alpha_of, alphas_);
   for (const auto item : object) {

@@ -29,6 +29,10 @@ class AdapterConfig {
   [[nodiscard]] bool is_transposed() const noexcept { return is_transposed_; }
   // Every module has magnitudes.
   [[nodiscard]] bool has_magnitudes() const noexcept { return has_magnitudes_; }
+  // Names, or ends of names, of modules whose tensors the adapter holds whole (`modules_to_save`).
+  [[nodiscard]] const std::vector<std::string>& saved_modules() const noexcept {
+    return saved_modules_;
+  }
   // Sentences without their subject, "the configuration": about fields that peft 0.21 does not
   // have, and about the alphas of modules that scale() was called for.
   [[nodiscard]] std::vector<std::string> doubts() const;
@@ -49,6 +53,7 @@ class AdapterConfig {
   double rank_ = 0;
   double alpha_ = 0;
   std::vector<std::string> unknown_;
+  std::vector<std::string> saved_modules_;
   Rules ranks_;
   Rules alphas_;
   // Modules that keys of `alpha_pattern` give two alphas, and the sentence about the first.

@@ -110,44 +110,16 @@ void fail(Conversion& conversion, Finding finding) {
   conversion.plan.findings.push_back(std::move(finding));
 }
 
-// Arrays of integers, as codes are stored. Ids of positions are I64 too, in one row.
-bool has_integers(const Catalog& catalog) {
-  return std::ranges::any_of(catalog.tensors(), [](const TensorInfo& tensor) {
-    if (is_dtype(tensor, {Dtype::i64, Dtype::u64})) {
-      const auto is_several = [](std::uint64_t extent) { return extent > 1; };
-      return std::ranges::count_if(tensor.shape.extents(), is_several) > 1;
-    }
-    return tensor.shape.numel().value_or(0) > 1 &&
-           is_dtype(tensor, {Dtype::i8, Dtype::u8, Dtype::i16, Dtype::u16, Dtype::i32, Dtype::u32});
-  });
-}
-
-// Returns the file that claims an encoding; empty if none does.
-std::string_view claiming_file(const ModelFolder& folder) {
-  const std::string& config = folder.config;
-  if (is_json_object(config) && quantization_claim(config).is_made) return "config.json";
-  const bool has_file = std::ranges::count(folder.files, claim_name, &ExtraFile::name) > 0;
-  return has_file ? claim_name : std::string_view();
-}
-
 // A claim that no tensor bears out: the tensors may be codes.
 void check_claim(Conversion& conversion, const ConvertOptions& options) {
   const QuantizedTensors& quantized = conversion.plan.catalog->quantized();
   const Catalog& catalog = *conversion.plan.catalog;
-  const bool casts =
-      (options.dtype || options.merge) && (has_plain_fp8(catalog) || has_integers(catalog));
+  const bool casts = (options.dtype || options.merge) && may_hold_codes(catalog);
   const bool makes_numbers = options.dequantize || casts || !options.quantize.formats.empty();
   const bool has_codes = quantized.has_readable() || has_errors(quantized.findings());
   if (!makes_numbers || has_codes) return;
   const std::string_view file = claiming_file(options.folder);
-  if (file.empty()) return;
-  const std::string_view what = file == claim_name ? "the file" : "the section from it";
-  fail(conversion,
-       {.code = "plan.config_mismatch",
-        .message = fmt::format("{} says that the checkpoint is quantized, and none of its tensors "
-                               "is in a layout that this version knows",
-                               file),
-        .suggestion = fmt::format("remove {}, if all tensors are plain numbers", what)});
+  if (!file.empty()) fail(conversion, unread_claim(file));
 }
 
 // Transforms of activations are in the config alone: outputs with another config lose them.

@@ -9,11 +9,30 @@
 
 #include "base/text.h"
 #include "catalog/config_claim.h"
+#include "convert/json_text.h"
 
 namespace loadstone {
 
 bool is_claim(std::string_view name) {
   return name == claim_name || std::ranges::count(own_configs, name, &OwnConfig::name) > 0;
+}
+
+std::string_view claiming_file(const ModelFolder& folder) {
+  const std::string& config = folder.config;
+  if (is_json_object(config) && quantization_claim(config).is_made) return "config.json";
+  const auto file =
+      std::ranges::find_if(folder.files, [](const ExtraFile& each) { return is_claim(each.name); });
+  return file == folder.files.end() ? std::string_view() : std::string_view(file->name);
+}
+
+Finding unread_claim(std::string_view file) {
+  const std::string_view what = file == "config.json" ? "the section from it" : "the file";
+  return {.severity = Severity::error,
+          .code = "plan.config_mismatch",
+          .message = fmt::format("{} says that the checkpoint is quantized, and none of its "
+                                 "tensors is in a layout that this version knows",
+                                 file),
+          .suggestion = fmt::format("remove {}, if all tensors are plain numbers", what)};
 }
 
 void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {

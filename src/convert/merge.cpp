@@ -14,6 +14,7 @@
 
 #include "base/text.h"
 #include "boxes/view.h"
+#include "codec/tensor_table.h"
 #include "convert/tied_head.h"
 #include "loadstone/error.h"
 #include "loadstone/merge.h"
@@ -237,6 +238,10 @@ class Merger {
              fmt::format("{} {}", draft.source.shape.text(), loadstone::name(draft.source.dtype)));
         continue;
       }
+      if (!source.is_number && is_fp8(catalog_.tensors()[source.tensor])) {
+        fail(name, fmt::format("'{}' is FP8 of unknown meaning, which cannot be merged",
+                               printable(name)));
+      }
       if (!source.is_number) continue;
       draft.merge.terms.push_back(
           {.factor = weights_[model], .boxes = numbers_.boxes(source), .low_rank = {}});
@@ -248,12 +253,18 @@ class Merger {
     }
   }
 
-  // Names of a tie that the file holds stay equal if they were.
+  // Names of a tie that the file holds stay equal if they were: random pruning drops the same
+  // elements of all tensors that have a row for each token and one shape.
   void draw_ties_once() {
+    std::map<std::string, std::string> firsts;
     const auto has = [&](std::string_view name) { return drafts_.items.contains(name); };
-    for (const auto& [name, draft] : drafts_.items) {
-      const auto head = head_.head_of(name, has);
-      if (head && has(*head)) drafts_.items.at(*head).merge.draws_as = name;
+    for (auto& [name, draft] : drafts_.items) {
+      if (const auto head = head_.head_of(name, has); head && has(*head)) {
+        drafts_.items.at(*head).merge.draws_as = name;
+      }
+      if (!head_.has_token_rows(draft.source.shape)) continue;
+      const auto [first, is_new] = firsts.try_emplace(draft.source.shape.text(), name);
+      if (!is_new) draft.merge.draws_as = first->second;
     }
   }
 

@@ -17,6 +17,9 @@ namespace {
 // Names without a part that is a number: modules outside the blocks of layers.
 constexpr std::string_view outside_blocks = R"(\d*[^.\d][^.]*(\.\d*[^.\d][^.]*)*$)";
 
+// Heads of encoders, whose weights are tied to an embedding and in no file.
+constexpr const char* tied_heads = R"((.*\.)?(lm_head|predictions|cls|head)\.decoder$)";
+
 Pattern compile(std::string_view text) {
   return compile_pattern(text, "plan.options", "rules", pattern_memory(1));
 }
@@ -63,7 +66,7 @@ class Patterns {
     }
   }
 
-  // Whether one of them is in the module under any prefix.
+  // Returns true if one of them is in the module under any prefix.
   [[nodiscard]] bool is_inside(std::string_view module) const {
     const std::string beginning = fmt::format("{}.", from_layers(module));
     const auto found = endings_.lower_bound(beginning);
@@ -72,41 +75,64 @@ class Patterns {
 
   void add(std::string_view module, std::vector<std::string>& patterns) {
     const std::string_view name = from_layers(module);
+    const auto push = [&](std::string pattern) {
+      if (added_.insert(pattern).second) patterns.push_back(std::move(pattern));
+    };
     std::string pattern = fmt::format(R"((.*\.)?{}$)", escaped(name, true));
-    const auto [known, is_new] = is_free_.try_emplace(pattern);
-    if (is_new) known->second = !matches_any(pattern, others_);
-    if (!known->second) {
-      if (endings_.contains(name)) return;
-      pattern = fmt::format(R"((.*\.)?{}$)", escaped(name, false));
-    } else if (!is_new) {
-      return;
+    if (is_free(pattern)) return push(std::move(pattern));
+    if (!endings_.contains(name)) {
+      return push(fmt::format(R"((.*\.)?{}$)", escaped(name, false)));
     }
-    patterns.push_back(std::move(pattern));
+    // Adds one of the parts before it, in whatever order the library has them.
+    std::string_view before = module.substr(0, module.size() - name.size());
+    for (; !before.empty(); before.remove_prefix(before.find('.') + 1)) {
+      const std::string_view part = before.substr(0, before.find('.'));
+      if (part == "model") continue;
+      pattern = fmt::format(R"((.*\.)?{}\.(.*\.)?{}$)", escaped(part, true), escaped(name, true));
+      if (is_free(pattern)) return push(std::move(pattern));
+    }
   }
 
  private:
+  bool is_free(const std::string& pattern) {
+    const auto [known, is_new] = is_free_.try_emplace(pattern);
+    if (is_new) known->second = !matches_any(pattern, others_);
+    return known->second;
+  }
+
   const std::vector<std::string>& others_;
   std::set<std::string_view> endings_;   // of their names, from each dot on
   std::map<std::string, bool> is_free_;  // whether a pattern matches none of them
+  std::set<std::string> added_;
 };
 
 }  // namespace
 
 std::vector<std::string> patterns_of_plain(const std::vector<std::string>& plain,
                                            const std::vector<std::string>& quantized) {
-  std::vector<std::string> candidates = {std::string(outside_blocks)};
-  for (const PlainRule& rule : plain_rules()) {
-    if (rule.is_linear) candidates.push_back(fmt::format(".*(?:{})", rule.pattern));
-  }
   std::vector<std::string> left = plain;
   std::vector<std::string> patterns;
-  for (std::string& candidate : candidates) {
-    if (!matches_any(candidate, left) || matches_any(candidate, quantized)) continue;
-    const Pattern compiled = compile("^(?:" + candidate + ")");
+  const auto add = [&](const std::string& pattern) {
+    if (!matches_any(pattern, left) || matches_any(pattern, quantized)) return;
+    const Pattern compiled = compile("^(?:" + pattern + ")");
     std::erase_if(left, [&](const std::string& each) { return is_in(*compiled, each); });
-    patterns.push_back(std::move(candidate));
-  }
+    patterns.push_back(pattern);
+  };
   Patterns single(quantized);
+  if (matches_any(std::string(outside_blocks), quantized)) {
+    // Rules are about blocks: they could match what is quantized under another name.
+    const Pattern outside = compile(fmt::format("^(?:{})", outside_blocks));
+    std::erase_if(left, [&](const std::string& each) {
+      if (!is_in(*outside, each)) return false;
+      single.add(each, patterns);
+      return true;
+    });
+    if (!matches_any(tied_heads, quantized)) patterns.emplace_back(tied_heads);
+  }
+  add(std::string(outside_blocks));
+  for (const PlainRule& rule : plain_rules()) {
+    if (rule.is_linear) add(fmt::format(".*(?:{})", rule.pattern));
+  }
   for (const std::string& module : left) single.add(module, patterns);
   return patterns;
 }

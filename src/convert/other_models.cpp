@@ -14,7 +14,10 @@
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "convert/extras.h"
+#include "convert/left_out.h"
+#include "convert/plain_codes.h"
 #include "formats/metadata.h"
+#include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
@@ -218,6 +221,10 @@ void tell_other_models(const Catalog& catalog, const ConvertOptions& options,
     const Catalog& each = *models[model];
     const ModelFolder files = read_model_folder(each, each.root());
     const Described other = {each, files.config, files.files};
+    const std::string_view claim = claiming_file(files);
+    if (!claim.empty() && !each.quantized().has_readable() && may_hold_codes(each)) {
+      findings.push_back(unread_claim(each.root() + "/" + std::string(claim)));
+    }
     tell_modules(first, other, findings);
     tell_vocabulary(first, other, findings);
     if (first.is_gguf() == other.is_gguf()) tell_fields(first, other, findings);

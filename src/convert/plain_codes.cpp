@@ -19,6 +19,16 @@ bool copies_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
          });
 }
 
+// Returns true for integers as codes are stored. Ids of positions are I64 too, in one row.
+bool is_array_of_integers(const TensorInfo& tensor) {
+  if (is_dtype(tensor, {Dtype::i64, Dtype::u64})) {
+    const auto is_several = [](std::uint64_t extent) { return extent > 1; };
+    return std::ranges::count_if(tensor.shape.extents(), is_several) > 1;
+  }
+  return tensor.shape.numel().value_or(0) > 1 &&
+         is_dtype(tensor, {Dtype::i8, Dtype::u8, Dtype::i16, Dtype::u16, Dtype::i32, Dtype::u32});
+}
+
 }  // namespace
 
 bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
@@ -26,9 +36,9 @@ bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
   return is_fp8 && copies_plain_fp8(catalog, recipe);
 }
 
-bool has_plain_fp8(const Catalog& catalog) {
+bool may_hold_codes(const Catalog& catalog) {
   for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
-    if (is_plain_fp8(catalog, i)) return true;
+    if (is_plain_fp8(catalog, i) || is_array_of_integers(catalog.tensors()[i])) return true;
   }
   return false;
 }

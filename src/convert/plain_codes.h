@@ -14,7 +14,8 @@ namespace loadstone {
 // Returns whether the recipe copies from such tensors alone, and keeps their dtype.
 [[nodiscard]] bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe);
 
-[[nodiscard]] bool has_plain_fp8(const Catalog& catalog);
+// Returns whether there are integers or FP8 that could be codes of an unknown layout.
+[[nodiscard]] bool may_hold_codes(const Catalog& catalog);
 
 // Recipes of such tensors make BF16, which holds their numbers, so that they can be quantized.
 void widen_plain_fp8(const Catalog& catalog, Recipes& recipes);

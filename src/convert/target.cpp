@@ -98,6 +98,18 @@ std::string work_name(const std::string& path) {
   return ".loadstone-" + name + ".part";
 }
 
+// A config.json of an older output that the new one does not replace must not declare an encoding.
+void check_claim(const TargetPlace& place, const Conversion& conversion) {
+  constexpr std::string_view name = "config.json";
+  if (std::ranges::count(conversion.extras, name, &ExtraFile::name) > 0) return;
+  const ModelFolder folder = {.config = text_of({.name = std::string(name),
+                                                 .copy_of = place.path + "/" + std::string(name)})};
+  if (claiming_file(folder).empty()) return;
+  refuse(place.path,
+         "the folder has a config.json that declares an encoding, and the output has none to "
+         "replace it: remove the file or its section");
+}
+
 // An older output goes when the new one is whole; a model of somebody else's stays.
 // `inside`: where shards wait that are put into the folder one by one.
 void check_folder(TargetPlace& place, const Conversion& conversion, const std::string& inside) {
@@ -128,6 +140,7 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
     if (container.is_model_name(name) && !conversion.is_split) {
       refuse(place.path, "the folder holds another model already", printable(name));
     }
+    if (name == "config.json" && !conversion.is_split) check_claim(place, conversion);
     place.others.push_back(name);
   }
   place.is_exchangeable = place.has_files && only_files && !place.is_fixed;

@@ -141,6 +141,10 @@ std::vector<std::array<std::uint32_t, 2>> TiedHead::stored_in(const Catalog& cat
   return pairs;
 }
 
+bool TiedHead::has_token_rows(const Shape& shape) const noexcept {
+  return shape.rank() > 0 && std::ranges::find(rows_, shape[0]) != rows_.end();
+}
+
 bool TiedHead::may_tie(std::string_view name, const Shape& shape, bool has_twin) const noexcept {
   if (is_always_tied_) return name == gguf_embedding;
   // Weights of numbered layers can have as many rows as an embedding.

@@ -34,6 +34,8 @@ class TiedHead {
   // The embeddings and heads that the checkpoint both holds and that the config ties: indices of
   // their tensors, in this order.
   [[nodiscard]] std::vector<std::array<std::uint32_t, 2>> stored_in(const Catalog& catalog) const;
+  // Returns true for tensors with a row for each token.
+  [[nodiscard]] bool has_token_rows(const Shape& shape) const noexcept;
   // Returns true for the shape of an embedding that is tied to unknown names, or to none.
   // `has_twin`: another tensor of the file has its shape, and may be the head.
   [[nodiscard]] bool may_tie(std::string_view name, const Shape& shape,

@@ -55,6 +55,7 @@ class Adder {
         findings_.back().code = error.code();
       }
     }
+    for (const AdapterConfig& config : configs_) require_saved_modules(config);
     if (!is_used_) fail({}, "no tensor of it is merged: it has none, or all are left out");
     for (const AdapterConfig& config : configs_) {
       for (const std::string& doubt : config.doubts()) {
@@ -67,6 +68,25 @@ class Adder {
   }
 
  private:
+  // An adapter must hold the modules that its configuration declares as trained whole. peft lists
+  // heads under all their usual names, of which the base has one.
+  void require_saved_modules(const AdapterConfig& config) {
+    for (const std::string& module : config.saved_modules()) {
+      const auto is_inside = [&](const std::string& name) {
+        return ("." + name).find("." + module + ".") != std::string::npos;
+      };
+      const auto is_of_adapter = [&](const auto& tensor) { return is_inside(tensor.name); };
+      if (std::ranges::any_of(adapter_->tensors(), is_of_adapter)) continue;
+      const std::vector<std::string> names = drafts_.names();
+      if (std::ranges::none_of(names, is_inside)) continue;
+      fail({},
+           fmt::format("its configuration declares '{}' as trained whole (modules_to_save), and "
+                       "it holds no tensor of it",
+                       printable(module)));
+      findings_.back().code = malformed;
+    }
+  }
+
   void fail(std::vector<std::string> sources, const std::string& what, std::string found = {},
             std::string expected = {}) {
     findings_.push_back(
@@ -463,32 +483,6 @@ std::vector<std::string> MergeDrafts::names() const {
   for (const auto& [name, draft] : items) names.push_back(name);
   for (const auto& [name, draft] : other_names) names.push_back(name);
   return names;
-}
-
-void report_idle_patterns(const Catalog& catalog, std::uint32_t first,
-                          const std::vector<MergeAdapter>& adapters,
-                          std::vector<Finding>& findings) {
-  std::map<std::string, bool> is_used;  // by pattern
-  for (std::size_t i = 0; i < adapters.size(); ++i) {
-    const Catalog& adapter = *catalog.checkpoints().at(first + i);
-    for (const std::string& text : adapters[i].ignore) {
-      bool& found = is_used[text];
-      if (found) continue;
-      const Pattern pattern = compile_pattern(text, "plan.options", "ignore",
-                                              pattern_memory(adapters[i].ignore.size()));
-      const auto finds = [&](const auto& tensor) { return is_in(*pattern, tensor.name); };
-      found = std::ranges::any_of(adapter.tensors(), finds) ||
-              std::ranges::any_of(adapter.quantized().tensors(), finds);
-    }
-  }
-  for (const auto& [text, found] : is_used) {
-    if (found) continue;
-    findings.push_back({.severity = Severity::warning,
-                        .code = "plan.options",
-                        .message = fmt::format("'{}' (lora-ignore) finds no tensor of an adapter",
-                                               printable(text)),
-                        .found = printable(text)});
-  }
 }
 
 void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,

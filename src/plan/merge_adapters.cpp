@@ -43,7 +43,8 @@ std::string Planner::obstacle_of(std::size_t root) const {
   }
   const bool is_number = std::ranges::all_of(planned.recipe.boxes, [&](const Box& box) {
     const Encoding encoding = encoding_of(box, plan_.catalog->tensors(), plan_.decodings);
-    return encoding.is_dtype() && is_merged_dtype(encoding.dtype());
+    const bool is_plain = box.decoding == no_decoding && is_plain_fp8(*plan_.catalog, box.source);
+    return is_plain || (encoding.is_dtype() && is_merged_dtype(encoding.dtype()));
   });
   if (is_number && is_merged_dtype(planned.dtype)) return {};
   return fmt::format(

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -392,8 +393,27 @@ def _load_pretrained_model(
         ),
     )
     missing = sorted(names - set(checkpoint))
-    unexpected = sorted(set(checkpoint) - names)
+    unexpected = _reportable(cls, sorted(set(checkpoint) - names))
+    if unexpected:
+        source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        _logger().warning(
+            f"Some weights of the model checkpoint at {source} were not used when initializing "
+            f"{cls.__name__}: {', '.join(unexpected)}"
+        )
     return model, missing, unexpected, [], load.offload_index, []
+
+
+def _logger() -> Any:
+    """Returns the logger of the library's own function."""
+    from diffusers.utils import logging
+
+    return logging.get_logger("diffusers.models.modeling_utils")
+
+
+def _reportable(cls: Any, names: list[str]) -> list[str]:
+    """Returns the unexpected names without those that the class says to ignore."""
+    patterns = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 
 
 def _checkpoint_of(state_dict: Any) -> Checkpoint | None:

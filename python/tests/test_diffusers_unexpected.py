@@ -1,0 +1,69 @@
+"""Tensors of a folder that a model of diffusers does not use are named, as the library does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiTTransformer2DModel
+from safetensors.torch import load_file, save_file
+
+import loadstone
+import loadstone.diffusers
+
+LOGGER = logging.getLogger("diffusers")
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    found: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    handler = Handler()
+    LOGGER.addHandler(handler)
+    yield found
+    LOGGER.removeHandler(handler)
+
+
+def by_library(folder: Path) -> Any:
+    return DiTTransformer2DModel.from_pretrained(folder)
+
+
+def directly(folder: Path) -> Any:
+    return loadstone.diffusers.from_pretrained(DiTTransformer2DModel, folder)
+
+
+def patched(folder: Path) -> Any:
+    with loadstone.patch("diffusers"):
+        return by_library(folder)
+
+
+DOORS = [by_library, directly, patched]  # the library alone is the oracle
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("door", DOORS)
+def test_they_are_named(
+    door: Any, ignored: bool, tmp_path: Path, messages: list[str], monkeypatch: Any
+) -> None:
+    model = DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=16, num_layers=1, sample_size=8
+    )
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "diffusion_pytorch_model.safetensors"
+    save_file(load_file(file) | {"foo.weight": torch.ones(2)}, file)
+    if ignored:
+        monkeypatch.setattr(
+            DiTTransformer2DModel, "_keys_to_ignore_on_load_unexpected", [r"^foo\."]
+        )
+    door(tmp_path)
+    named = [each for each in messages if "were not used" in each]
+    assert len(named) == (0 if ignored else 1)
+    assert all("foo.weight" in each and "DiTTransformer2DModel" in each for each in named)

@@ -1,0 +1,83 @@
+#include "convert/module_patterns.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/pattern.h"
+
+namespace loadstone::test {
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+bool matches(const std::string& pattern, const std::string& name) {
+  const Pattern compiled =
+      compile_pattern("^(?:" + pattern + ")", "plan.options", "test", pattern_memory(1));
+  return is_in(*compiled, name);
+}
+
+bool any_matches(const Names& patterns, const std::string& name) {
+  return std::ranges::any_of(patterns, [&](const auto& each) { return matches(each, name); });
+}
+
+const Names quantized = {"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj",
+                         "model.layers.1.mlp.up_proj"};
+
+TEST(ModulePatterns, FindModulesUnderOtherNames) {
+  const Names plain = {"lm_head",
+                       "multi_modal_projector.linear_1",
+                       "vit.layers.0.mlp.dense_h_to_4h",
+                       "model.layers.0.block_sparse_moe.gate",
+                       "model.layers.0.mlp.up_proj",
+                       "model.layers.0.mlp.down_proj",
+                       "model.layers.1.mlp.down_proj"};
+  const Names patterns = patterns_of_plain(plain, quantized);
+  for (const char* const name :
+       {"model.lm_head", "model.projector.linear", "model.vision_tower.blocks.3.fc1",
+        "model.language_model.layers.0.mlp.router", "model.language_model.layers.0.mlp.up_proj",
+        "model.language_model.layers.7.mlp.down_proj"}) {
+    EXPECT_TRUE(any_matches(patterns, name)) << name;
+  }
+  for (const std::string& name : plain) EXPECT_TRUE(any_matches(patterns, name)) << name;
+  for (const std::string& name : quantized) {
+    EXPECT_FALSE(any_matches(patterns, name)) << name;
+    EXPECT_FALSE(any_matches(patterns, "model.language_" + name)) << name;
+  }
+}
+
+TEST(ModulePatterns, ARuleThatQuantizedModulesBreakIsNotWritten) {
+  const Names plain = {"lm_head", "visual.blocks.0.attn.qkv", "visual.blocks.1.attn.qkv"};
+  const Names with_head = {"score", "visual.blocks.0.mlp.fc1"};
+  const Names patterns = patterns_of_plain(plain, with_head);
+  for (const std::string& name : plain) EXPECT_TRUE(any_matches(patterns, "model." + name)) << name;
+  for (const std::string& name : with_head) EXPECT_FALSE(any_matches(patterns, name)) << name;
+}
+
+TEST(ModulePatterns, ANameThatEndsLikeAQuantizedOneIsFoundByAPartBeforeIt) {
+  const std::string plain = "model.draft.layers.0.self_attn.q_proj";
+  const Names patterns = patterns_of_plain({plain}, quantized);
+  EXPECT_TRUE(any_matches(patterns, plain));
+  EXPECT_TRUE(any_matches(patterns, "draft.model.layers.0.self_attn.q_proj"));
+  for (const std::string& name : quantized) EXPECT_FALSE(any_matches(patterns, name)) << name;
+  EXPECT_TRUE(patterns_of_plain({"model.model.layers.0.self_attn.q_proj"}, quantized).empty());
+  EXPECT_EQ(patterns_of_layers({"draft.layers.2.self_attn.q_proj"}, quantized),
+            Names({R"((.*\.)?layers\.2\.self_attn\.q_proj$)"}));
+}
+
+TEST(ModulePatterns, StacksMatchTheirPartsAndNoOthers) {
+  const Names stacks = {"model.layers.0.mlp.experts", "mtp.layers.1.mlp"};
+  const Names patterns = patterns_of_stacks(stacks, quantized);
+  ASSERT_EQ(patterns.size(), 2u);
+  EXPECT_TRUE(matches(patterns[0], "model.language_model.layers.0.mlp.experts.0.up_proj"));
+  EXPECT_FALSE(matches(patterns[0], "model.layers.10.mlp.experts.0.up_proj"));
+  EXPECT_TRUE(matches(patterns[1], "mtp.layers.1.mlp.up_proj"));
+  EXPECT_FALSE(matches(patterns[1], "model.layers.1.mlp.up_proj"));
+}
+
+}  // namespace
+
+}  // namespace loadstone::test
