@@ -83,7 +83,7 @@ def _listed(model: Any) -> dict[str, str]:
     return tied if isinstance(tied, dict) else {}
 
 
-def split(model: Any, plan: Plan, ties: Mapping[str, str]) -> None:
+def follow_plan(model: Any, plan: Plan, ties: Mapping[str, str]) -> None:
     """Make transformers tie what the plan ties, and warn of what its adapters split.
 
     Args:

@@ -169,7 +169,7 @@ def of_tomorrow(at: Path, claim: str, **tensors: torch.Tensor) -> Path:
     return source
 
 
-@pytest.mark.parametrize("claim", ["config.json", "hf_quant_config.json", "quantize_config.json"])
+@pytest.mark.parametrize("claim", ["config.json", "hf_quant_config.json"])
 def test_a_claim_that_no_tensor_bears_out_is_an_error(claim: str, tmp_path: Path) -> None:
     source = of_tomorrow(tmp_path / "source", claim)
     for options in (["--dequantize"], ["--quantize", "fp8"]):
@@ -231,8 +231,17 @@ def test_the_claim_of_any_model_counts(place: int, claim: str, tmp_path: Path) -
     (folders[1 - place] / claim).write_text("{}")
     if claim != "config.json":
         (folders[1 - place] / claim).unlink()
-    with pytest.raises(loadstone.Error, match=f"{claim} says that the checkpoint is quantized"):
-        loadstone.merge([(each, 0.5) for each in folders], tmp_path / "out")
+    done = run("merge", *(f"{each}:0.5" for each in folders), "-o", tmp_path / "out")
+    assert done.returncode == 1 and f"{claim} says that the checkpoint" in done.stderr, done
+    assert (
+        f"remove {'the section from it' if claim == 'config.json' else 'the file'}" in done.stderr
+    )
+
+
+def test_a_foreign_file_beside_plain_numbers_is_no_claim(tmp_path: Path) -> None:
+    source = of_tomorrow(tmp_path / "source", "quantize_config.json")
+    assert run("convert", source, tmp_path / "out", "--quantize", "fp8").returncode == 0
+    assert run("merge", f"{source}:0.5", f"{source}:0.5", "-o", tmp_path / "both").returncode == 0
 
 
 @pytest.mark.parametrize("first", ["nf4", "compressed-tensors", "modelopt"])
@@ -268,6 +277,8 @@ def test_claims_of_an_older_output_go_with_it(first: str, second: str, tmp_path:
         for out in ("both", "once")
     }
     assert written["both"] == written["once"]
+    left = {each.name for each in tmp_path.iterdir()}
+    assert left == {"source", "both", "once"}
 
 
 @pytest.mark.parametrize("claim", ["hf_quant_config.json", "quantize_config.json"])

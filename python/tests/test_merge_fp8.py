@@ -119,6 +119,7 @@ def test_what_nothing_changes_stays(tmp_path: Path) -> None:
 NAMES = {
     "norm.query_norm.scale": True,
     "blocks.0.scale_shift_table": True,
+    "model.logit_scale": True,
     "proj.weight_scale_2": False,
     "proj.scale": False,
 }

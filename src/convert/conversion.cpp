@@ -112,14 +112,17 @@ void fail(Conversion& conversion, Finding finding) {
 
 // A claim that no tensor bears out: the tensors may be codes.
 void check_claim(Conversion& conversion, const ConvertOptions& options) {
-  const QuantizedTensors& quantized = conversion.plan.catalog->quantized();
-  const Catalog& catalog = *conversion.plan.catalog;
+  const Catalog& all = *conversion.plan.catalog;
+  const Catalog& catalog = all.checkpoints().empty() ? all : *all.checkpoints().front();
+  const QuantizedTensors& quantized = catalog.quantized();
   const bool casts = (options.dtype || options.merge) && may_hold_codes(catalog);
   const bool makes_numbers = options.dequantize || casts || !options.quantize.formats.empty();
   const bool has_codes = quantized.has_readable() || has_errors(quantized.findings());
   if (!makes_numbers || has_codes) return;
   const std::string_view file = claiming_file(options.folder);
-  if (!file.empty()) fail(conversion, unread_claim(file));
+  // Other programs have files of the other names too.
+  const bool is_certain = file == "config.json" || file == claim_name || may_hold_codes(catalog);
+  if (!file.empty() && is_certain) fail(conversion, unread_claim(file));
 }
 
 // Transforms of activations are in the config alone: outputs with another config lose them.

@@ -25,13 +25,14 @@ std::string_view claiming_file(const ModelFolder& folder) {
   return file == folder.files.end() ? std::string_view() : std::string_view(file->name);
 }
 
-Finding unread_claim(std::string_view file) {
+Finding unread_claim(std::string_view file, std::string_view root) {
+  const std::string path = root.empty() ? std::string(file) : fmt::format("{}/{}", root, file);
   const std::string_view what = file == "config.json" ? "the section from it" : "the file";
   return {.severity = Severity::error,
           .code = "plan.config_mismatch",
           .message = fmt::format("{} says that the checkpoint is quantized, and none of its "
                                  "tensors is in a layout that this version knows",
-                                 file),
+                                 printable(path)),
           .suggestion = fmt::format("remove {}, if all tensors are plain numbers", what)};
 }
 

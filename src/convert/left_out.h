@@ -16,8 +16,8 @@ inline constexpr std::string_view claim_name = "hf_quant_config.json";
 
 // Returns the file that claims an encoding; empty if none does.
 [[nodiscard]] std::string_view claiming_file(const ModelFolder& folder);
-// The error for a claim that no tensor bears out.
-[[nodiscard]] Finding unread_claim(std::string_view file);
+// The error for a claim that no tensor bears out. `root`: the model's folder, or empty.
+[[nodiscard]] Finding unread_claim(std::string_view file, std::string_view root = {});
 
 // Adds a finding for each kind of file that does not come along.
 void tell_left(const ModelFolder& folder, std::vector<Finding>& findings);

@@ -195,7 +195,7 @@ class Merger {
       draft.source = source;
     }
     for (std::uint32_t model = 1; model < merge.weights.size(); ++model) add_model(model);
-    draw_ties_once();
+    if (first.pruning == Pruning::random) draw_ties_once();
     if (!merge.adapters.empty()) add_ties();
     const AdapterPlaces places(drafts_.names());
     for (std::uint32_t i = 0; i < merge.adapters.size(); ++i) {
@@ -257,14 +257,17 @@ class Merger {
   // elements of all tensors that have a row for each token and one shape.
   void draw_ties_once() {
     std::map<std::string, std::string> firsts;
-    const auto has = [&](std::string_view name) { return drafts_.items.contains(name); };
     for (auto& [name, draft] : drafts_.items) {
-      if (const auto head = head_.head_of(name, has); head && has(*head)) {
-        drafts_.items.at(*head).merge.draws_as = name;
-      }
       if (!head_.has_token_rows(draft.source.shape)) continue;
       const auto [first, is_new] = firsts.try_emplace(draft.source.shape.text(), name);
       if (!is_new) draft.merge.draws_as = first->second;
+    }
+    const auto has = [&](std::string_view name) { return drafts_.items.contains(name); };
+    for (const auto& [name, draft] : drafts_.items) {
+      const auto head = head_.head_of(name, has);
+      if (!head || !has(*head) || *head == draft.merge.draws_as) continue;
+      drafts_.items.at(*head).merge.draws_as =
+          draft.merge.draws_as.empty() ? name : draft.merge.draws_as;
     }
   }
 

@@ -18,6 +18,7 @@ namespace {
 constexpr std::string_view outside_blocks = R"(\d*[^.\d][^.]*(\.\d*[^.\d][^.]*)*$)";
 
 // Heads of encoders, whose weights are tied to an embedding and in no file.
+constexpr std::size_t pattern_bytes_max = 4000;  // of an expression
 constexpr const char* tied_heads = R"((.*\.)?(lm_head|predictions|cls|head)\.decoder$)";
 
 Pattern compile(std::string_view text) {
@@ -59,8 +60,9 @@ class Patterns {
  public:
   explicit Patterns(const std::vector<std::string>& others) : others_(others) {
     for (std::string_view name : others) {
-      for (std::size_t dot = 0; dot != std::string_view::npos; dot = name.find('.')) {
-        if (dot > 0) name.remove_prefix(dot + 1);
+      endings_.insert(name);
+      for (auto dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.')) {
+        name.remove_prefix(dot + 1);
         endings_.insert(name);
       }
     }
@@ -73,37 +75,80 @@ class Patterns {
     return found != endings_.end() && found->starts_with(beginning);
   }
 
-  void add(std::string_view module, std::vector<std::string>& patterns) {
+  void add(std::string_view module) {
     const std::string_view name = from_layers(module);
-    const auto push = [&](std::string pattern) {
-      if (added_.insert(pattern).second) patterns.push_back(std::move(pattern));
-    };
-    std::string pattern = fmt::format(R"((.*\.)?{}$)", escaped(name, true));
-    if (is_free(pattern)) return push(std::move(pattern));
-    if (!endings_.contains(name)) {
-      return push(fmt::format(R"((.*\.)?{}$)", escaped(name, false)));
+    if (push_if_free(fmt::format(R"((.*\.)?{}$)", escaped(name, true)))) return;
+    const std::size_t dot = name.find('.');
+    const std::size_t second = name.find('.', dot + 1);
+    if (second == std::string_view::npos || !is_digits(name.substr(dot + 1, second - dot - 1))) {
+      return add_single(module);
     }
-    // Adds one of the parts before it, in whatever order the library has them.
-    std::string_view before = module.substr(0, module.size() - name.size());
-    for (; !before.empty(); before.remove_prefix(before.find('.') + 1)) {
-      const std::string_view part = before.substr(0, before.find('.'));
-      if (part == "model") continue;
-      pattern = fmt::format(R"((.*\.)?{}\.(.*\.)?{}$)", escaped(part, true), escaped(name, true));
-      if (is_free(pattern)) return push(std::move(pattern));
+    Group& group =
+        groups_[{std::string(name.substr(0, dot)), escaped(name.substr(second + 1), true)}];
+    group.layers.emplace(name.substr(dot + 1, second - dot - 1));
+    group.modules.push_back(module);
+  }
+
+  // All that were added: layers with the same modules in one pattern where that is free.
+  [[nodiscard]] std::vector<std::string> take() {
+    for (const auto& [key, group] : groups_) {
+      const auto& [block, rest] = key;
+      const std::string numbers = fmt::format("{}", fmt::join(group.layers, "|"));
+      const std::string layers = group.layers.size() == 1 ? numbers : "(?:" + numbers + ")";
+      if (push_if_free(fmt::format(R"((.*\.)?{}\.{}\.{}$)", block, layers, rest))) {
+        continue;
+      }
+      for (const std::string_view module : group.modules) add_single(module);
     }
+    return std::move(patterns_);
   }
 
  private:
-  bool is_free(const std::string& pattern) {
+  struct Group {
+    std::set<std::string> layers;
+    std::vector<std::string_view> modules;
+  };
+
+  void add_single(std::string_view module) {
+    const std::string_view name = from_layers(module);
+    if (!endings_.contains(name)) {
+      push(fmt::format(R"((.*\.)?{}$)", escaped(name, false)));
+      return;
+    }
+    // Adds one of the parts before it, in whatever order the library has them.
+    std::string_view before = module.substr(0, module.size() - name.size());
+    while (!before.empty()) {
+      const std::string_view part = before.substr(0, before.find('.'));
+      before.remove_prefix(std::min(part.size() + 1, before.size()));
+      if (part.empty() || part == "model") continue;
+      if (push_if_free(
+              fmt::format(R"((.*\.)?{}\.(.*\.)?{}$)", escaped(part, true), escaped(name, true)))) {
+        return;
+      }
+    }
+  }
+
+  // Names that are too long for a pattern are in the lists as they are.
+  void push(std::string pattern) {
+    if (pattern.size() > pattern_bytes_max || !added_.insert(pattern).second) return;
+    patterns_.push_back(std::move(pattern));
+  }
+
+  bool push_if_free(std::string pattern) {
+    if (pattern.size() > pattern_bytes_max) return false;
     const auto [known, is_new] = is_free_.try_emplace(pattern);
     if (is_new) known->second = !matches_any(pattern, others_);
-    return known->second;
+    const bool is_free = known->second;
+    if (is_free) push(std::move(pattern));
+    return is_free;
   }
 
   const std::vector<std::string>& others_;
   std::set<std::string_view> endings_;   // of their names, from each dot on
   std::map<std::string, bool> is_free_;  // whether a pattern matches none of them
+  std::map<std::pair<std::string, std::string>, Group> groups_;  // by block and rest of the name
   std::set<std::string> added_;
+  std::vector<std::string> patterns_;
 };
 
 }  // namespace
@@ -122,18 +167,19 @@ std::vector<std::string> patterns_of_plain(const std::vector<std::string>& plain
   if (matches_any(std::string(outside_blocks), quantized)) {
     // Rules are about blocks: they could match what is quantized under another name.
     const Pattern outside = compile(fmt::format("^(?:{})", outside_blocks));
-    std::erase_if(left, [&](const std::string& each) {
-      if (!is_in(*outside, each)) return false;
-      single.add(each, patterns);
-      return true;
-    });
+    const auto is_outside = [&](const std::string& each) { return is_in(*outside, each); };
+    for (const std::string& each : plain) {
+      if (is_outside(each)) single.add(each);
+    }
+    std::erase_if(left, is_outside);
     if (!matches_any(tied_heads, quantized)) patterns.emplace_back(tied_heads);
   }
   add(std::string(outside_blocks));
   for (const PlainRule& rule : plain_rules()) {
     if (rule.is_linear) add(fmt::format(".*(?:{})", rule.pattern));
   }
-  for (const std::string& module : left) single.add(module, patterns);
+  for (const std::string& module : left) single.add(module);
+  for (std::string& pattern : single.take()) patterns.push_back(std::move(pattern));
   return patterns;
 }
 
@@ -151,10 +197,9 @@ std::vector<std::string> patterns_of_stacks(const std::vector<std::string>& stac
 
 std::vector<std::string> patterns_of_layers(const std::vector<std::string>& modules,
                                             const std::vector<std::string>& others) {
-  std::vector<std::string> patterns;
   Patterns single(others);
-  for (const std::string_view module : modules) single.add(module, patterns);
-  return patterns;
+  for (const std::string& module : modules) single.add(module);
+  return single.take();
 }
 
 }  // namespace loadstone

@@ -223,7 +223,7 @@ void tell_other_models(const Catalog& catalog, const ConvertOptions& options,
     const Described other = {each, files.config, files.files};
     const std::string_view claim = claiming_file(files);
     if (!claim.empty() && !each.quantized().has_readable() && may_hold_codes(each)) {
-      findings.push_back(unread_claim(each.root() + "/" + std::string(claim)));
+      findings.push_back(unread_claim(claim, each.root()));
     }
     tell_modules(first, other, findings);
     tell_vocabulary(first, other, findings);

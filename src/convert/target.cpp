@@ -99,11 +99,13 @@ std::string work_name(const std::string& path) {
 }
 
 // A config.json of an older output that the new one does not replace must not declare an encoding.
-void check_claim(const TargetPlace& place, const Conversion& conversion) {
+void require_no_stale_config(const TargetPlace& place, const Conversion& conversion) {
   constexpr std::string_view name = "config.json";
   if (std::ranges::count(conversion.extras, name, &ExtraFile::name) > 0) return;
-  const ModelFolder folder = {.config = text_of({.name = std::string(name),
-                                                 .copy_of = place.path + "/" + std::string(name)})};
+  const std::string path = place.path + "/" + std::string(name);
+  const auto status = status_of(path, false);
+  if (!status || !S_ISREG(status->st_mode)) return;
+  const ModelFolder folder = {.config = text_of({.name = std::string(name), .copy_of = path})};
   if (claiming_file(folder).empty()) return;
   refuse(place.path,
          "the folder has a config.json that declares an encoding, and the output has none to "
@@ -132,15 +134,16 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
       continue;
     }
     // Files that declare the older output's encoding go with it.
-    if (container.is_output_name(name, conversion.stem) ||
-        (!conversion.is_split && is_claim(name))) {
+    const bool is_old_claim =
+        !conversion.is_split && is_claim(name) && !is_extra_name(conversion, name);
+    if (is_old_claim || container.is_output_name(name, conversion.stem)) {
       place.older.push_back(name);
       continue;
     }
     if (container.is_model_name(name) && !conversion.is_split) {
       refuse(place.path, "the folder holds another model already", printable(name));
     }
-    if (name == "config.json" && !conversion.is_split) check_claim(place, conversion);
+    if (name == "config.json" && !conversion.is_split) require_no_stale_config(place, conversion);
     place.others.push_back(name);
   }
   place.is_exchangeable = place.has_files && only_files && !place.is_fixed;

@@ -15,6 +15,7 @@
 #include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/files.h"
+#include "convert/left_out.h"
 #include "convert/sub_folders.h"
 #include "loadstone/error.h"
 #include "receipt/receipt_limit.h"
@@ -442,8 +443,7 @@ bool WorkFolder::remove_modules(const WorkState& known) {
   return all_went;
 }
 
-// Shards, what is to stand beside them, receipts, and what stands in the target as well. The rest
-// is somebody's: it came into a folder that was exchanged.
+// Removes files of this and of older outputs. The rest came into a folder that was exchanged.
 void WorkFolder::empty_files(const WorkState& known) {
   const Container& container = container_of(conversion_.format);
   bool all_went = remove_modules(known);
@@ -451,7 +451,7 @@ void WorkFolder::empty_files(const WorkState& known) {
     const std::string path = files_ + "/" + name;
     if (container.is_output_name(name, conversion_.stem) ||
         container.is_output_name(name, known.stem) || is_extra_name(conversion_, name) ||
-        std::ranges::find(known.extra_names, name) != known.extra_names.end() ||
+        std::ranges::find(known.extra_names, name) != known.extra_names.end() || is_claim(name) ||
         is_receipt_file(path) || same_file(path, place_.path + "/" + name)) {
       all_went = storage_.remove(path) && all_went;
     }

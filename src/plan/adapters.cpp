@@ -77,13 +77,19 @@ class Adder {
       };
       const auto is_of_adapter = [&](const auto& tensor) { return is_inside(tensor.name); };
       if (std::ranges::any_of(adapter_->tensors(), is_of_adapter)) continue;
+      const auto is_lost = [&](const std::string& name) {
+        return is_inside(name) && !is_ignored(name) && !drafts_.at(name).is_replaced;
+      };
       const std::vector<std::string> names = drafts_.names();
-      if (std::ranges::none_of(names, is_inside)) continue;
+      if (std::ranges::none_of(names, is_lost)) continue;
       fail({},
            fmt::format("its configuration declares '{}' as trained whole (modules_to_save), and "
                        "it holds no tensor of it",
                        printable(module)));
       findings_.back().code = malformed;
+      findings_.back().suggestion =
+          "leave the module out by a pattern (--lora-ignore) to keep the "
+          "base's";
     }
   }
 

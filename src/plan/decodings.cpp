@@ -58,9 +58,10 @@ bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor) {
   if (tensor >= catalog.tensors().size()) return false;
   const TensorInfo& info = catalog.tensors()[tensor];
   if (!is_fp8(info)) return false;
-  // Scales of codes that no codec knows can be FP8 too, but not those of norms and modulations.
+  // Scales of codes that no codec knows can be FP8 too, but these are weights.
   const std::string_view leaf = std::string_view(info.name).substr(info.name.rfind('.') + 1);
-  const bool is_weight = info.name.ends_with("norm.scale") || leaf.ends_with("scale_shift_table");
+  const bool is_weight = info.name.ends_with("norm.scale") || leaf.ends_with("scale_shift_table") ||
+                         leaf.ends_with("logit_scale");
   if (leaf.find("scale") != std::string_view::npos && !is_weight) return false;
   const QuantizedTensors& quantized = catalog.quantized();
   return quantized.find(tensor) == nullptr && !quantized.is_companion(tensor);

@@ -68,6 +68,31 @@ TEST(ModulePatterns, ANameThatEndsLikeAQuantizedOneIsFoundByAPartBeforeIt) {
             Names({R"((.*\.)?layers\.2\.self_attn\.q_proj$)"}));
 }
 
+TEST(ModulePatterns, LayersWithTheSameModulesHaveOnePattern) {
+  Names plain;
+  Names others;
+  for (int layer = 0; layer < 4; ++layer) {
+    for (int expert = 0; expert < 8; ++expert) {
+      Names& names = layer < 2 ? plain : others;
+      names.push_back("model.layers." + std::to_string(layer) + ".mlp.experts." +
+                      std::to_string(expert) + ".up_proj");
+    }
+  }
+  EXPECT_EQ(patterns_of_plain(plain, others),
+            Names({R"((.*\.)?layers\.(?:0|1)\.mlp\.experts\.\d+\.up_proj$)"}));
+  // Experts that stay plain one by one have a pattern each.
+  EXPECT_EQ(patterns_of_layers({plain[0], plain[9]}, {plain[1], plain[8]}).size(), 2u);
+}
+
+TEST(ModulePatterns, EmptyPartsOfNamesAreNoTrap) {
+  const Names odd = {".layers.0.q_proj", "model.layers.1..q_proj", "layers.2.q_proj.", "..", ""};
+  for (const std::string& name : odd) {
+    const Names patterns = patterns_of_plain({name, "layers.3.k_proj"}, {"layers.0.x"});
+    EXPECT_TRUE(any_matches(patterns, "model.layers.3.k_proj"));
+    EXPECT_FALSE(any_matches(patterns_of_plain({"layers.3.k_proj"}, odd), ".layers.0.q_proj"));
+  }
+}
+
 TEST(ModulePatterns, StacksMatchTheirPartsAndNoOthers) {
   const Names stacks = {"model.layers.0.mlp.experts", "mtp.layers.1.mlp"};
   const Names patterns = patterns_of_stacks(stacks, quantized);

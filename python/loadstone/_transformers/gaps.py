@@ -93,7 +93,7 @@ class Gaps:
             )
         self._core = filled.core
         if self.options.adapters is not None:
-            _ties.split(model, self.plan, traced.ties)
+            _ties.follow_plan(model, self.plan, traced.ties)
         return filled
 
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:
