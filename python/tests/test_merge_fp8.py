@@ -115,7 +115,7 @@ def test_what_nothing_changes_stays(tmp_path: Path) -> None:
     assert torch.equal(found[WEIGHT].float(), load_file(base)[WEIGHT].float())
 
 
-# Whether FP8 under a name is a number: scales of unknown codes can be FP8 too.
+# True for names of FP8 numbers; scales of unknown codes can be FP8 too.
 NAMES = {
     "norm.query_norm.scale": True,
     "blocks.0.scale_shift_table": True,

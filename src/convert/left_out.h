@@ -11,7 +11,7 @@ namespace loadstone {
 // ModelOpt's file, which repeats the section of config.json.
 inline constexpr std::string_view claim_name = "hf_quant_config.json";
 
-// Returns true for files that declare an encoding, besides config.json.
+// Returns true for names of files that declare an encoding, besides config.json.
 [[nodiscard]] bool is_claim(std::string_view name);
 
 // Returns the file that claims an encoding; empty if none does.

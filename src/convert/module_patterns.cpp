@@ -17,8 +17,9 @@ namespace {
 // Names without a part that is a number: modules outside the blocks of layers.
 constexpr std::string_view outside_blocks = R"(\d*[^.\d][^.]*(\.\d*[^.\d][^.]*)*$)";
 
+constexpr std::size_t pattern_bytes_max = 4000;
+
 // Heads of encoders, whose weights are tied to an embedding and in no file.
-constexpr std::size_t pattern_bytes_max = 4000;  // of an expression
 constexpr const char* tied_heads = R"((.*\.)?(lm_head|predictions|cls|head)\.decoder$)";
 
 Pattern compile(std::string_view text) {

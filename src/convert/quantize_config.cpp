@@ -265,8 +265,9 @@ void add_tied_modules(const Plan& plan, std::string_view config, QuantizedModule
 std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
   std::vector<std::string> ignore = modules.plain;
   const auto quantized = modules.quantized_names();
-  for (auto& pattern : patterns_of_plain(modules.plain, quantized))
+  for (auto& pattern : patterns_of_plain(modules.plain, quantized)) {
     ignore.push_back("re:" + pattern);
+  }
   for (auto& pattern : patterns_of_stacks(modules.stacks, quantized)) {
     ignore.push_back("re:" + pattern);
   }

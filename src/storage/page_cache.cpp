@@ -31,10 +31,10 @@ struct CachePages {
   std::uint64_t cached, dirty, in_writeback, evicted, recently_evicted;
 };
 
-// Returns whether the byte can be read without waiting; none where the system does not say it.
+// Returns true if the byte is cached, or being read; none where the system gives no answer.
 // cachestat() came with Linux 6.5 and answers for files that the user may write to. preadv2()
 // answers for all, but starts to read the page: a fast device may deliver it before the answer.
-// (mincore() says of files that are others' and cannot be written to that all is there.)
+// (mincore() reports files that are others' and cannot be written to as cached.)
 std::optional<bool> is_cached(int descriptor, std::uint64_t offset) noexcept {
   const CacheRange range = {offset, 1};
   CachePages pages = {};

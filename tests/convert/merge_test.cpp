@@ -349,12 +349,14 @@ TEST_F(Merges, AreSavedWithTheirPlans) {
   pruned.density = 0.1;
   pruned.seed = UINT64_MAX;
   pruned.elects_signs = pruned.is_mean = true;
+  Merge of_a_tie = pruned;
+  of_a_tie.draws_as = "another name";
   Merge arc = {.form = MergeForm::slerp};
   arc.terms.push_back({.factor = 0.1F, .boxes = whole("w", 1), .low_rank = {}});
   Merge scaled = merge();
   scaled.terms[1].low_rank->magnitudes = {
       {.source = joined_->find("left", 2).value(), .dims = {{rows, rank, 1}}}};
-  for (const Merge& each : {merge(), pruned, arc, scaled}) {
+  for (const Merge& each : {merge(), pruned, of_a_tie, arc, scaled}) {
     const Plan plan = plan_of(each);
     ASSERT_TRUE(plan.ok());
     const std::string text = to_json(plan);

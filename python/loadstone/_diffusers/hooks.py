@@ -411,7 +411,7 @@ def _logger() -> Any:
 
 
 def _reportable(cls: Any, names: list[str]) -> list[str]:
-    """Returns the unexpected names without those that the class says to ignore."""
+    """Returns the unexpected names that the class does not ignore."""
     patterns = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 
