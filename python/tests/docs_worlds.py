@@ -275,6 +275,7 @@ def kohya(folder: Path) -> Path:
     """One layer of a UNet, and style.safetensors for it and for a text encoder."""
     folder.mkdir()
     save_file({"mid.to_q.weight": torch.randn(64, 64)}, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"_class_name": "UNet2DConditionModel"}', encoding="utf-8")
     tensors = {}
     for module in ("lora_unet_mid_to_q", "lora_te_mlp_fc1"):
         tensors[f"{module}.lora_down.weight"] = torch.randn(4, 64)

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -396,18 +397,11 @@ def _load_pretrained_model(
     unexpected = _reportable(cls, sorted(set(checkpoint) - names))
     if unexpected:
         source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
-        _logger().warning(
+        logging.getLogger("diffusers.models.modeling_utils").warning(
             f"Some weights of the model checkpoint at {source} were not used when initializing "
             f"{cls.__name__}: {', '.join(unexpected)}"
         )
     return model, missing, unexpected, [], load.offload_index, []
-
-
-def _logger() -> Any:
-    """Returns the logger of the library's own function."""
-    from diffusers.utils import logging
-
-    return logging.get_logger("diffusers.models.modeling_utils")
 
 
 def _reportable(cls: Any, names: list[str]) -> list[str]:
