@@ -42,7 +42,6 @@ int merge(const Args& args, bool json) {
   }
   options.adapters = args.lora.open(args.open, checkpoints);
   options.tie = args.lora.tie_policy();
-  if (!options.adapters.empty()) options.config = read_model_config(*checkpoints.front(), base);
   ConvertOptions all = write_options(args.write, base, *checkpoints.front());
   all.merge = std::move(options);
   const auto catalog = std::make_shared<const Catalog>(std::move(checkpoints));

@@ -115,11 +115,6 @@ struct ModelFolder {
                                                           const std::string& path,
                                                           bool with_code = false);
 
-// The text of config.json in the folder, or next to the one file, that a checkpoint was opened by;
-// empty without such a file. Throws Error "io.read".
-[[nodiscard]] LOADSTONE_API std::string read_model_config(const Catalog& catalog,
-                                                          const std::string& path);
-
 // Returns only `left`, for an output that is one file and so leaves all others: the folders
 // that modules.json or model_index.json of this machine's folder `path` names; all else is empty.
 [[nodiscard]] LOADSTONE_API ModelFolder folders_left_out(const std::string& path);

@@ -52,8 +52,6 @@ struct MergeOptions {
   std::vector<float> weights{1};
   std::vector<MergeAdapter> adapters{};  // in the order in which they are added
   TiePolicy tie = TiePolicy::split;      // finding "merge.tie" names the ties that are split
-  // Text of the base's config.json, which declares ties; empty: that of ConvertOptions::folder.
-  std::string config{};
   MergeMethod method = MergeMethod::linear;
   // Divides by the weights that went into an element. None: ties and dare-ties do.
   std::optional<bool> normalise{};

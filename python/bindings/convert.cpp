@@ -43,8 +43,7 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
                           bool allow_non_finite, const std::string& folder, bool copy_code,
                           bool dequantize, std::string_view experts, std::string_view format,
                           std::string_view metadata, bool beyond_ggml, bool is_split,
-                          const MergeOptions* merge, const std::string& imatrix,
-                          const std::string& base) {
+                          const MergeOptions* merge, const std::string& imatrix) {
   ConvertOptions options;
   if (merge != nullptr) options.merge = *merge;
   options.format = enum_argument<FileFormat>("format", format);
@@ -89,7 +88,6 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
                          ? folders_left_out(folder)
                          : read_model_folder(*catalog, folder, copy_code);
   }
-  if (options.merge && !base.empty()) options.merge->config = read_model_config(*catalog, base);
   if (!imatrix.empty()) {
     options.quantize.importance =
         std::make_shared<const ImportanceMatrix>(open_importance_matrix(imatrix));
@@ -200,7 +198,7 @@ void bind_convert(nb::module_& module) {
       nb::arg("allow_non_finite") = false, nb::arg("folder") = "", nb::arg("copy_code") = false,
       nb::arg("dequantize") = false, nb::arg("experts") = "keep", nb::arg("format") = "safetensors",
       nb::arg("metadata") = "", nb::arg("beyond_ggml") = false, nb::arg("is_split") = false,
-      nb::arg("merge").none() = nb::none(), nb::arg("imatrix") = "", nb::arg("base") = "");
+      nb::arg("merge").none() = nb::none(), nb::arg("imatrix") = "");
   module.def("convert_in_memory", &in_memory, nb::arg("conversion"), nb::arg("file"),
              nb::arg("address"), nb::arg("bytes"));
   module.def(

@@ -346,7 +346,6 @@ def make_conversion(
     is_split: bool = False,
     merge: MergeOptions | None = None,
     imatrix: str = "",
-    base: str = "",
 ) -> Conversion: ...
 def convert(
     conversion: Conversion,

@@ -12,7 +12,6 @@ from loadstone._metadata import Metadata, metadata_text
 from loadstone._output import (
     ConvertReport,
     Quantize,
-    base_path,
     carry_out,
     dry_report,
     folder_of,
@@ -126,7 +125,6 @@ def merge(
         metadata="" if metadata is None else metadata_text(metadata),
         beyond_ggml=beyond_ggml,
         merge=options,
-        base=base_path(given[0][0]) if adapters else "",
     )
     if not dry_run:
         return carry_out(conversion, where, progress, resume, part, finish, receipt, page_cache)

@@ -168,12 +168,5 @@ def folder_of(source: Any) -> str:
     return path if _core.is_remote(path) or Path(path).is_dir() else ""
 
 
-def base_path(source: Any) -> str:
-    """The path of a checkpoint, an open one's folder; empty for a list of files."""
-    if isinstance(source, Catalog):
-        return str(source._core.root)
-    return os.fsdecode(source) if isinstance(source, str | bytes | os.PathLike) else ""
-
-
 def open_source(path: Checkpoint, allow_links: bool) -> Catalog:
     return inspect(path, allow_links=allow_links, gguf_rank_max=RANK_MAX)

@@ -150,3 +150,47 @@ def test_names_of_the_file_alone_do_not_find_them(name: str, option: str, tmp_pa
     section[key] = [each for each in section[key] if "*" not in each]
     (out / "config.json").write_text(json.dumps(config))
     assert wrong_layers(case, out) != []
+
+
+def is_read(case: Any, folder: Path) -> bool:
+    """Whether transformers finds a layer for all codes and scales."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            _, info = case.cls.from_pretrained(
+                folder, dtype=torch.bfloat16, output_loading_info=True
+            )
+        except RuntimeError:
+            return False
+    return not info["unexpected_keys"] and not wrong_layers(case, folder)
+
+
+# Model types, and whether transformers joins or splits their layers while it loads.
+CHANGED = {
+    "qwen3_moe": "joins",
+    "mixtral": "joins",
+    "deepseek_v3": "joins",
+    "qwen3_vl_moe": "joins",
+    "hrm_text": "splits",
+    "jina_embeddings_v3": "splits",
+    "molmo2_text": "splits",
+    "nomic_bert": "splits",
+    "radio": "splits",
+    "sapiens2": "splits",
+    "llama": "",
+    "qwen2_vl": "",
+}
+
+
+@pytest.mark.parametrize("option", ["nf4", "int8", "fp8"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_plan_tells_of_layers_that_the_library_changes(
+    name: str, option: str, tmp_path: Path
+) -> None:
+    """A conversion warns of the layers exactly where transformers does not read their codes."""
+    case = by_name(name)
+    base = write_checkpoint(case, tmp_path / "base", "public", torch.bfloat16)
+    report = loadstone.convert(base, tmp_path / "out", **OPTIONS[option])
+    warned = [each.message for each in report.findings if each.code == "convert.unread"]
+    assert is_read(case, tmp_path / "out") == (not warned)
+    assert all(f"transformers {CHANGED[name]}" in each for each in warned)

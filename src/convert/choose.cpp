@@ -15,6 +15,7 @@
 #include "convert/expert_names.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
+#include "convert/quantize_rules.h"
 #include "convert/quantize_style.h"
 #include "convert/transposed.h"
 #include "loadstone/error.h"
@@ -142,6 +143,7 @@ class Choosing {
 
   void report_unread() {
     for (auto& [reason, names] : unread_) {
+      const bool is_split = reason == split_rules().front().reason;
       std::string message =
           fmt::format("{} would become codes that libraries do not read as such ({}): {}",
                       counted(names.size(), "tensor"), reason, name_list(names));
@@ -149,7 +151,8 @@ class Choosing {
                            .code = "convert.unread",
                            .sources = std::move(names),
                            .message = std::move(message),
-                           .suggestion = "--exclude leaves them as numbers"});
+                           .suggestion = is_split ? "keep the numbers of this model"
+                                                  : "--exclude leaves them as numbers"});
     }
   }
 
@@ -183,14 +186,21 @@ class Choosing {
       return "its shape does not fit the encoding";
     }
     ++format->made;
-    if (recipe.shape.rank() > 2 && written != nullptr &&
-        naming_style(*written, style_) == NamingStyle::compressed) {
-      stacks_.push_back(recipe.target);
-    }
+    if (written != nullptr) look_at_reader(recipe, naming_style(*written, style_), unread);
     if (unread) unread_[*unread].push_back(recipe.target);
     quantization.group = chooser_.group_of(recipe.target);
     choices_.quantize.emplace(recipe.target, std::move(quantization));
     return std::nullopt;
+  }
+
+  // `unread`: why readers of the style take the codes for numbers.
+  void look_at_reader(const TargetRecipe& recipe, NamingStyle naming,
+                      std::optional<std::string_view>& unread) {
+    if (naming == NamingStyle::unified) return;
+    if (naming == NamingStyle::compressed && recipe.shape.rank() > 2) {
+      stacks_.push_back(recipe.target);
+    }
+    if (!unread) unread = chooser_.changed_layer(recipe.target, naming != NamingStyle::compressed);
   }
 
   Chooser& chooser_;

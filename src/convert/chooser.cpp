@@ -67,6 +67,8 @@ Chooser::Chooser(const QuantizeOptions& options, std::string_view config) {
   };
   take(plain_rules(), plain_);
   take(bnb_plain_rules(), bnb_plain_);
+  take(joined_rules(), joined_);
+  take(split_rules(), split_);
   for (const PartnerRule& rule : partner_rules()) {
     partners_.push_back(compile(rule.pattern, "rules", own));
   }
@@ -77,6 +79,7 @@ bool Chooser::is_included(const std::string& name) const { return finds_any(incl
 
 std::optional<std::string_view> reason_of_value(const TargetRecipe& recipe) {
   if (recipe.constant != nullptr) return "constant";
+  if (recipe.shape.numel() == 0) return "no elements";
   if (!is_wide(recipe.dtype)) return "its numbers are no F32, F16 or BF16";
   return std::nullopt;
 }
@@ -114,6 +117,14 @@ std::optional<std::string_view> Chooser::other_layer(const std::string& name) co
   if (rule != nullptr && !rule->is_linear) return rule->reason;
   if (!is_in(*weight_, name)) return no_weight;
   return std::nullopt;
+}
+
+std::optional<std::string_view> Chooser::changed_layer(const std::string& name,
+                                                       bool is_bitsandbytes) const {
+  const PlainRule* rule = first_rule(split_, name);
+  if (rule == nullptr && is_bitsandbytes) rule = first_rule(joined_, name);
+  if (rule == nullptr) return std::nullopt;
+  return rule->reason;
 }
 
 const PlainRule* Chooser::first_rule(const Reasons& rules, const std::string& name) {

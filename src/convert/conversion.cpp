@@ -22,6 +22,7 @@
 #include "convert/layout.h"
 #include "convert/left_out.h"
 #include "convert/moved_codes.h"
+#include "convert/other_models.h"
 #include "convert/outputs.h"
 #include "convert/plain_codes.h"
 #include "convert/quantize_config.h"
@@ -140,9 +141,7 @@ bool check_transforms(Conversion& conversion, const ConvertOptions& options) {
 // Checks the config's claims about quantization, transforms and ties.
 void check_claims(Conversion& conversion, const ConvertOptions& options) {
   if (check_transforms(conversion, options)) check_claim(conversion, options);
-  const bool has_own = options.merge && !options.merge->config.empty();
-  const std::string& config = has_own ? options.merge->config : options.folder.config;
-  for (Finding& finding : check_tied_shapes(*conversion.plan.catalog, config)) {
+  for (Finding& finding : check_tied_shapes(*conversion.plan.catalog, options.folder.config)) {
     fail(conversion, std::move(finding));
   }
 }
@@ -265,10 +264,24 @@ static std::string usual_stem(std::string_view config) {
   return is_of_diffusers ? "diffusion_pytorch_model" : "model";
 }
 
+// The options with the config of the source, or of the first that is merged, which decides as much
+// where the source is a file, and where the output has no place for it.
+static ConvertOptions with_claims(const Catalog& catalog, ConvertOptions options) {
+  ModelFolder& folder = options.folder;
+  if (!folder.config.empty() || !folder.files.empty()) return options;
+  const auto& models = catalog.checkpoints();
+  const Catalog& first = models.empty() ? catalog : *models.front();
+  ModelFolder beside = claims_beside(first);
+  folder.config = std::move(beside.config);
+  folder.files = std::move(beside.files);
+  return options;
+}
+
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
-                                const ConvertOptions& options) {
+                                const ConvertOptions& given) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
-  check_options(options);
+  check_options(given);
+  const ConvertOptions options = with_claims(*catalog, given);
   check_source(*catalog, options);
   std::vector<Finding> findings;
   Conversion conversion;
@@ -314,7 +327,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();
-  conversion.extras = extra_files(plan, conversion.repacked, options, has_decoded, plan.findings);
+  conversion.extras = extra_files(plan, conversion.repacked, given, has_decoded, plan.findings);
+  if (options.merge) tell_other_models(*plan.catalog, *options.merge, plan.findings);
   if (outputs.unties) untie_config(conversion.extras);
   choose_sizes(conversion, options);
   plan.bytes_to_read = conversion.bytes_to_read;

@@ -318,16 +318,6 @@ ModelFolder read_model_folder(const Catalog& catalog, const std::string& path, b
   });
 }
 
-std::string read_model_config(const Catalog& catalog, const std::string& path) {
-  return only_errors([&] {
-    std::error_code problem;
-    if (is_remote(path) || fs::is_directory(path, problem)) {
-      return read_model_folder(catalog, path).config;
-    }
-    return config_in(fs::path(path).parent_path(), config_name);
-  });
-}
-
 ModelFolder read_model_folder(const std::string& path, bool with_code) {
   return only_errors([&] { return model_folder_at(path, with_code); });
 }

@@ -9,12 +9,31 @@
 
 #include "base/text.h"
 #include "catalog/config_claim.h"
+#include "catalog/config_file.h"
+#include "catalog/open_file.h"
 #include "convert/json_text.h"
 
 namespace loadstone {
 
 bool is_claim(std::string_view name) {
   return name == claim_name || std::ranges::count(own_configs, name, &OwnConfig::name) > 0;
+}
+
+ModelFolder claims_beside(const Catalog& catalog) {
+  ModelFolder folder;
+  const auto is_gguf = [](const Shard& shard) { return shard.format == FileFormat::gguf; };
+  if (std::ranges::any_of(catalog.shards(), is_gguf)) return folder;
+  const FileOpener opener{catalog.storage()};
+  const auto text = [&](std::string_view name) {
+    return find_config(opener, catalog.root(), name);
+  };
+  folder.config = text("config.json").value_or("");
+  std::vector<std::string_view> names = {claim_name};
+  std::ranges::transform(own_configs, std::back_inserter(names), &OwnConfig::name);
+  for (const std::string_view name : names) {
+    if (text(name)) folder.files.push_back({.name = std::string(name)});
+  }
+  return folder;
 }
 
 std::string_view claiming_file(const ModelFolder& folder) {

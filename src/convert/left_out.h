@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "loadstone/catalog.h"
 #include "loadstone/convert.h"
 
 namespace loadstone {
@@ -13,6 +14,10 @@ inline constexpr std::string_view claim_name = "hf_quant_config.json";
 
 // Returns true for names of files that declare an encoding, besides config.json.
 [[nodiscard]] bool is_claim(std::string_view name);
+
+// What stands beside the checkpoint's files and says what its tensors are: config.json and the files
+// that declare an encoding. Nothing for GGUF, which says it itself. Throws those of find_config().
+[[nodiscard]] ModelFolder claims_beside(const Catalog& catalog);
 
 // Returns the file that claims an encoding; empty if none does.
 [[nodiscard]] std::string_view claiming_file(const ModelFolder& folder);

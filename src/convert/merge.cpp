@@ -181,7 +181,7 @@ class Merger {
         options_(options),
         findings_(findings),
         numbers_(catalog),
-        head_(options.merge->config.empty() ? options.folder.config : options.merge->config,
+        head_(options.folder.config,
               catalog->checkpoints().empty() ? *catalog : *catalog->checkpoints().front()) {}
 
   Values run(bool& unties) {

@@ -209,14 +209,13 @@ void tell_modules(const Described& first, const Described& other, std::vector<Fi
 
 }  // namespace
 
-void tell_other_models(const Catalog& catalog, const ConvertOptions& options,
+void tell_other_models(const Catalog& catalog, const MergeOptions& merge,
                        std::vector<Finding>& findings) {
-  const MergeOptions& merge = *options.merge;
-  const ModelFolder& folder = options.folder;
   const auto& models = catalog.checkpoints();
-  if (models.size() < merge.weights.size()) return;
-  const Described first = {*models.front(), merge.config.empty() ? folder.config : merge.config,
-                           folder.files};
+  if (merge.weights.size() < 2 || models.size() < merge.weights.size()) return;
+  const Catalog& base = *models.front();
+  const ModelFolder folder = read_model_folder(base, base.root());
+  const Described first = {base, folder.config, folder.files};
   for (std::size_t model = 1; model < merge.weights.size(); ++model) {
     const Catalog& each = *models[model];
     const ModelFolder files = read_model_folder(each, each.root());

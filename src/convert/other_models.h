@@ -10,7 +10,7 @@ namespace loadstone {
 // Adds warnings for each further model: "merge.models" for other values in config.json (or, in
 // GGUF, in the metadata of the architecture) and for another vocabulary, "convert.not_copied" for
 // modules that are lost.
-void tell_other_models(const Catalog& catalog, const ConvertOptions& options,
+void tell_other_models(const Catalog& catalog, const MergeOptions& merge,
                        std::vector<Finding>& findings);
 
 }  // namespace loadstone

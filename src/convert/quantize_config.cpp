@@ -19,7 +19,6 @@
 #include "convert/json_text.h"
 #include "convert/left_out.h"
 #include "convert/module_patterns.h"
-#include "convert/other_models.h"
 #include "convert/quantize_style.h"
 #include "convert/tied_head.h"
 
@@ -419,7 +418,6 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedT
                                    const ConvertOptions& options, bool is_decoded,
                                    std::vector<Finding>& findings) {
   tell_left(options.folder, findings);
-  if (options.merge) tell_other_models(*plan.catalog, options, findings);
   if (options.one_file || options.is_split) return {};
   std::vector<ExtraFile> files = options.folder.files;
   QuantizedModules modules = quantized_modules(plan, repacked);

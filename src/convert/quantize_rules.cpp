@@ -55,6 +55,20 @@ constexpr PlainRule not_replaced[] = {
     {R"(\.o_a_proj\.)", is_subclass, "deepseek_v4"},
 };
 
+constexpr std::string_view single_expert = R"(\.experts\.\d+\.)";
+constexpr std::string_view is_joined =
+    "single experts, which transformers joins without their scales";
+constexpr PlainRule joined[] = {{single_expert, is_joined, ".+"}};
+
+constexpr PlainRule split[] = {
+    {R"((qkv|\bw(_qkv|12|13_dn)|shared_w13_weight|(qkv|att|ff|gate_up|up_gate|in)_proj|weights_in))"
+     R"((\.weight)?$)",
+     "layers that transformers splits without their scales",
+     "dinov2\\w*|gradium_phonon_tts|gte|hrm_text|inkling_mm_model|jina_embeddings_v3|"
+     "molmo2(_text)?|nemo_speechlm|nomic_bert|radio|rf_detr|sapiens2|tipsv2\\w*"},
+    {single_expert, is_joined, "ernie4_5_vl_moe|hy_v4|minimax_m3_vl|qwen3_vl_moe"},
+};
+
 constexpr PartnerRule partners[] = {
     {R"(^(.*)\.(?:q|k|v)_proj\.weight$)"},
     {R"(^(.*)\.(?:wq|wk|wv)\.weight$)"},
@@ -76,6 +90,8 @@ constexpr StackRule stacks[] = {
 
 std::span<const PlainRule> plain_rules() noexcept { return plain; }
 std::span<const PlainRule> bnb_plain_rules() noexcept { return not_replaced; }
+std::span<const PlainRule> joined_rules() noexcept { return joined; }
+std::span<const PlainRule> split_rules() noexcept { return split; }
 std::span<const PartnerRule> partner_rules() noexcept { return partners; }
 std::span<const StackRule> stack_rules() noexcept { return stacks; }
 std::string_view turned_stack_types() noexcept { return "gpt_oss|llama4|llama4_text"; }
