@@ -16,6 +16,8 @@ namespace {
 
 constexpr std::string_view member = "tie_word_embeddings";
 constexpr std::string_view head_name = "lm_head.weight";
+constexpr std::string_view composite = "EncoderDecoderModel";
+constexpr std::string_view decoder = "decoder";
 
 // Classes of models without a head over the vocabulary, by the end of transformers' name; and those
 // that have one under such an end, or tie the words of an encoder and a decoder.
@@ -24,7 +26,8 @@ constexpr auto headless =
                                      "ForMultipleChoice", "ForNextSentencePrediction"});
 constexpr auto headed = std::to_array<std::string_view>(
     {"LMHeadModel", "DoubleHeadsModel", "MTModel", "Pix2StructTextModel",
-     "BlipForQuestionAnswering", "ProphetNetModel", "T5Gemma2Model", "DiffusionGemmaModel"});
+     "BlipForQuestionAnswering", "ProphetNetModel", "T5Gemma2Model", "DiffusionGemmaModel",
+     "ChatModel", composite});
 
 constexpr std::string_view gguf_embedding = "token_embd.weight";
 
@@ -86,16 +89,18 @@ bool is_in_layer(std::string_view name) {
 
 TiedHead::TiedHead(std::string_view config) {
   if (config.empty() || !is_json_object(config)) return;
+  const std::string architecture = first_of_member(config, "architectures");
+  const auto ends = [&](std::string_view ending) { return architecture.ends_with(ending); };
   std::vector<std::string_view> parts = {config};
   for (const std::string_view key : {"text_config", "llm_config", "language_config"}) {
     if (const auto part = object_member(config, key); !part.empty()) parts.push_back(part);
   }
+  // A decoder of its own class is tied by its own config.
+  if (ends(composite)) parts = {object_member(config, decoder)};
   for (const std::string_view part : parts) {
     if (!is_tied_) is_tied_ = bool_member(part, member);
     if (const auto rows = number_member(part, "vocab_size")) rows_.push_back(*rows);
   }
-  const std::string architecture = first_of_member(config, "architectures");
-  const auto ends = [&](std::string_view ending) { return architecture.ends_with(ending); };
   has_head_ = std::ranges::any_of(headed, ends) || !std::ranges::any_of(headless, ends);
   is_masked_ = ends("ForMaskedLM");
   if (architecture.empty()) has_head_ = is_tied_.value_or(false);
@@ -216,6 +221,11 @@ void untie_config(std::vector<ExtraFile>& files) {
     return key == member ? std::optional<std::string>("false") : std::nullopt;
   };
   config->text = with_member(with_changes(config->text, untie), member, "false");
+  if (!first_of_member(config->text, "architectures").ends_with(composite)) return;
+  const std::string_view part = object_member(config->text, decoder);
+  if (part.empty()) return;
+  const std::string text = with_member(part, member, "false");
+  config->text = with_member(config->text, decoder, text);
 }
 
 }  // namespace loadstone

@@ -257,12 +257,11 @@ class Adder {
                     fmt::format("{}", term.factor));
     }
     LowRank& low_rank = term.low_rank.emplace();
-    const bool is_transposed = place->part == AdapterPlace::Part::expert
-                                   ? set_expert(draft.source.shape, *place, product, low_rank)
-                                   : set_rows(draft.source.shape, *place, product,
-                                              module.is_embedding || is_conv1d(place->name) ||
-                                                  (config != nullptr && config->is_transposed()),
-                                              low_rank);
+    const bool is_transposed =
+        place->part == AdapterPlace::Part::expert
+            ? set_expert(draft.source.shape, *place, product, low_rank)
+            : set_rows(draft.source.shape, *place, product,
+                       module.is_embedding || is_conv1d(place->name, product, config), low_rank);
     set_matrices(module, product, is_transposed, low_rank);
     set_magnitudes(module, product, config, is_transposed, low_rank);
     const std::uint64_t width = row_elements(*place, draft.source.shape);
@@ -292,10 +291,12 @@ class Adder {
     refuse_itself("the adapter has two products for one weight", known->second);
   }
 
-  // peft adds to a Conv1D layer transposed, whatever the configuration declares: that of an adapter
-  // of a layer that bitsandbytes quantized declares nothing.
-  [[nodiscard]] bool is_conv1d(std::string_view name) {
-    if (!is_conv1d_weight(name)) return false;
+  // peft adds to an nn.Linear as it is, whatever the configuration declares.
+  [[nodiscard]] bool is_conv1d(std::string_view name, const AdapterProduct& product,
+                               const AdapterConfig* config) {
+    const bool is_declared = config != nullptr && config->is_transposed();
+    if (!is_conv1d_weight(name)) return is_declared && product.in != product.out;
+    if (is_declared) return true;
     if (!has_conv1d_) {
       has_conv1d_ = has_conv1d(*catalog_.checkpoints().front(), nullptr).value_or(false);
     }
@@ -362,8 +363,7 @@ class Adder {
            fmt::format("[{}, {}]", product.out, product.in), shape.text());
   }
 
-  // Whether it is added as its transpose: `may_be_transposed` says that it was trained so. peft
-  // trains the others of the same adapter as they are.
+  // Returns true if it is added as its transpose, which `may_be_transposed` allows.
   [[nodiscard]] bool set_rows(const Shape& shape, const AdapterPlace& place,
                               const AdapterProduct& product, bool may_be_transposed,
                               LowRank& low_rank) const {
