@@ -15,8 +15,8 @@ inline constexpr std::string_view claim_name = "hf_quant_config.json";
 // Returns true for names of files that declare an encoding, besides config.json.
 [[nodiscard]] bool is_claim(std::string_view name);
 
-// What stands beside the checkpoint's files and says what its tensors are: config.json and the files
-// that declare an encoding. Nothing for GGUF, which says it itself. Throws those of find_config().
+// Reads config.json and finds the files that declare an encoding, in the checkpoint's folder.
+// Returns nothing for GGUF files, which need no config. Throws those of find_config().
 [[nodiscard]] ModelFolder claims_beside(const Catalog& catalog);
 
 // Returns the file that claims an encoding; empty if none does.
