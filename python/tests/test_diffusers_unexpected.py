@@ -67,3 +67,18 @@ def test_they_are_named(
     named = [each for each in messages if "were not used" in each]
     assert len(named) == (0 if ignored else 1)
     assert all("foo.weight" in each and "DiTTransformer2DModel" in each for each in named)
+
+
+def test_sizes_that_the_library_ignores(tmp_path: Path) -> None:
+    """A patch leaves such a load to the library; loadstone's own function refuses the argument."""
+    small = DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=16, num_layers=1, sample_size=8
+    )
+    small.save_pretrained(tmp_path)
+    wish = {"num_attention_heads": 4, "ignore_mismatched_sizes": True, "low_cpu_mem_usage": False}
+    with loadstone.patch("diffusers"):
+        model = DiTTransformer2DModel.from_pretrained(tmp_path, **wish)
+    assert model.transformer_blocks[0].attn1.to_q.weight.shape == (64, 64)
+    assert not any(each.is_meta for each in model.parameters())
+    with pytest.raises(loadstone.Error, match="ignore_mismatched_sizes"):
+        loadstone.diffusers.from_pretrained(DiTTransformer2DModel, tmp_path, **wish)

@@ -342,6 +342,11 @@ def _to(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("ignore_mismatched_sizes"):
+        if OPTIONS.get().is_direct:
+            message = "ignore_mismatched_sizes is not supported: call the library's from_pretrained"
+            raise make("plan.options", message, field="ignore_mismatched_sizes")
+        return original(cls, *args, **kwargs)
     if kwargs.get("device_map") == "disk":
         kwargs["device_map"] = {"": "disk"}
     with _load() as load:
