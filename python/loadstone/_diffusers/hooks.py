@@ -52,7 +52,7 @@ from loadstone._diffusers.quantized import (
 from loadstone._diffusers.supplements import supplement
 from loadstone._errors import PlanError, make
 from loadstone._machine import MODES
-from loadstone._patch import Hook, Hooks, gated, held
+from loadstone._patch import Hook, Hooks, gated, held, suspended
 from loadstone._placement import expanded, gathered, require_paths
 from loadstone._sites.diffusers import SITES
 from loadstone._skeleton_turn import skeleton_in_turn
@@ -346,7 +346,8 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
         if OPTIONS.get().is_direct:
             message = "ignore_mismatched_sizes is not supported: call the library's from_pretrained"
             raise make("plan.options", message, field="ignore_mismatched_sizes")
-        return original(cls, *args, **kwargs)
+        with suspended("diffusers"):
+            return original(cls, *args, **kwargs)
     if kwargs.get("device_map") == "disk":
         kwargs["device_map"] = {"": "disk"}
     with _load() as load:
