@@ -1,7 +1,5 @@
 #include "cli/quantize.h"
 
-#include <algorithm>
-
 #include "base/named.h"
 #include "cli/options.h"
 #include "codec/encode.h"
@@ -91,9 +89,6 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
     made.quantization = quantization_from_user(
         sign == std::string::npos ? text : text.substr(sign + 1), mode, format);
   }
-  // What is for all tensors goes last, wherever it was typed.
-  std::stable_partition(options.formats.begin(), options.formats.end(),
-                        [](const QuantizeFormat& each) { return !each.pattern.empty(); });
   options.include = args.include;
   options.exclude = args.exclude;
   options.style = from_name<QuantizeStyle>(args.style);

@@ -68,8 +68,9 @@ quantization_from_user(std::string_view text, QuantizeMode mode = QuantizeMode::
 // Which tensors are quantized: weights of linear layers inside decoder layers, less what servers
 // want plain (src/convert/quantize_rules.cpp says which), plus `include`, less `exclude`.
 struct QuantizeOptions {
-  std::vector<QuantizeFormat> formats;  // the first that fits; none at all: nothing is quantized
-  std::vector<std::string> include;     // RE2 syntax, anywhere in the name
+  // The first that fits, and the one without a pattern last; none at all: nothing is quantized.
+  std::vector<QuantizeFormat> formats;
+  std::vector<std::string> include;  // RE2 syntax, anywhere in the name
   std::vector<std::string> exclude;
   // Those of bitsandbytes have one style, and none may be named; for others none means `unified`.
   // A style without formats: quantized tensors get its components, and no number changes.
@@ -233,6 +234,10 @@ struct Conversion {
   bool one_file = true;
   bool is_split = false;  // several files beside one another
   std::string stem;
+  // A config at the target that safetensors do not replace must agree: tensors are codes, and it
+  // declares them; two names that the source's config ties have a tensor each.
+  bool has_codes = false;
+  bool has_tie = false;
   Budget budget;
   std::uint64_t digest_bytes = 0;   // for bytes that wait to be hashed, see docs/receipt.md
   std::uint64_t bytes_to_read = 0;  // each byte once; what is turned may be read again

@@ -55,6 +55,10 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
     throw Error("plan.options", unknown_word("mode", mode, {"exact", "modelopt-compat"}),
                 {.field = "mode"});
   }
+  if (formats.empty() && *written != QuantizeMode::exact) {
+    throw Error("plan.options", "mode specifies how quantize writes, and nothing is to be",
+                {.field = "mode"});
+  }
   for (const auto& [pattern, encoding] : formats) {
     options.quantize.formats.push_back(
         {.pattern = pattern,

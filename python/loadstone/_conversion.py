@@ -93,7 +93,7 @@ def convert(
         quantize: an encoding for the weights inside decoder layers (``"nvfp4"``, ``"nf4:128"``
             with a block size ...; for GGUF files ``"q8_0"`` and llama.cpp's mixes such as
             ``"q4_k_m"``), or ``{pattern: encoding}``: regular expressions searched in
-            names, of which the first match wins; ``""`` matches all, ``"none"`` excludes.
+            names, of which the first match wins; ``""`` is for the rest, ``"none"`` excludes.
         include, exclude: regular expressions of names to quantize too, or not at all.
         style: of names, shapes and configs: ``"modelopt"`` (the default) or
             ``"compressed-tensors"``. Encodings of bitsandbytes have a style of their own, and take

@@ -11,6 +11,7 @@ from loadstone._dtypes import dtype_argument, element_dtype
 from loadstone._errors import make
 from loadstone._index import select, take
 from loadstone._read import Entry, TensorReader, device_argument, wanted_dtype
+from loadstone._warn import warn_of_findings
 
 if TYPE_CHECKING:
     import torch
@@ -301,10 +302,14 @@ def load_file(
 
     Returns:
         By name in the order of the file, with the names of :func:`loadstone.open`.
+
+    Warns:
+        UserWarning: for each warning among the findings of :func:`loadstone.inspect`.
     """
     with open(
         path, device=device, dtype=dtype, allow_links=allow_links, gguf_rank_max=gguf_rank_max
     ) as opened:
+        warn_of_findings(opened.catalog.findings)
         reader = opened._reader
         dtypes = {
             name: wanted_dtype(entry, opened._dtype) for name, entry in reader.entries.items()

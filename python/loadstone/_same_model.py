@@ -91,7 +91,8 @@ def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
         if slot.name in quantized:
             continue
         # a plan from a file tells of ties, and not which dtypes the model had
-        dtype, tie_of = plan._forms.get(slot.name, (slot.tensor.dtype, ""))
+        planned_tie = target.tie_of if target.origin == "tie" else ""
+        dtype, tie_of = plan._forms.get(slot.name, (slot.tensor.dtype, planned_tie))
         found = slot.tie_of or ""
         if splits and _ties.is_split(slot, target):
             tie_of = found  # the plan's own doing

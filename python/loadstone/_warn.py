@@ -22,6 +22,14 @@ def users_level() -> int:
     return level
 
 
+def warn_of_findings(findings: Iterable[_core.Finding]) -> None:
+    """Warn of each finding that is a warning, where no report hands it on."""
+    for each in findings:
+        if each.severity == "warning":
+            hint = f". {each.suggestion}" if each.suggestion else ""
+            warn(f"{each.message}{hint}", UserWarning, stacklevel=users_level())
+
+
 def warn_of_overflows(findings: Iterable[_core.Finding]) -> None:
     """Warn once about all tensors with finite values that their dtype cannot hold."""
     found = [each for each in findings if each.code == "convert.overflow"]

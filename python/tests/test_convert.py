@@ -207,6 +207,15 @@ def test_rules(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
             expected[f"model.{name}" if name.startswith("layers") else name] = value
     expected["gates"] = torch.stack([state[f"layers.{i}.gate"].half() for i in range(4)])
     same_bits(load_file(tmp_path / "out.safetensors"), expected)
+    mistyped = [*rules, {"op": "rename", "sources": ["gtae", "also"], "targets": ["x"]}]
+    for listed, idle in ((rules, []), (mistyped, ["'gtae', 'also'"])):
+        report = loadstone.convert(
+            tmp_path / "one.safetensors", tmp_path / "out.safetensors", rules=listed, dry_run=True
+        )
+        told = [(f.severity, f.message) for f in report.findings if f.code == "plan.pattern"]
+        assert [(severity, text.split(": ")[1]) for severity, text in told] == [
+            ("warning", each) for each in idle
+        ]
     (tmp_path / "rules.json").write_text(json.dumps(rules))
     by_command = tmp_path / "command.safetensors"
     arguments = ["--rules", tmp_path / "rules.json", "--dtype", "f16", "--threads", 1]

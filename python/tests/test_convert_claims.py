@@ -350,3 +350,113 @@ def test_stacks_of_codes_with_stacks_of_their_scales_are_codes(tmp_path: Path) -
         assert torch.equal(
             found[f"model.layers.0.mlp.experts.up_proj.weight{part}"].float(), expected
         )
+
+
+LOOKED_FOR = ["model.safetensors", "diffusion_pytorch_model.safetensors"]
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+WORDS = {name: torch.randn(64, 64).bfloat16() for name in (EMBEDDING, HEAD, GATE)}
+TIED = {"architectures": ["LlamaForCausalLM"], "vocab_size": 64, "tie_word_embeddings": True}
+
+
+PAIRS = [(first, second) for first in KINDS for second in ("plain", first)]
+
+
+@pytest.mark.parametrize("name", LOOKED_FOR)
+@pytest.mark.parametrize(("first", "second"), [*PAIRS, *(("plain", each) for each in KINDS)])
+def test_one_file_agrees_with_the_config_beside_it(
+    first: str, second: str, name: str, tmp_path: Path
+) -> None:
+    source = folder(tmp_path / "source", {GATE: torch.randn(64, 64).bfloat16()}, {})
+    out = tmp_path / "out"
+    loadstone.convert(source, out, name=name.removesuffix(".safetensors"), **KINDS[first])
+    before = (out / name).read_bytes()
+    loadstone.convert(source, out / "merged.safetensors", **KINDS[second])  # nobody looks for it
+    if first == second:
+        loadstone.convert(source, out / name, **KINDS[second])
+        assert (out / name).read_bytes() == (out / "merged.safetensors").read_bytes()
+        return
+    with pytest.raises(loadstone.Error, match="declares") as caught:
+        loadstone.convert(source, out / name, **KINDS[second])
+    assert caught.value.code == "convert.target"
+    assert (out / name).read_bytes() == before
+
+
+def test_codes_that_stay_codes_agree_with_a_config_beside_them(tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", fp8(), {"quantization_config": CLAIM})
+    bare = tmp_path / "bare.safetensors"
+    (source / "model.safetensors").rename(bare)
+    loadstone.convert(bare, source / "model.safetensors")
+    loadstone.convert(bare, source)
+    (source / "config.json").write_text("{}")
+    for target in (source, source / "model.safetensors"):
+        with pytest.raises(loadstone.Error, match="declares no encoding"):
+            loadstone.convert(bare, target)
+
+
+@pytest.mark.parametrize("name", LOOKED_FOR)
+def test_one_file_does_not_stand_beside_the_index_of_another_model(
+    name: str, tmp_path: Path
+) -> None:
+    source = folder(tmp_path / "source", {GATE: torch.randn(64, 64).bfloat16()}, {})
+    (tmp_path / "out").mkdir()
+    index = tmp_path / "out" / f"{name}.index.json"
+    index.write_text("{}")
+    loadstone.convert(source, tmp_path / "out" / "merged.safetensors")
+    with pytest.raises(loadstone.Error, match="another model already") as caught:
+        loadstone.convert(source, tmp_path / "out" / name)
+    assert caught.value.code == "convert.target" and index.name in str(caught.value)
+    index.unlink()
+    loadstone.convert(source, tmp_path / "out" / name)
+
+
+@pytest.mark.parametrize("door", ["file", "folder"])
+@pytest.mark.parametrize("own", ["none", "untied", "tied"])
+def test_a_config_does_not_tie_two_tensors_of_the_output(
+    own: str, door: str, tmp_path: Path
+) -> None:
+    source = folder(tmp_path / "source", WORDS, TIED | {"tie_word_embeddings": own == "tied"})
+    if own == "none":
+        (source / "config.json").unlink()
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text(json.dumps(TIED))
+    target = out / "model.safetensors" if door == "file" else out
+    if own == "tied" or (own == "untied" and door == "folder"):  # the same, or its own config
+        loadstone.convert(source, target)
+        return
+    with pytest.raises(loadstone.Error, match="tie_word_embeddings") as caught:
+        loadstone.convert(source, target)
+    assert caught.value.code == "convert.target" and HEAD in str(caught.value)
+    (out / "config.json").write_text(json.dumps(TIED | {"tie_word_embeddings": False}))
+    loadstone.convert(source, target)
+
+
+@pytest.mark.parametrize("kind", ["model", "adapter"])
+def test_a_model_leaves_no_config_of_an_adapter(kind: str, tmp_path: Path) -> None:
+    """transformers takes a folder with one for an adapter."""
+    source = folder(tmp_path / "source", {GATE: torch.randn(64, 64).bfloat16()}, {})
+    bare = source / "model.safetensors"
+    if kind == "adapter":
+        bare = bare.rename(source / "adapter_model.safetensors")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "adapter_config.json").write_text("{}")
+    loadstone.convert(bare, tmp_path / "out")
+    left = {each.name for each in (tmp_path / "out").iterdir()}
+    adapter = {"adapter_config.json", "adapter_model.safetensors"}
+    assert left == (adapter if kind == "adapter" else {"model.safetensors"})
+    (tmp_path / "out" / "adapter_model.bin").write_bytes(b"")
+    done = run("convert", bare, tmp_path / "out")
+    assert done.returncode == (0 if kind == "adapter" else 2), done.stderr
+
+
+@pytest.mark.parametrize(
+    "index", ["pytorch_model.bin.index.json", "model.safetensors.index.fp16.json"]
+)
+def test_an_index_of_any_kind_is_another_model(index: str, tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", {GATE: torch.randn(64, 64).bfloat16()}, {})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / index).write_text("{}")
+    done = run("convert", source, tmp_path / "out")
+    assert done.returncode == 2 and "another model already" in done.stderr and index in done.stderr
+    (tmp_path / "out" / index).rename(tmp_path / "out" / "index.json")  # the control
+    assert run("convert", source, tmp_path / "out").returncode == 0

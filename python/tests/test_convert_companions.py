@@ -127,7 +127,7 @@ def test_the_config_of_an_adapter_stays_with_its_weights(model: Path, tmp_path: 
     save_file({"a.lora_A.weight": torch.randn(4, 4)}, adapter / "adapter_model.safetensors")
     (adapter / "adapter_config.json").write_text("{}")
     by_convert(adapter, tmp_path / "out", dtype="bfloat16")
-    assert "adapter_config.json" in files_in(tmp_path / "out")
+    assert files_in(tmp_path / "out") == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 @pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json"])
@@ -173,6 +173,10 @@ def test_files_are_called_what_the_library_looks_for(case: str, tmp_path: Path) 
         assert [path.name for path in tmp_path.glob(f"{out}/*.safetensors")] == [
             f"{stem}.safetensors"
         ]
+    if name is not None:
+        with pytest.raises(loadstone.Error, match="single file"):
+            loadstone.convert(folder, tmp_path / "one.safetensors", **given)
+        assert run("convert", folder, tmp_path / "one.safetensors", *words).returncode == 2
     loadstone.convert(folder, tmp_path / "shards", shard_size="20KB", **given)
     index = json.loads((tmp_path / "shards" / f"{stem}.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {

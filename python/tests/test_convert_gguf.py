@@ -63,6 +63,22 @@ def test_metadata_by_key(source, tmp_path):
             assert torch.equal(before[name].tensor(), after[name].tensor())
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("layers", [0, 2])
+def test_vectors_of_a_language_model_are_not_cast_without_a_word(source, tmp_path, layers, dtype):
+    metadata = {"general.architecture": "llama"}
+    if layers:
+        metadata["llama.block_count"] = {"type": "u32", "value": layers}
+    given = {"metadata": metadata}
+    report = loadstone.convert(source, tmp_path / "cast.gguf", dtype=dtype, **given)
+    told = [each.sources for each in report.findings if each.code == "convert.unread"]
+    assert told == [["blocks.0.norm.weight"]] * bool(layers)
+    assert types_of(tmp_path / "cast.gguf")["blocks.0.norm.weight"] == dtype.upper()
+    report = loadstone.convert(source, tmp_path / "mix.gguf", quantize=dtype, **given)
+    assert not [each for each in report.findings if each.code == "convert.unread"]
+    assert types_of(tmp_path / "mix.gguf")["blocks.0.norm.weight"] == "F32"
+
+
 def test_metadata_from_a_file(source, tmp_path):
     path = tmp_path / "metadata.json"
     entry = {"key": "general.architecture", "type": "string", "value": "wan"}

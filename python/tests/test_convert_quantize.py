@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("modelopt")
 import modelopt.torch.quantization as mtq
+from command import output
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt_models import write
 from transformers import AutoModelForCausalLM
@@ -185,6 +186,7 @@ def test_patterns_styles_and_tables(folders: dict[str, Path], tmp_path: Path) ->
     assert section["quant_method"] == "compressed-tensors"
     as_loads_take_it = {"": loadstone.Quantization("nf4", nested=True)}
     for wrong in (
+        {"mode": "modelopt-compat"},
         {"quantize": "nf5"},
         {"quantize": "fp8", "style": "other"},
         {"quantize": as_loads_take_it},
@@ -193,6 +195,18 @@ def test_patterns_styles_and_tables(folders: dict[str, Path], tmp_path: Path) ->
         with pytest.raises(loadstone.Error) as caught:
             loadstone.convert(folders["llama"], tmp_path / "wrong", **wrong)
         assert caught.value.code == "plan.options"
+
+
+def test_the_encoding_for_all_comes_last(folders: dict[str, Path], tmp_path: Path) -> None:
+    rows = [("mlp", "nvfp4"), ("", "fp8")]
+    for name, order in {"last": rows, "first": rows[::-1]}.items():
+        loadstone.convert(folders["llama"], tmp_path / name, quantize=dict(order))
+        words = [f"--quantize={f'{pattern}=' if pattern else ''}{e}" for pattern, e in order]
+        output("convert", folders["llama"], tmp_path / f"{name} by command", *words)
+    found = {each.read_bytes() for each in tmp_path.glob("*/model.safetensors")}
+    assert len(found) == 1
+    loadstone.convert(folders["llama"], tmp_path / "control", quantize="fp8")
+    assert (tmp_path / "control/model.safetensors").read_bytes() not in found
 
 
 def test_what_servers_want_plain_stays(folders: dict[str, Path], tmp_path: Path) -> None:

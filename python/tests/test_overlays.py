@@ -103,6 +103,16 @@ def test_the_warning_names_tensors_and_files(tmp_path: Path) -> None:
     assert done.returncode == 0 and "ix.replaced" not in done.stdout + done.stderr
 
 
+def test_a_dict_of_tensors_comes_with_the_warnings(tmp_path: Path) -> None:
+    written(tmp_path, OVERLAYS[1], "overlay")
+    with pytest.warns(UserWarning, match="'b.weight' of") as caught:
+        loadstone.load_file(tmp_path)
+    assert [each.filename for each in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loadstone.load_file(tmp_path / BASE)  # the control
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_list_of_files_has_the_index_next_to_it(overlay: str, tmp_path: Path) -> None:
     """transformers hands over such lists."""

@@ -167,6 +167,34 @@ def executed(plan: loadstone.Plan) -> Any:
     return model
 
 
+class Pair(torch.nn.Module):
+    def __init__(self, is_tied: bool) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(4, 4, bias=False)
+        self.b = torch.nn.Linear(4, 4, bias=False)
+        if is_tied:
+            self.b.weight = self.a.weight
+
+
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("found", [True, False])
+def test_a_saved_plan_is_for_the_ties_of_its_model(
+    planned: bool, found: bool, tmp_path: Path
+) -> None:
+    """A tie of the plan was made in a model without one."""
+    names = ["a.weight"] if planned else ["a.weight", "b.weight"]
+    save_file({name: torch.randn(4, 4) for name in names}, tmp_path / "model.safetensors")
+    loadstone.plan(Pair(planned), tmp_path).save(tmp_path / "plan.json")
+    plan, model = loadstone.Plan.load(tmp_path / "plan.json"), Pair(found)
+    if planned == found:
+        plan.execute(model=model)
+        return
+    before = model.b.weight
+    with pytest.raises(loadstone.PlanError, match="model_changed"):
+        plan.execute(model=model)
+    assert model.b.weight is before
+
+
 # --- ties of ties ---------------------------------------------------------------------------------
 
 

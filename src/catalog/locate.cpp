@@ -8,6 +8,7 @@
 #include <iterator>
 #include <map>
 #include <string_view>
+#include <utility>
 
 #include "base/natural_order.h"
 #include "base/text.h"
@@ -31,9 +32,7 @@ constexpr std::string_view gguf_suffix = ".gguf";
 // Files that training programs leave beside the weights.
 constexpr std::array<std::string_view, 5> torch_others = {"training_args.", "optimizer.",
                                                           "scheduler.", "scaler.", "rng_state"};
-// The names that transformers and diffusers write, without and with an index.
-constexpr std::array<std::string_view, 2> usual_files = {"model.safetensors",
-                                                         "diffusion_pytorch_model.safetensors"};
+// The names that transformers and diffusers gave files of torch, with and without an index.
 constexpr std::array<std::string_view, 2> usual_torch_indexes = {
     "pytorch_model.bin.index.json", "diffusion_pytorch_model.bin.index.json"};
 constexpr std::array<std::string_view, 2> usual_torch_files = {"pytorch_model.bin",
@@ -106,6 +105,11 @@ std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
 // index.
 bool goes_before_index(std::string_view name) {
   return name == usual_files.front() || name == usual_torch_files.front();
+}
+
+bool is_torch_model(std::string_view name) {
+  return std::ranges::none_of(torch_others,
+                              [&](std::string_view each) { return name.starts_with(each); });
 }
 
 // Not thread-safe.
@@ -182,6 +186,7 @@ class FolderSearch {
     }
     files_.index = candidates.front();
     files_.next_to_index = safetensors_;
+    tell_others({});
     return true;
   }
 
@@ -205,7 +210,7 @@ class FolderSearch {
     for (const std::string& name : safetensors_) {
       if (name != present.front()) ignored.push_back(name);
     }
-    tell_ignored(ignored);
+    tell_others(std::move(ignored));
     return true;
   }
 
@@ -221,7 +226,7 @@ class FolderSearch {
     }
     files_.numbered_set = taken == 1;
     std::ranges::sort(files_.files, natural_less);
-    tell_ignored(ignored);
+    tell_others(std::move(ignored));
   }
 
   void take_gguf() {
@@ -231,6 +236,7 @@ class FolderSearch {
                     "the folder holds several GGUF files; name the one that is meant", ggufs_);
     }
     files_.files = {sets.front().names.front()};  // its split says which others belong to it
+    tell_others({});
   }
 
   // The index, else a file of a usual name, else the only one that training did not leave there.
@@ -243,10 +249,9 @@ class FolderSearch {
     std::vector<std::string> usual;
     std::vector<std::string> others;
     for (const std::string& name : torch_) {
-      const auto begins = [&](std::string_view each) { return name.starts_with(each); };
       if (std::ranges::find(usual_torch_files, name) != usual_torch_files.end()) {
         usual.push_back(name);
-      } else if (std::ranges::none_of(torch_others, begins)) {
+      } else if (is_torch_model(name)) {
         others.push_back(name);
       }
     }
@@ -277,6 +282,14 @@ class FolderSearch {
 
   void tell_ignored(const std::vector<std::string>& names) {
     if (!names.empty()) files_.findings.push_back(ignored_files(folder_, names, false));
+  }
+
+  // Also names the weights of other formats than the one that is taken.
+  void tell_others(std::vector<std::string> ignored) {
+    const bool is_gguf = safetensors_.empty() && !files_.index;
+    if (!is_gguf) ignored.insert(ignored.end(), ggufs_.begin(), ggufs_.end());
+    std::ranges::copy_if(torch_, std::back_inserter(ignored), is_torch_model);
+    tell_ignored(ignored);
   }
 
   const std::string& folder_;

@@ -15,6 +15,9 @@ namespace loadstone {
 // The index that libraries look for.
 inline constexpr std::array<std::string_view, 2> usual_indexes = {
     "model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json"};
+// The one file that they look for.
+inline constexpr std::array<std::string_view, 2> usual_files = {
+    "model.safetensors", "diffusion_pytorch_model.safetensors"};
 
 struct CheckpointFiles {
   std::string root;                // the folder that all paths below are relative to

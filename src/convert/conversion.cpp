@@ -79,6 +79,9 @@ void check_options(const ConvertOptions& options) {
       options.stem.starts_with('.')) {
     refuse("stem", "not the beginning of a file's name", printable(options.stem));
   }
+  if (options.one_file && !options.stem.empty()) {
+    refuse("name", "a single file has the target's name: pass a folder", printable(options.stem));
+  }
   const bool makes_values = options.dequantize || options.experts != ExpertLayout::keep;
   if (makes_values && names_are_given(options)) {
     refuse(options.dequantize ? "dequantize" : "experts",
@@ -111,6 +114,14 @@ void fail(Conversion& conversion, Finding finding) {
   conversion.plan.findings.push_back(std::move(finding));
 }
 
+// The file that declares an encoding for the tensors of the catalog, or of the first model of it.
+// Empty: none does for certain, as other programs have files of some of the names too.
+std::string_view certain_claim(const Catalog& catalog, const ModelFolder& folder) {
+  const std::string_view file = claiming_file(folder);
+  const bool is_certain = file == "config.json" || file == claim_name || may_hold_codes(catalog);
+  return is_certain ? file : std::string_view();
+}
+
 // A claim that no tensor bears out: the tensors may be codes.
 void check_claim(Conversion& conversion, const ConvertOptions& options) {
   const Catalog& all = *conversion.plan.catalog;
@@ -120,10 +131,8 @@ void check_claim(Conversion& conversion, const ConvertOptions& options) {
   const bool makes_numbers = options.dequantize || casts || !options.quantize.formats.empty();
   const bool has_codes = quantized.has_readable() || has_errors(quantized.findings());
   if (!makes_numbers || has_codes) return;
-  const std::string_view file = claiming_file(options.folder);
-  // Other programs have files of the other names too.
-  const bool is_certain = file == "config.json" || file == claim_name || may_hold_codes(catalog);
-  if (!file.empty() && is_certain) fail(conversion, unread_claim(file));
+  const std::string_view file = certain_claim(catalog, options.folder);
+  if (!file.empty()) fail(conversion, unread_claim(file));
 }
 
 // Transforms of activations are in the config alone: outputs with another config lose them.
@@ -259,14 +268,18 @@ static void check_source(const Catalog& catalog, const ConvertOptions& options) 
   }
 }
 
-static std::string usual_stem(std::string_view config) {
+static std::string usual_stem(const Catalog& catalog, std::string_view config) {
+  if (is_adapter(catalog)) return std::string(adapter_stem);
   const bool is_of_diffusers = !string_member(config, "_class_name").empty();
   return is_of_diffusers ? "diffusion_pytorch_model" : "model";
 }
 
-// The options with the config of the source, or of the first that is merged, which decides as much
-// where the source is a file, and where the output has no place for it.
-static ConvertOptions with_claims(const Catalog& catalog, ConvertOptions options) {
+// The options with the format for all tensors as the last one, and with the config of the source,
+// or of the first that is merged, which decides as much where the source is a file, and where the
+// output has no place for it.
+static ConvertOptions settled(const Catalog& catalog, ConvertOptions options) {
+  std::ranges::stable_partition(options.quantize.formats,
+                                [](const QuantizeFormat& each) { return !each.pattern.empty(); });
   ModelFolder& folder = options.folder;
   if (!folder.config.empty() || !folder.files.empty()) return options;
   const auto& models = catalog.checkpoints();
@@ -277,17 +290,35 @@ static ConvertOptions with_claims(const Catalog& catalog, ConvertOptions options
   return options;
 }
 
+// Settles the facts that an existing config at the target must agree with.
+static void settle_config(Conversion& conversion, const ConvertOptions& options, bool is_decoded,
+                          bool is_untied) {
+  const Plan& plan = conversion.plan;
+  const Catalog& catalog = *plan.catalog;
+  const bool is_kept =
+      !is_decoded && !options.merge &&
+      (catalog.quantized().has_readable() || !certain_claim(catalog, options.folder).empty());
+  const auto is_encoded = [](const PlannedTarget& target) {
+    return target.quantization.has_value();
+  };
+  conversion.has_codes =
+      options.format == FileFormat::safetensors &&
+      (is_kept || !conversion.repacked.empty() || std::ranges::any_of(plan.targets, is_encoded));
+  conversion.has_tie = !is_untied && untied_head(plan, options.folder.config).has_value();
+}
+
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& given) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
   check_options(given);
-  const ConvertOptions options = with_claims(*catalog, given);
+  const ConvertOptions options = settled(*catalog, given);
   check_source(*catalog, options);
   std::vector<Finding> findings;
   Conversion conversion;
   conversion.one_file = options.one_file;
   conversion.is_split = options.is_split;
-  conversion.stem = options.stem.empty() ? usual_stem(options.folder.config) : options.stem;
+  conversion.stem =
+      options.stem.empty() ? usual_stem(*catalog, options.folder.config) : options.stem;
   conversion.format = options.format;
   const Container& container = container_of(options.format);
   conversion.metadata = container.metadata(*catalog, options.metadata, findings);
@@ -330,6 +361,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   conversion.extras = extra_files(plan, conversion.repacked, given, has_decoded, plan.findings);
   if (options.merge) tell_other_models(*plan.catalog, *options.merge, plan.findings);
   if (outputs.unties) untie_config(conversion.extras);
+  settle_config(conversion, options, is_decoded, outputs.unties);
   choose_sizes(conversion, options);
   plan.bytes_to_read = conversion.bytes_to_read;
   plan.bytes_to_write = conversion.bytes_to_write;

@@ -18,6 +18,7 @@
 #include "catalog/paths.h"
 #include "convert/file_roles.h"
 #include "convert/files.h"
+#include "convert/left_out.h"
 #include "convert/sub_folders.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
@@ -42,15 +43,6 @@ constexpr std::string_view config_name = "config.json";
 bool is_shard(const Catalog* catalog, std::string_view name) {
   return catalog != nullptr && std::ranges::any_of(catalog->shards(), [&](const Shard& shard) {
            return fs::path(shard.path).filename() == name;
-         });
-}
-
-// The config of an adapter stays with the adapter's weights: a library that finds it next to other
-// weights loads the adapter on top of them.
-bool is_config_of_absent_adapter(const Catalog* catalog, std::string_view name) {
-  return name == "adapter_config.json" && catalog != nullptr &&
-         std::ranges::none_of(catalog->shards(), [](const Shard& shard) {
-           return fs::path(shard.path).filename().string().starts_with("adapter_model");
          });
 }
 
@@ -156,7 +148,7 @@ static bool takes(ModelFolder& folder, const Catalog* catalog, const std::string
   if (role == FileRole::weights && !is_shard(catalog, name)) folder.others.push_back(name);
   if (role == FileRole::code) return with_code;
   return role == FileRole::companion && name != config_name && name != pipeline_name &&
-         !is_config_of_absent_adapter(catalog, name);
+         !(name == adapter_config_name && catalog != nullptr && !is_adapter(*catalog));
 }
 
 // A folder of texts and images comes along; one with more in it is named.

@@ -1,5 +1,7 @@
 #include "convert/gguf_file_type.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -8,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/text.h"
 #include "convert/gguf_mix.h"
 #include "formats/metadata.h"
 
@@ -70,6 +73,26 @@ void settle_file_type(const ConvertOptions& options, Conversion& conversion) {
   } else if (number == nullptr || std::ranges::find(file_types, *number) == file_types.end()) {
     found->second = {.value = file_types.front(), .type = MetadataType::u32};
   }
+}
+
+void tell_narrow_vectors(const ConvertOptions& options, Conversion& conversion) {
+  if (!options.dtype || *options.dtype == Dtype::f32 || !mix_model(conversion.metadata)) return;
+  std::vector<std::string> names;
+  for (const OutputFile& file : conversion.files) {
+    for (const OutputTensor& tensor : file.tensors) {
+      const bool is_narrow = tensor.encoding == Encoding(*options.dtype);
+      if (tensor.shape.rank() == 1 && is_narrow) names.push_back(tensor.name);
+    }
+  }
+  if (names.empty()) return;
+  conversion.plan.findings.push_back(
+      {.severity = Severity::warning,
+       .code = "convert.unread",
+       .sources = names,
+       .message = fmt::format("llama.cpp needs vectors and norms in F32, and {} {} {}: {}",
+                              counted(names.size(), "tensor"), names.size() == 1 ? "gets" : "get",
+                              name(*options.dtype), name_list(names)),
+       .suggestion = "--quantize f16 or bf16 in place of --dtype leaves them in F32"});
 }
 
 }  // namespace loadstone

@@ -9,4 +9,7 @@ namespace loadstone {
 // it where no file type is. One that the caller gave, or a mix has set, stays.
 void settle_file_type(const ConvertOptions& options, Conversion& conversion);
 
+// Warns of vectors of a language model that get a dtype in which llama.cpp does not compute them.
+void tell_narrow_vectors(const ConvertOptions& options, Conversion& conversion);
+
 }  // namespace loadstone

@@ -11,9 +11,18 @@
 #include "catalog/config_claim.h"
 #include "catalog/config_file.h"
 #include "catalog/open_file.h"
+#include "catalog/paths.h"
 #include "convert/json_text.h"
 
 namespace loadstone {
+
+bool is_adapter(const Catalog& catalog) {
+  const auto& models = catalog.checkpoints();
+  const Catalog& first = models.empty() ? catalog : *models.front();
+  return std::ranges::any_of(first.shards(), [](const Shard& shard) {
+    return file_name(shard.path).starts_with(adapter_stem);
+  });
+}
 
 bool is_claim(std::string_view name) {
   return name == claim_name || std::ranges::count(own_configs, name, &OwnConfig::name) > 0;

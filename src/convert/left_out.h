@@ -12,6 +12,12 @@ namespace loadstone {
 // ModelOpt's file, which repeats the section of config.json.
 inline constexpr std::string_view claim_name = "hf_quant_config.json";
 
+// Returns true for the weights of an adapter in a folder of peft; of several models the first
+// decides. Libraries take a folder with adapter_config.json for an adapter.
+[[nodiscard]] bool is_adapter(const Catalog& catalog);
+inline constexpr std::string_view adapter_stem = "adapter_model";
+inline constexpr std::string_view adapter_config_name = "adapter_config.json";
+
 // Returns true for names of files that declare an encoding, besides config.json.
 [[nodiscard]] bool is_claim(std::string_view name);
 

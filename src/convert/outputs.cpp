@@ -52,6 +52,7 @@ class Maker {
       if (!all_is_known || item.rule != Produced::none) add(item);
     }
     report_lacking();
+    report_idle_rules();
     return std::move(recipes_);
   }
 
@@ -141,6 +142,23 @@ class Maker {
         known->severity = Severity::error;
       }
     }
+  }
+
+  // A rule that takes nothing may be mistyped.
+  void report_idle_rules() {
+    std::vector<std::string> idle;
+    const std::vector<std::size_t> counts = production_.matches();
+    std::size_t at = 0;
+    for (const Rule& rule : options_.rules) {
+      for (const std::string& source : rule.sources) {
+        if (counts[at++] == 0) idle.push_back(source);
+      }
+    }
+    if (idle.empty()) return;
+    findings_.push_back({.severity = Severity::warning,
+                         .code = "plan.pattern",
+                         .message = fmt::format("rules that take no tensor of the checkpoint: {}",
+                                                name_list(idle, idle.size()))});
   }
 
   void add(Produced& item) {

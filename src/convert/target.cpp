@@ -15,11 +15,14 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/assembled_file.h"
+#include "catalog/locate.h"
 #include "convert/container.h"
 #include "convert/extras.h"
+#include "convert/file_roles.h"
 #include "convert/files.h"
 #include "convert/left_out.h"
 #include "convert/output.h"
+#include "convert/tied_head.h"
 #include "convert/work_folder.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
@@ -98,18 +101,52 @@ std::string work_name(const std::string& path) {
   return ".loadstone-" + name + ".part";
 }
 
-// A config.json of an older output that the new one does not replace must not declare an encoding.
-void require_no_stale_config(const TargetPlace& place, const Conversion& conversion) {
-  constexpr std::string_view name = "config.json";
-  if (std::ranges::count(conversion.extras, name, &ExtraFile::name) > 0) return;
-  const std::string path = place.path + "/" + std::string(name);
-  const auto status = status_of(path, false);
-  if (!status || !S_ISREG(status->st_mode)) return;
-  const ModelFolder folder = {.config = text_of({.name = std::string(name), .copy_of = path})};
-  if (claiming_file(folder).empty()) return;
-  refuse(place.path,
-         "the folder has a config.json that declares an encoding, and the output has none to "
-         "replace it: remove the file or its section");
+// A config of an older output that the new one does not replace must agree with it on encodings and
+// ties. `folder`: of the output's files.
+void require_no_stale_config(const std::string& folder, const Conversion& conversion) {
+  const auto config = [&](std::string_view name) -> std::optional<ExtraFile> {
+    if (is_extra_name(conversion, std::string(name))) return std::nullopt;
+    const std::string path = fmt::format("{}/{}", folder, name);
+    const auto status = status_of(path, false);
+    if (!status || !S_ISREG(status->st_mode)) return std::nullopt;
+    return ExtraFile{.name = std::string(name), .copy_of = path};
+  };
+  const auto found = config("config.json");
+  if (!found) return;
+  ModelFolder beside = {.config = text_of(*found)};
+  if (auto claim = config(claim_name); claim && conversion.one_file) {
+    beside.files.push_back(*std::move(claim));
+  }
+  const std::string_view claim = claiming_file(beside);
+  if (!claim.empty() && !conversion.has_codes) {
+    refuse(folder, fmt::format("the folder has a {} that declares an encoding, and the output has "
+                               "none to replace it: remove the file or its section",
+                               claim));
+  }
+  if (claim.empty() && conversion.has_codes) {
+    refuse(folder,
+           "the folder has a config.json that declares no encoding, and the output holds codes and "
+           "has none to replace it: remove the file, or convert a folder to a folder");
+  }
+  const auto head = untied_head(conversion.plan, beside.config);
+  if (!head || conversion.has_tie) return;
+  refuse(folder,
+         "the folder has a config.json that ties two names (tie_word_embeddings), and the output "
+         "has a tensor for each and none to replace it: remove the file, or correct it",
+         printable(*head));
+}
+
+// Files that declare the older output's encoding, or that it is an adapter, go with it.
+bool declares_other(const Conversion& conversion, std::string_view name) {
+  return is_claim(name) || (name == adapter_config_name && !is_adapter(*conversion.plan.catalog));
+}
+
+// Other files that libraries would take for the model in place of the output, or on top of it.
+bool is_other_model(const Conversion& conversion, std::string_view name) {
+  const Container& container = container_of(conversion.format);
+  if (container.is_model_name(name)) return true;
+  if (container.index_suffix().empty()) return false;
+  return is_index(name) || (name == "adapter_model.bin" && !is_adapter(*conversion.plan.catalog));
 }
 
 // An older output goes when the new one is whole; a model of somebody else's stays.
@@ -133,17 +170,18 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
       place.named.push_back(name);
       continue;
     }
-    // Files that declare the older output's encoding go with it.
-    const bool is_old_claim =
-        !conversion.is_split && is_claim(name) && !is_extra_name(conversion, name);
+    const bool is_old_claim = !conversion.is_split && !is_extra_name(conversion, name) &&
+                              declares_other(conversion, name);
     if (is_old_claim || container.is_output_name(name, conversion.stem)) {
       place.older.push_back(name);
       continue;
     }
-    if (container.is_model_name(name) && !conversion.is_split) {
+    if (is_other_model(conversion, name) && !conversion.is_split) {
       refuse(place.path, "the folder holds another model already", printable(name));
     }
-    if (name == "config.json" && !conversion.is_split) require_no_stale_config(place, conversion);
+    if (name == "config.json" && !conversion.is_split) {
+      require_no_stale_config(place.path, conversion);
+    }
     place.others.push_back(name);
   }
   place.is_exchangeable = place.has_files && only_files && !place.is_fixed;
@@ -156,6 +194,18 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
            printable(place.older.front()));
   }
   if (problem != 0) fail_write(problem, "cannot look into the folder", place.path);
+}
+
+// One file of a name that libraries look for in a folder becomes the folder's model.
+void check_parent(const Conversion& conversion, const TargetPlace& place) {
+  const std::string name = fs::path(place.path).filename().string();
+  if (std::ranges::find(usual_files, name) == usual_files.end()) return;
+  const std::string index =
+      name.substr(0, name.rfind('.')) + std::string(safetensors_container.index_suffix());
+  if (status_of(place.parent + "/" + index, false)) {
+    refuse(place.path, "the folder holds another model already", index);
+  }
+  require_no_stale_config(place.parent, conversion);
 }
 
 }  // namespace
@@ -188,6 +238,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   }
   if (conversion.is_split) return look_at_split(conversion, std::move(place));
   check_sources(conversion, place);
+  if (conversion.one_file) check_parent(conversion, place);
   place.work = place.parent + "/" + work_name(place.path);
   const auto status = status_of(place.path, false);
   place.exists = status.has_value();

@@ -146,6 +146,17 @@ std::vector<std::array<std::uint32_t, 2>> TiedHead::stored_in(const Catalog& cat
   return pairs;
 }
 
+std::optional<std::string> TiedHead::stored_in(
+    const std::set<std::string, std::less<>>& names) const {
+  if (!has_head_ || !is_tied_.value_or(false)) return std::nullopt;
+  const auto has = [&](std::string_view name) { return names.contains(name); };
+  for (const std::string& name : names) {
+    auto head = head_of(name, has);
+    if (head && has(*head)) return head;
+  }
+  return std::nullopt;
+}
+
 bool TiedHead::has_token_rows(const Shape& shape) const noexcept {
   return shape.rank() > 0 && std::ranges::find(rows_, shape[0]) != rows_.end();
 }
@@ -212,6 +223,12 @@ std::vector<Finding> check_tied_shapes(const Catalog& catalog, std::string_view 
          .expected = first.shape.text()});
   }
   return findings;
+}
+
+std::optional<std::string> untied_head(const Plan& plan, std::string_view config) {
+  std::set<std::string, std::less<>> names;
+  for (const PlannedTarget& target : plan.targets) names.insert(target.name);
+  return TiedHead(config).stored_in(names);
 }
 
 void untie_config(std::vector<ExtraFile>& files) {

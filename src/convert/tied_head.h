@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,9 @@ class TiedHead {
   // The embeddings and heads that the checkpoint both holds and that the config ties: indices of
   // their tensors, in this order.
   [[nodiscard]] std::vector<std::array<std::uint32_t, 2>> stored_in(const Catalog& catalog) const;
+  // The head among the names that the config ties to another of them; or nothing.
+  [[nodiscard]] std::optional<std::string> stored_in(
+      const std::set<std::string, std::less<>>& names) const;
   // Returns true for tensors with a row for each token.
   [[nodiscard]] bool has_token_rows(const Shape& shape) const noexcept;
   // Returns true for the shape of an embedding that is tied to unknown names, or to none.
@@ -57,6 +61,9 @@ class TiedHead {
 // Errors "plan.shape" for names of one tensor that the checkpoint holds in two shapes.
 [[nodiscard]] std::vector<Finding> check_tied_shapes(const Catalog& catalog,
                                                      std::string_view config);
+
+// The head that is a target of its own, like its embedding, although the config ties them.
+[[nodiscard]] std::optional<std::string> untied_head(const Plan& plan, std::string_view config);
 
 // The files with a config.json that declares no tie.
 void untie_config(std::vector<ExtraFile>& files);

@@ -15,6 +15,7 @@
 #include "catalog/assembled_file.h"
 #include "catalog/locate_remote.h"
 #include "catalog/paths.h"
+#include "convert/extras.h"
 #include "execute/team.h"
 #include "formats/dcp_metadata.h"
 #include "loadstone/catalog.h"
@@ -175,11 +176,23 @@ class ReceiptCheck {
   // The receipt itself has any name: what is told of it is that it is one.
   void add_unexpected(const std::vector<ReceiptFile>& files, const std::string& root) {
     std::set<std::string> known;
-    for (const ReceiptFile& file : files) known.insert(file.path.substr(0, file.path.find('/')));
-    for (const std::string& name : names_in(root)) {
-      if (known.contains(name) || name.ends_with("receipt.json")) continue;
-      differences_.push_back({name, DifferenceKind::unexpected, "a file", "nothing"});
+    std::set<std::string> folders;
+    for (const ReceiptFile& file : files) {
+      known.insert(file.path);
+      for_each_folder(file.path, [&](std::string folder) { folders.insert(std::move(folder)); });
     }
+    const auto add_in = [&](const auto& self, const std::string& below) -> void {
+      for (const std::string& name : names_in(below.empty() ? root : join_path(root, below))) {
+        const std::string path = join_path(below, name);
+        if (known.contains(path) || (below.empty() && name.ends_with("receipt.json"))) continue;
+        if (folders.contains(path) && storage_.kind(join_path(root, path)) == EntryKind::folder) {
+          self(self, path);
+        } else {
+          differences_.push_back({path, DifferenceKind::unexpected, "a file", "nothing"});
+        }
+      }
+    };
+    add_in(add_in, {});
   }
 
   // None where another machine does not list them.

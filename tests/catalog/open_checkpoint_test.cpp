@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <functional>
+#include <map>
 
 #include "loadstone/catalog.h"
 #include "support/errors.h"
@@ -216,6 +217,28 @@ TEST_F(Open, TorchFilesOfAFolderAreTakenWhereNothingElseIs) {
   EXPECT_EQ(code("/one"), "format.no_checkpoint");
   storage.add_file("/t/model.safetensors", one("s"));
   EXPECT_THAT(names(*open("/t")), ElementsAre("s"));
+}
+
+TEST_F(Open, WeightsOfOtherFormatsAreListed) {
+  const std::map<std::string, std::string> taken = {
+      {"model.safetensors", one("a")},
+      {"x.safetensors", one("a")},
+      {"x.gguf", gguf("a")},
+      {"model.safetensors.index.json", R"({"weight_map":{"a":"x.safetensors"}})"}};
+  for (const auto& [name, content] : taken) {
+    const std::string folder = "/beside " + name;
+    storage.add_file(folder + "/" + name, content);
+    if (name.ends_with(".json")) storage.add_file(folder + "/x.safetensors", one("a"));
+    for (const char* const other : {"training_args.bin", "optimizer.pt", "rng_state.pth"}) {
+      storage.add_file(fmt::format("{}/{}", folder, other), "x");
+    }
+    EXPECT_THAT(open(folder)->findings(), IsEmpty()) << name;  // the control
+    storage.add_file(folder + "/pytorch_model.bin", "x");
+    const auto catalog = open(folder);
+    ASSERT_THAT(codes(*catalog), ElementsAre("format.ignored")) << name;
+    EXPECT_EQ(catalog->findings()[0].severity, Severity::info) << name;
+    EXPECT_THAT(catalog->findings()[0].sources, ElementsAre("pytorch_model.bin")) << name;
+  }
 }
 
 TEST_F(Open, AnIndexOfTorchFilesNamesTheirTensors) {

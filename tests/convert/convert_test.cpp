@@ -166,7 +166,12 @@ TEST(Convert, ADtypeIsForWideFloatsOnly) {
             "plan.options");
   EXPECT_EQ(code_of([&] { (void)make_conversion(catalog, {.block_dtype = Dtype::f64}); }),
             "plan.options");
-  EXPECT_EQ(code_of([&] { (void)make_conversion(catalog, {.stem = "../up"}); }), "plan.options");
+  const auto code = [&](bool one_file, const char* stem) {
+    return code_of([&] { (void)make_conversion(catalog, {.one_file = one_file, .stem = stem}); });
+  };
+  EXPECT_EQ(code(false, "../up"), "plan.options");
+  EXPECT_EQ(code(true, "up"), "plan.options");
+  EXPECT_EQ(code(false, "up"), "");
 }
 
 Rules some_rules() {

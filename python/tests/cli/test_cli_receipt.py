@@ -144,6 +144,26 @@ def test_what_stands_in_one_of_both_is_named(source: Path, tmp_path: Path) -> No
     assert found == {"more.bin": "unexpected", "config.json": "missing"}
 
 
+def test_what_is_added_to_a_folder_below_is_named(source: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(source, tmp_path / "model")
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text("{}")
+    modules = [{"path": path, "type": "any"} for path in ("", "1_Pooling")]
+    (model / "modules.json").write_text(json.dumps(modules))
+    out = tmp_path / "out"
+    convert(model, out, "--receipt", "xxh3-128")
+    assert verify(out, "--receipt") == []  # the control
+    (out / "1_Pooling" / "more.json").write_text("{}")
+    (out / "1_Pooling" / "receipt.json").write_text("{}")
+    (out / "2_Dense").mkdir()
+    found = {each["name"]: each["kind"] for each in verify(out, "--receipt")}
+    more = ("1_Pooling/more.json", "1_Pooling/receipt.json", "2_Dense")
+    assert found == dict.fromkeys(more, "unexpected")
+    shutil.rmtree(out / "1_Pooling")
+    found = {each["name"]: each["kind"] for each in verify(out, "--receipt")}
+    assert found == {"1_Pooling/config.json": "missing", "2_Dense": "unexpected"}
+
+
 def test_one_file(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.safetensors"
     convert(source, target, "--receipt", "sha256-tree")
