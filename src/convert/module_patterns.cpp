@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/pattern.h"
 #include "base/text.h"
@@ -32,35 +33,74 @@ bool matches_any(const std::string& pattern, const std::vector<std::string>& mod
                              [&](std::string_view each) { return is_in(*compiled, each); });
 }
 
-// The name from its first block of layers on, or all of it.
+// The name from its first block of layers on, or its first numbered list, or all of it.
 std::string_view from_layers(std::string_view module) {
   static const Pattern layers = compile(layer_pattern);
-  re2::StringPiece found;
-  if (!layers->Match(piece(module), 0, module.size(), re2::RE2::UNANCHORED, &found, 1)) {
-    return module;
+  static const Pattern list = compile(R"((^|\.)\d*[^.\d][^.]*\.\d+\.)");
+  for (const Pattern* const each : {&layers, &list}) {
+    re2::StringPiece found;
+    if (!(*each)->Match(piece(module), 0, module.size(), re2::RE2::UNANCHORED, &found, 1)) continue;
+    const auto begin = static_cast<std::size_t>(found.data() - module.data());
+    return module.substr(module[begin] == '.' ? begin + 1 : begin);
   }
-  const auto begin = static_cast<std::size_t>(found.data() - module.data());
-  return module.substr(module[begin] == '.' ? begin + 1 : begin);
+  return module;
 }
 
-// The text as an expression that matches it; on request its numbers match all numbers.
+// The name with `layers.0` for `layer.0`: transformers has the one for the other in some models.
+std::string with_layers(std::string_view module) {
+  static const Pattern layer = compile(R"((^|\.)layer\.(\d))");
+  std::string name(module);
+  re2::RE2::GlobalReplace(&name, *layer, R"(\1layers.\2)");
+  return name;
+}
+
+// The text as an expression that matches it, and `layers.0` for `layer.0`; on request its numbers
+// match all numbers.
 std::string escaped(std::string_view module, bool any_number) {
   std::string pattern;
+  bool is_layer = false;
   for (std::size_t begin = 0; begin <= module.size();) {
     const std::size_t end = std::min(module.find('.', begin), module.size());
     const std::string_view part = module.substr(begin, end - begin);
+    const bool is_number = is_digits(part);
+    if (is_layer && is_number) pattern += "s?";
     if (begin > 0) pattern += R"(\.)";
-    pattern += any_number && is_digits(part) ? R"(\d+)" : re2::RE2::QuoteMeta(piece(part));
+    pattern += any_number && is_number ? R"(\d+)" : re2::RE2::QuoteMeta(piece(part));
+    is_layer = part == "layer";
     begin = end + 1;
   }
   return pattern;
+}
+
+// The parts of a name's beginning, each with its number. `model` does not count: libraries add and
+// drop it.
+std::vector<std::string_view> parts_of(std::string_view before) {
+  std::vector<std::string_view> parts;
+  for (std::size_t begin = 0; begin < before.size();) {
+    const std::size_t end = std::min(before.find('.', begin), before.size());
+    const std::string_view part = before.substr(begin, end - begin);
+    if (is_digits(part)) {
+      if (!parts.empty() && parts.back().data() + parts.back().size() + 1 == part.data()) {
+        parts.back() = {parts.back().data(), part.data() + part.size()};
+      }
+    } else if (!part.empty() && part != "model") {
+      parts.push_back(part);
+    }
+    begin = end + 1;
+  }
+  return parts;
 }
 
 // Adds patterns for modules, each the shortest that matches none of the others.
 class Patterns {
  public:
   explicit Patterns(const std::vector<std::string>& others) : others_(others) {
-    for (std::string_view name : others) {
+    for (const std::string& name : others) {
+      if (std::string renamed = with_layers(name); renamed != name) {
+        others_.push_back(std::move(renamed));
+      }
+    }
+    for (std::string_view name : others_) {
       endings_.insert(name);
       for (auto dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.')) {
         name.remove_prefix(dot + 1);
@@ -68,38 +108,50 @@ class Patterns {
       }
     }
   }
+  Patterns(const Patterns&) = delete;
+  Patterns& operator=(const Patterns&) = delete;
 
   // Returns true if one of them is in the module under any prefix.
   [[nodiscard]] bool is_inside(std::string_view module) const {
-    const std::string beginning = fmt::format("{}.", from_layers(module));
-    const auto found = endings_.lower_bound(beginning);
-    return found != endings_.end() && found->starts_with(beginning);
+    const std::string_view name = from_layers(module);
+    for (const std::string& each : {std::string(name), with_layers(name)}) {
+      const std::string beginning = each + ".";
+      const auto found = endings_.lower_bound(beginning);
+      if (found != endings_.end() && found->starts_with(beginning)) return true;
+    }
+    return false;
   }
 
   void add(std::string_view module) {
     const std::string_view name = from_layers(module);
-    if (push_if_free(fmt::format(R"((.*\.)?{}$)", escaped(name, true)))) return;
+    if (push_if_free(with_any_prefix(escaped(name, true)))) return;
     const std::size_t dot = name.find('.');
     const std::size_t second = name.find('.', dot + 1);
     if (second == std::string_view::npos || !is_digits(name.substr(dot + 1, second - dot - 1))) {
-      return add_single(module);
+      static_cast<void>(push_single(name));
+      return;
     }
-    Group& group =
-        groups_[{std::string(name.substr(0, dot)), escaped(name.substr(second + 1), true)}];
+    Group& group = groups_[{module.substr(0, module.size() - name.size()), name.substr(0, dot),
+                            escaped(name.substr(second + 1), true)}];
     group.layers.emplace(name.substr(dot + 1, second - dot - 1));
-    group.modules.push_back(module);
+    group.names.push_back(name);
   }
 
   // All that were added: layers with the same modules in one pattern where that is free.
   [[nodiscard]] std::vector<std::string> take() {
-    for (const auto& [key, group] : groups_) {
-      const auto& [block, rest] = key;
+    for (auto& [key, group] : groups_) {
+      const auto& [before, list, rest] = key;
       const std::string numbers = fmt::format("{}", fmt::join(group.layers, "|"));
-      const std::string layers = group.layers.size() == 1 ? numbers : "(?:" + numbers + ")";
-      if (push_if_free(fmt::format(R"((.*\.)?{}\.{}\.{}$)", block, layers, rest))) {
+      const std::string any = escaped(group.names.front(), true);
+      const std::string block = any.substr(0, any.find(R"(\d+)"));
+      const std::string layers = fmt::format(
+          R"({}{}\.{})", block, group.layers.size() == 1 ? numbers : "(?:" + numbers + ")", rest);
+      if (push_if_free(with_any_prefix(layers))) continue;
+      std::erase_if(group.names, [&](std::string_view name) { return push_single(name); });
+      if (group.names.empty() || push_by_part(before, any) || push_by_part(before, layers)) {
         continue;
       }
-      for (const std::string_view module : group.modules) add_single(module);
+      for (const std::string_view name : group.names) push_by_part(before, escaped(name, false));
     }
     return std::move(patterns_);
   }
@@ -107,26 +159,30 @@ class Patterns {
  private:
   struct Group {
     std::set<std::string> layers;
-    std::vector<std::string_view> modules;
+    std::vector<std::string_view> names;  // from the layers on
   };
 
-  void add_single(std::string_view module) {
-    const std::string_view name = from_layers(module);
-    if (!endings_.contains(name)) {
-      push(fmt::format(R"((.*\.)?{}$)", escaped(name, false)));
-      return;
+  static std::string with_any_prefix(std::string_view pattern) {
+    return fmt::format(R"((.*\.)?{}$)", pattern);
+  }
+
+  // Pushes a pattern of the name under any prefix, unless others have it there.
+  bool push_single(std::string_view name) {
+    if (endings_.contains(name) || endings_.contains(with_layers(name))) return false;
+    push(with_any_prefix(escaped(name, false)));
+    return true;
+  }
+
+  // Pushes one with a part of the beginning, or all parts, under any names between them.
+  bool push_by_part(std::string_view before, std::string_view pattern) {
+    constexpr std::string_view between = R"(\.(.*\.)?)";
+    std::string all;
+    for (const std::string_view part : parts_of(before)) {
+      const std::string each = fmt::format("{}{}", escaped(part, false), between);
+      if (push_if_free(with_any_prefix(each + std::string(pattern)))) return true;
+      all += each;
     }
-    // Adds one of the parts before it, in whatever order the library has them.
-    std::string_view before = module.substr(0, module.size() - name.size());
-    while (!before.empty()) {
-      const std::string_view part = before.substr(0, before.find('.'));
-      before.remove_prefix(std::min(part.size() + 1, before.size()));
-      if (part.empty() || part == "model") continue;
-      if (push_if_free(
-              fmt::format(R"((.*\.)?{}\.(.*\.)?{}$)", escaped(part, true), escaped(name, true)))) {
-        return;
-      }
-    }
+    return !all.empty() && push_if_free(with_any_prefix(all + std::string(pattern)));
   }
 
   // Names that are too long for a pattern are in the lists as they are.
@@ -144,10 +200,11 @@ class Patterns {
     return is_free;
   }
 
-  const std::vector<std::string>& others_;
+  std::vector<std::string> others_;      // and their other names
   std::set<std::string_view> endings_;   // of their names, from each dot on
   std::map<std::string, bool> is_free_;  // whether a pattern matches none of them
-  std::map<std::pair<std::string, std::string>, Group> groups_;  // by block and rest of the name
+  // By the name before the layers, the word for these, and the rest of the name.
+  std::map<std::tuple<std::string_view, std::string_view, std::string>, Group> groups_;
   std::set<std::string> added_;
   std::vector<std::string> patterns_;
 };

@@ -68,6 +68,61 @@ TEST(ModulePatterns, ANameThatEndsLikeAQuantizedOneIsFoundByAPartBeforeIt) {
             Names({R"((.*\.)?layers\.2\.self_attn\.q_proj$)"}));
 }
 
+struct InPart {
+  Names plain;
+  Names quantized;
+  Names same_plain;      // the modules under other names
+  Names same_quantized;  // those
+};
+
+// Lists of layers of which a part is plain.
+const InPart in_part[] = {
+    {{"model.encoder.layers.0.q_proj", "model.encoder.layers.0.fc1"},
+     {"model.encoder.layers.1.q_proj", "model.encoder.layers.1.fc1",
+      "model.decoder.layers.0.q_proj", "model.decoder.layers.0.fc1"},
+     {"encoder.layers.0.q_proj", "model.base.encoder.layers.0.fc1"},
+     {"encoder.layers.1.q_proj", "decoder.layers.0.fc1", "encoder.layers.10.fc1"}},
+    {{"bert.encoder.layer.0.self.query"},
+     {"bert.encoder.layer.1.self.query"},
+     {"encoder.layer.0.self.query", "text.encoder.layers.0.self.query"},
+     {"encoder.layer.1.self.query", "text.encoder.layers.1.self.query"}},
+    {{"text.encoder.layer.0.q_proj"},
+     {"vision.encoder.layers.0.q_proj"},
+     {"model.text.encoder.layers.0.q_proj"},
+     {"encoder.layers.0.q_proj", "model.vision.encoder.layer.0.q_proj"}},
+    {{"text.encoder.layers.0.q_proj"},
+     {"vision.encoder.layer.0.q_proj"},
+     {"model.text.model.encoder.layers.0.q_proj"},
+     {"encoder.layers.0.q_proj", "model.vision.encoder.layers.0.q_proj"}},
+    {{"tracker.decoder.mlps.0.proj_in", "tracker.decoder.mlps.1.proj_in"},
+     {"tracker.decoder.layers.0.proj_in"},
+     {"decoder.mlps.0.proj_in", "model.decoder.mlps.3.proj_in"},
+     {"decoder.layers.0.proj_in"}},
+    {{"model.stages.0.blocks.1.fc"},
+     {"model.stages.1.blocks.1.fc", "model.stages.0.blocks.0.fc"},
+     {"stages.0.blocks.1.fc"},
+     {"stages.1.blocks.1.fc", "vision.stages.0.blocks.0.fc"}},
+    // Two parts of the name together.
+    {{"a.x.layers.0.fc"},
+     {"a.y.layers.0.fc", "b.x.layers.0.fc"},
+     {"model.a.model.x.layers.0.fc"},
+     {"a.y.model.layers.0.fc", "model.b.x.layers.0.fc"}},
+};
+
+TEST(ModulePatterns, ListsThatArePlainInPartAreFoundUnderOtherNames) {
+  for (const InPart& each : in_part) {
+    for (const Names& patterns : {patterns_of_plain(each.plain, each.quantized),
+                                  patterns_of_layers(each.plain, each.quantized)}) {
+      for (const Names& names : {each.plain, each.same_plain}) {
+        for (const auto& name : names) EXPECT_TRUE(any_matches(patterns, name)) << name;
+      }
+      for (const Names& names : {each.quantized, each.same_quantized}) {
+        for (const auto& name : names) EXPECT_FALSE(any_matches(patterns, name)) << name;
+      }
+    }
+  }
+}
+
 TEST(ModulePatterns, LayersWithTheSameModulesHaveOnePattern) {
   Names plain;
   Names others;
