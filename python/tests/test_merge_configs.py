@@ -128,6 +128,22 @@ VOCABULARIES: dict[str, tuple[str, str, str, bool]] = {
     "added alike": ("tokenizer_config.json", added("<p>"), added("<p>", truncation=1), False),
     "nothing added": ("tokenizer_config.json", added("<p>"), "{}", False),
     "list": ("vocab.txt", "a\nb", "b\na", True),
+    "merges": ("merges.txt", "#version: 0.2\na b", "#version: 0.2\nb a", True),
+    "merges alike": ("merges.txt", "#version: 0.2\na b", "#version: 0.2 - by x\na b", False),
+    **{
+        name: (name, "x", "y", True)
+        for name in (
+            "spm.model",
+            "source.spm",
+            "target.spm",
+            "sentencepiece.model",
+            "tiktoken.model",
+            "qwen.tiktoken",
+            "bpe.codes",
+            "entity_vocab.json",
+            "vocab-src.json",
+        )
+    },
     "template": ("chat_template.jinja", "x", "y", False),
 }
 

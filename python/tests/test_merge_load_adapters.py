@@ -151,6 +151,53 @@ def test_names_of_a_single_file_are_one_tensor(style: str, door: str, tmp_path: 
     assert torch.allclose(found, weight + left @ right, rtol=1e-5, atol=1e-5)
 
 
+MODULE = "text_model.encoder.layers.0.mlp.fc1"
+KOHYA = MODULE.replace(".", "_")
+# Prefixes of adapters, and the encoders of a pipeline that they mean.
+ENCODERS = {"lora_te_": 1, "lora_te1_": 1, "lora_te2_": 2, "text_encoder.": 1, "text_encoder_2.": 2}
+
+
+def write_encoder_adapter(prefix: str, path: Path) -> Path:
+    stem = prefix + (KOHYA if prefix.startswith("lora") else MODULE)
+    tensors = {f"{stem}.lora_down.weight": torch.ones(2, 8)}
+    save_file(tensors | {f"{stem}.lora_up.weight": torch.ones(16, 2)}, path)
+    return path
+
+
+@pytest.mark.parametrize("encoders", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("prefix", [each for each in ENCODERS if each.startswith("lora")])
+def test_encoders_of_a_single_file_are_told_apart(
+    prefix: str, encoders: tuple[int, ...], tmp_path: Path
+) -> None:
+    names = {n: f"conditioner.embedders.{n}.transformer.{MODULE}.weight" for n in encoders}
+    base, out = tmp_path / "base.safetensors", tmp_path / "out.safetensors"
+    save_file({name: torch.zeros(16, 8) for name in names.values()}, base)
+    adapter = write_encoder_adapter(prefix, tmp_path / "lora.safetensors")
+    meant = ENCODERS[prefix] - 1
+    if meant not in names:
+        with pytest.raises(loadstone.PlanError) as caught:
+            loadstone.merge(base, out, lora=adapter)
+        assert caught.value.code == "merge.unused"
+        return
+    assert not loadstone.merge(base, out, lora=adapter).findings
+    changed = {name for name, tensor in load_file(out).items() if tensor.any()}
+    assert changed == {names[meant]}
+
+
+@pytest.mark.parametrize("folder", ["text_encoder", "text_encoder_2", "clip"])
+@pytest.mark.parametrize("prefix", ENCODERS)
+def test_an_adapter_of_another_encoder_is_named(prefix: str, folder: str, tmp_path: Path) -> None:
+    base = tmp_path / folder
+    base.mkdir()
+    save_file({f"{MODULE}.weight": torch.zeros(16, 8)}, base / "model.safetensors")
+    adapter = write_encoder_adapter(prefix, tmp_path / "lora.safetensors")
+    report = loadstone.merge(base, tmp_path / "out", lora=adapter)
+    warned = [each.message for each in report.findings if each.code == "merge.adapter"]
+    is_same = folder == "text_encoder_2" if ENCODERS[prefix] == 2 else folder != "text_encoder_2"
+    assert len(warned) == (not is_same)
+    assert all(f"text encoder {ENCODERS[prefix]}" in each for each in warned)
+
+
 @pytest.mark.parametrize("door", ["merge", "load", "from_pretrained"])
 @pytest.mark.parametrize(("declared", "is_lost"), [("lm_head", True), ("classifier", False)])
 def test_modules_trained_whole_are_there(

@@ -17,6 +17,8 @@ from typing import Any
 import bitsandbytes
 import pytest
 import torch
+from safetensors import safe_open
+from transformers import AutoModel
 from transformers_models import by_name, write_checkpoint
 
 import loadstone
@@ -64,11 +66,11 @@ def without_codes(model: torch.nn.Module, missing: set[str]) -> Iterator[str]:
             yield name
 
 
-def wrong_layers(case: Any, folder: Path) -> list[str]:
+def wrong_layers(case: Any, folder: Path, cls: Any = None) -> list[str]:
     """The layers that transformers makes quantized ones of without codes, and unused scales."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model, info = case.cls.from_pretrained(
+        model, info = (cls or case.cls).from_pretrained(
             folder, dtype=torch.bfloat16, output_loading_info=True
         )
     unused = {str(name) for name in info["unexpected_keys"] if str(name).endswith("_scale")}
@@ -138,18 +140,70 @@ def test_layers_of_one_name_are_told_apart(choice: str, tmp_path: Path) -> None:
     assert wrong_layers(case, converted(case, tmp_path, **options)) == []
 
 
+# Choices that leave a list of layers plain in part, by model type. AutoModel drops `model.`,
+# `roberta.` and `tracker_model.`; the library's `encoder.layers` is AltCLIP's `encoder.layer`.
+IN_PART: dict[str, dict[str, Any]] = {
+    "bart": {"exclude": [r"encoder\.layers\.0\."]},
+    "mbart": {"exclude": [r"encoder\.layers\.0\.", r"decoder\.layers\.1\.encoder_attn"]},
+    "whisper": {"exclude": [r"encoder\.layers\.0\."]},
+    "llava": {
+        "include": ["vision_tower.*(self_attn|mlp)"],
+        "exclude": [r"language_model.*layers\.1\.self_attn\.q_proj"],
+    },
+    "video_llava": {
+        "include": ["video_tower.*(self_attn|mlp)"],
+        "exclude": [r"language_model\.model\.layers\.1\.self_attn\.v_proj"],
+    },
+    "roberta": {"include": [r"encoder\.layer\."], "exclude": [r"layer\.0\."]},
+    "bert": {"include": [r"encoder\.layer\.0\..*dense"]},
+    "altclip": {"include": ["^visual_projection"]},
+    "sam3_tracker": {},
+}
+
+
+@pytest.mark.parametrize("is_auto", [False, True])
+@pytest.mark.parametrize("option", ["nf4", "int8", "fp8"])
+@pytest.mark.parametrize("name", IN_PART)
+def test_lists_of_layers_that_are_plain_in_part(
+    name: str, option: str, is_auto: bool, tmp_path: Path
+) -> None:
+    case = by_name(name)
+    out = converted(case, tmp_path, **OPTIONS[option], **IN_PART[name])
+    assert wrong_layers(case, out, AutoModel if is_auto else None) == []
+
+
+@pytest.mark.parametrize("is_auto", [False, True])
+@pytest.mark.parametrize("name", [name for name in IN_PART if IN_PART[name].get("exclude")])
+def test_lists_of_layers_in_two_formats(name: str, is_auto: bool, tmp_path: Path) -> None:
+    case = by_name(name)
+    choice = IN_PART[name]
+    formats = dict.fromkeys(choice["exclude"], "int8-channel") | {"": "fp8"}
+    include = choice.get("include", [])
+    out = converted(case, tmp_path, quantize=formats, style="compressed-tensors", include=include)
+    assert wrong_layers(case, out, AutoModel if is_auto else None) == []
+
+
 @pytest.mark.parametrize("option", ["fp8", "int8"])
-@pytest.mark.parametrize("name", ["hunyuan_vl", "paddleocr_vl"])
+@pytest.mark.parametrize("name", ["hunyuan_vl", "paddleocr_vl", "bart", "altclip"])
 def test_names_of_the_file_alone_do_not_find_them(name: str, option: str, tmp_path: Path) -> None:
     """The control."""
     case = by_name(name)
-    out = converted(case, tmp_path, **OPTIONS[option])
+    out = converted(case, tmp_path, **OPTIONS[option], **IN_PART.get(name, {}))
     config = json.loads((out / "config.json").read_text())
     section = config["quantization_config"]
     key = "ignore" if option == "fp8" else "llm_int8_skip_modules"
     section[key] = [each for each in section[key] if "*" not in each]
     (out / "config.json").write_text(json.dumps(config))
-    assert wrong_layers(case, out) != []
+    assert wrong_layers(case, out, AutoModel if name in IN_PART else None) != []
+
+
+@pytest.mark.parametrize("tower", ["image_tower", "video_tower"])
+def test_towers_stay_plain_by_default(tower: str, tmp_path: Path) -> None:
+    out = converted(by_name("video_llava"), tmp_path, quantize="int8")
+    with safe_open(out / "model.safetensors", "pt") as file:
+        quantized = [name for name in file.keys() if name.endswith(".SCB")]  # noqa: SIM118
+    assert quantized
+    assert not any(tower in name for name in quantized)
 
 
 def is_read(case: Any, folder: Path) -> bool:
@@ -171,6 +225,9 @@ CHANGED = {
     "mixtral": "joins",
     "deepseek_v3": "joins",
     "qwen3_vl_moe": "joins",
+    "hy_v4": "joins",
+    "ernie4_5_vl_moe": "joins",
+    "minimax_m3_vl": "joins",
     "hrm_text": "splits",
     "jina_embeddings_v3": "splits",
     "molmo2_text": "splits",

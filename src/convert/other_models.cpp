@@ -105,6 +105,32 @@ std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> 
   return text;
 }
 
+// Returns true for a file, next to a model, that gives tokens their numbers. Of a module's folder,
+// all files are compared.
+bool is_vocabulary(std::string_view name) {
+  constexpr std::array<std::string_view, 13> endings = {"tokenizer.json",
+                                                        "tokenizer_config.json",
+                                                        "added_tokens.json",
+                                                        "tekken.json",
+                                                        ".model",
+                                                        ".spm",
+                                                        ".tiktoken",
+                                                        "merges.txt",
+                                                        ".codes",
+                                                        "vocab.json",
+                                                        "vocab.txt",
+                                                        "vocab-src.json",
+                                                        "vocab-tgt.json"};
+  return name.find('/') == std::string_view::npos &&
+         std::ranges::any_of(endings, [&](auto ending) { return name.ends_with(ending); });
+}
+
+// The text after the line that names the program that wrote it.
+std::string merges_in(const ExtraFile& file) {
+  const std::string text = text_of(file);
+  return text.starts_with("#version") ? text.substr(std::min(text.find('\n'), text.size())) : text;
+}
+
 // Returns true if tokens have other numbers. Settings, such as truncation, and the merges of
 // tokenizer.json, which releases write differently, do not count.
 bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other) {
@@ -114,6 +140,7 @@ bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other) {
     const std::string theirs = tokens_in(other, {"/added_tokens_decoder"});
     return !ours.empty() && !theirs.empty() && ours != theirs;
   }
+  if (first.name == "merges.txt") return merges_in(first) != merges_in(other);
   if (first.name != "tokenizer.json") return true;
   const std::string ours = tokens_in(first, {"/model/vocab", "/added_tokens"});
   return ours.empty() || ours != tokens_in(other, {"/model/vocab", "/added_tokens"});
@@ -161,13 +188,9 @@ void tell_fields(const Described& first, const Described& other, std::vector<Fin
 void tell_vocabulary(const Described& first, const Described& other,
                      std::vector<Finding>& findings) {
   std::vector<std::string> names;
-  for (const char* const name :
-       {"tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
-        "tekken.json", "vocab.json", "vocab.txt", "added_tokens.json", "tokenizer_config.json"}) {
-    const ExtraFile* const ours = first.file(name);
-    const ExtraFile* const theirs = other.file(name);
-    const bool has_both = ours != nullptr && theirs != nullptr;
-    if (has_both && is_another_vocabulary(*ours, *theirs)) names.emplace_back(name);
+  for (const ExtraFile& ours : first.files) {
+    const ExtraFile* const theirs = is_vocabulary(ours.name) ? other.file(ours.name) : nullptr;
+    if (theirs != nullptr && is_another_vocabulary(ours, *theirs)) names.push_back(ours.name);
   }
   const std::string tokens = "tokenizer.ggml.tokens";
   const Metadata& ours = first.catalog.metadata();

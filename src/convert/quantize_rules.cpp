@@ -24,8 +24,8 @@ constexpr PlainRule plain[] = {
      R"(\.(router|shared_expert_gate)(\.|$)|\.gate(\.wg)?(\.weight)?$)",
      "router",
      {}},
-    {R"((^|\.)(visual|vision\w*|image_\w+|img_\w+|vit|audio\w*|speech\w*|multi_modal_projector|)"
-     R"(mm_projector|connector|aligner|resampler|merger|patch_merger|sam_model|qwen2_model)(\.|$))",
+    {R"((^|\.)(visual|vision\w*|video_(tower|model|encoder)|image_\w+|img_\w+|vit|audio\w*|)"
+     R"(speech\w*|multi_modal_projector|mm_projector|connector|aligner|resampler|merger|patch_merger|sam_model|qwen2_model)(\.|$))",
      "vision or audio tower",
      {}},
     {R"(conv\w*\.)", "convolution", {}, false},

@@ -41,19 +41,36 @@ constexpr std::string_view unknown_parts[] = {".lora_mid.", ".hada_",       ".lo
                                               ".oft_",      ".lora_B.bias", ".on_input",
                                               ".diff",      ".vera_lambda"};
 
-// Before the base's own names. The first one after which a name is the base's counts.
-constexpr std::string_view prefixes[] = {"",
-                                         "base_model.model.",
-                                         "transformer.",
-                                         "unet.",
-                                         "text_encoder.",
-                                         "text_encoder_2.",
-                                         "diffusion_model.",
-                                         "model.diffusion_model.",
-                                         "model.",
-                                         "prior."};
-constexpr std::string_view kohya_prefixes[] = {"lora_unet_", "lora_transformer_", "lora_te_",
-                                               "lora_te1_",  "lora_te2_",         "lora_te3_"};
+// A prefix of adapters before the base's own names.
+struct Prefix {
+  std::string_view text;
+  unsigned encoder = 0;                        // of a pipeline
+  std::array<std::string_view, 2> parts = {};  // before the names of a pipeline's single file
+};
+
+// The first one after which a name is the base's counts.
+constexpr auto prefixes = std::to_array<Prefix>({
+    {""},
+    {"base_model.model."},
+    {"transformer."},
+    {"unet."},
+    {"text_encoder.", 1},
+    {"text_encoder_2.", 2},
+    {"diffusion_model."},
+    {"model.diffusion_model."},
+    {"model."},
+    {"prior."},
+});
+constexpr std::array<std::string_view, 2> first_encoder = {"cond_stage_model.transformer.",
+                                                           "conditioner.embedders.0.transformer."};
+constexpr auto kohya_prefixes = std::to_array<Prefix>({
+    {"lora_unet_", 0, {"model.diffusion_model."}},
+    {"lora_transformer_", 0, {"model.diffusion_model."}},
+    {"lora_te_", 1, first_encoder},
+    {"lora_te1_", 1, first_encoder},
+    {"lora_te2_", 2, {"conditioner.embedders.1.transformer."}},
+    {"lora_te3_", 3},
+});
 
 // Projections that some models hold as one matrix, in the order of its rows.
 struct Joined {
@@ -120,11 +137,13 @@ AdapterPlaces::AdapterPlaces(const std::vector<std::string>& base) {
     if (!name.ends_with(ending)) continue;
     const std::string module = name.substr(0, name.size() - ending.size());
     underscored_[with_underscores(module)].push_back(name);
-    // A single file of a pipeline has its models' names behind theirs.
-    for (const std::string_view prefix : {"model.diffusion_model.", "cond_stage_model.transformer.",
-                                          "conditioner.embedders.0.transformer."}) {
-      if (!module.starts_with(prefix)) continue;
-      underscored_[with_underscores(module.substr(prefix.size()))].push_back(name);
+    for (const Prefix& prefix : kohya_prefixes) {
+      for (const std::string_view part : prefix.parts) {
+        if (part.empty() || !module.starts_with(part)) continue;
+        std::vector<std::string>& names =
+            underscored_[fmt::format("{}{}", part, with_underscores(module.substr(part.size())))];
+        if (names.empty() || names.back() != name) names.push_back(name);
+      }
     }
   }
 }
@@ -150,21 +169,36 @@ std::optional<AdapterPlace> AdapterPlaces::find_exact(const std::string& module)
 
 std::optional<AdapterPlace> AdapterPlaces::find(const std::string& module,
                                                 std::vector<std::string>& ambiguous) const {
-  for (const std::string_view prefix : prefixes) {
-    if (!module.starts_with(prefix)) continue;
-    if (auto place = find_exact(module.substr(prefix.size()))) return place;
+  for (const Prefix& prefix : prefixes) {
+    if (!module.starts_with(prefix.text)) continue;
+    auto place = find_exact(module.substr(prefix.text.size()));
+    if (!place) continue;
+    place->encoder = prefix.encoder;
+    return place;
   }
   // ComfyUI's names, for a single file of a pipeline.
   if (module.starts_with("diffusion_model.")) {
     if (auto place = find_exact("model." + module)) return place;
   }
-  for (const std::string_view prefix : kohya_prefixes) {
-    if (!module.starts_with(prefix)) continue;
-    const auto found = underscored_.find(std::string_view(module).substr(prefix.size()));
-    if (found == underscored_.end()) continue;
-    if (found->second.size() == 1) return AdapterPlace{.name = found->second.front()};
-    ambiguous = found->second;
-    return std::nullopt;
+  for (const Prefix& prefix : kohya_prefixes) {
+    if (!module.starts_with(prefix.text)) continue;
+    const std::string rest = module.substr(prefix.text.size());
+    std::vector<std::string> names;
+    const auto add = [&](const std::string& name) {
+      const auto found = underscored_.find(name);
+      if (found == underscored_.end()) return;
+      names.insert(names.end(), found->second.begin(), found->second.end());
+    };
+    for (const std::string_view part : prefix.parts) {
+      if (!part.empty()) add(fmt::format("{}{}", part, rest));
+    }
+    const bool is_pipeline = !names.empty();
+    add(rest);
+    if (names.size() == 1) {
+      return AdapterPlace{.name = names.front(), .encoder = is_pipeline ? 0 : prefix.encoder};
+    }
+    ambiguous = std::move(names);
+    if (!ambiguous.empty()) return std::nullopt;
   }
   return std::nullopt;
 }
@@ -175,10 +209,9 @@ std::optional<std::string> AdapterPlaces::find_value(const std::string& tensor) 
   if (const auto at = name.find(wrapped); at != std::string::npos) {
     name.erase(at, wrapped.size() - 1);
   }
-  for (const std::string_view prefix : prefixes) {
-    if (name.starts_with(prefix) && has(name.substr(prefix.size()))) {
-      return name.substr(prefix.size());
-    }
+  for (const Prefix& prefix : prefixes) {
+    const std::string_view text = prefix.text;
+    if (name.starts_with(text) && has(name.substr(text.size()))) return name.substr(text.size());
   }
   return std::nullopt;
 }

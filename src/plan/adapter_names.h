@@ -47,6 +47,9 @@ struct AdapterPlace {
   std::uint64_t expert = 0;
   std::uint64_t share = 0;   // of an expert's rows: the first or the second ...
   std::uint64_t shares = 1;  // ... of so many
+  // The number of the pipeline's text encoder that the module is for. 0: the base holds the whole
+  // pipeline, or it is for no encoder.
+  unsigned encoder = 0;
 };
 
 // Finds modules of adapters among the names of a base. Not thread-safe.
@@ -66,7 +69,8 @@ class AdapterPlaces {
   [[nodiscard]] bool has(const std::string& name) const { return names_.contains(name); }
 
   std::map<std::string, bool, std::less<>> names_;
-  // By the module's name with underscores for dots.
+  // By the module's name with underscores for dots, without or after what a pipeline's single file
+  // has before it.
   std::map<std::string, std::vector<std::string>, std::less<>> underscored_;
 };
 

@@ -55,6 +55,7 @@ class Adder {
         findings_.back().code = error.code();
       }
     }
+    report_other_encoders(*catalog_.checkpoints().front(), *adapter_, encoders_, findings_);
     for (const AdapterConfig& config : configs_) require_saved_modules(config);
     if (!is_used_) fail({}, "no tensor of it is merged: it has none, or all are left out");
     for (const AdapterConfig& config : configs_) {
@@ -240,6 +241,7 @@ class Adder {
     if (!module.left || !module.right) {
       refuse_itself("a module has one matrix of its product, and not the other");
     }
+    if (place->encoder > 0) encoders_[place->encoder].push_back(name);
     MergeDraft& draft = drafts_.at(place->name);
     if (!draft.obstacle.empty()) {
       refuse(
@@ -476,6 +478,7 @@ class Adder {
   std::optional<bool> has_conv1d_;  // the base
   std::vector<Pattern> patterns_;
   bool is_used_ = false;
+  std::map<unsigned, std::vector<std::string>> encoders_;  // modules by AdapterPlace::encoder
   // The weights that have their product, each with one of its tensors.
   std::map<std::tuple<std::string, AdapterPlace::Part, std::uint64_t, std::uint64_t>, std::string>
       given_;
@@ -483,13 +486,6 @@ class Adder {
 };
 
 }  // namespace
-
-std::vector<std::string> MergeDrafts::names() const {
-  std::vector<std::string> names;
-  for (const auto& [name, draft] : items) names.push_back(name);
-  for (const auto& [name, draft] : other_names) names.push_back(name);
-  return names;
-}
 
 void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
                  const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,

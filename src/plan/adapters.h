@@ -46,7 +46,12 @@ struct MergeDrafts {
   }
   [[nodiscard]] MergeDraft& at(std::string_view name) { return items.find(root_of(name))->second; }
   // All that adapters may use.
-  [[nodiscard]] std::vector<std::string> names() const;
+  [[nodiscard]] std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const auto& [name, draft] : items) names.push_back(name);
+    for (const auto& [name, draft] : other_names) names.push_back(name);
+    return names;
+  }
 };
 
 // Adds one adapter, which is this checkpoint of the catalog, to what it changes. A tensor of the
@@ -54,6 +59,12 @@ struct MergeDrafts {
 void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
                  const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
                  std::vector<Finding>& findings);
+
+// A warning for modules of the adapter that are for one text encoder of a pipeline, where the
+// base's folder is not that encoder's. `modules`: by the number of the encoder.
+void report_other_encoders(const Catalog& base, const Catalog& adapter,
+                           const std::map<unsigned, std::vector<std::string>>& modules,
+                           std::vector<Finding>& findings);
 
 // A warning for each pattern that leaves out no tensor of any adapter. `first`: the checkpoint of
 // the catalog that the first adapter is.
