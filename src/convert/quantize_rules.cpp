@@ -25,7 +25,8 @@ constexpr PlainRule plain[] = {
      "router",
      {}},
     {R"((^|\.)(visual|vision\w*|video_(tower|model|encoder)|image_\w+|img_\w+|vit|audio\w*|)"
-     R"(speech\w*|multi_modal_projector|mm_projector|connector|aligner|resampler|merger|patch_merger|sam_model|qwen2_model)(\.|$))",
+     R"(speech\w*|multi_modal_projector|mm_projector|connector|aligner|resampler|merger|)"
+     R"(patch_merger|sam_model|qwen2_model)(\.|$))",
      "vision or audio tower",
      {}},
     {R"(conv\w*\.)", "convolution", {}, false},
