@@ -87,7 +87,7 @@ void check_names(Conversion& conversion) {
 
 void lay_out(Conversion& conversion, const ConvertOptions& options) {
   fill_files(conversion, options);
-  if (conversion.format == FileFormat::gguf) settle_file_type(options, conversion);
+  settle_file_type(options, conversion);
   if (!options.quantize.formats.empty()) check_names(conversion);
   const Container& container = container_of(conversion.format);
   if (conversion.files.size() > 1 && !container.index_suffix().empty()) {
