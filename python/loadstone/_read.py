@@ -172,7 +172,9 @@ class TensorReader:
 
     def _entries(self, decodes: bool) -> Iterator[Entry]:
         tensors = self.catalog.tensors
-        hidden = set(self.catalog._core.companions()) if decodes else set()
+        hidden = set(self.catalog._core.companions())
+        if not decodes:  # blocks are always decoded, and their scales are in the numbers
+            hidden = {name for row in self._quantized.values() for name in self._of_blocks(row)}
         for name, info in tensors.items():
             row = self._quantized.get(name) if decodes else None
             if row is not None:
@@ -187,6 +189,11 @@ class TensorReader:
             for row in self._quantized.values():
                 if "data" not in row[3]:
                     yield self._quantized_entry(row, ())
+
+    def _of_blocks(self, row: tuple[Any, ...]) -> set[str]:
+        data = row[3].get("data", row[0])
+        blocks = data in self.catalog.tensors and not is_dtype(self.catalog.tensors[data].encoding)
+        return set(row[3].values()) - {data} if blocks else set()
 
     def _quantized_entry(self, row: tuple[Any, ...], shape: tuple[int, ...]) -> Entry:
         name, encoding, numbers_shape, components = row

@@ -70,12 +70,19 @@ INT8_CODES = {
 FP8 = {"format": "float8_e4m3fn"}
 ROTATED = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}
 CACHE = {f"{LAYER}.k_scale": scalar(), f"{LAYER}.v_scale": scalar()}
+GEMMA = {
+    f"{Q}.input_activation_scale": scalar(),
+    f"{Q}.output_activation_scale": scalar(),
+    f"{LAYER}.k_cache_scale": scalar(),
+    f"{LAYER}.v_cache_scale": scalar(),
+}
 
 LAYOUTS = [
     Layout("comfy-tensor", FP8_CODES, {f"{Q}.comfy_quant": marker(**FP8)}),
     Layout("comfy-metadata", FP8_CODES, {f"{Q}.input_scale": scalar()}, {Q: FP8}),
     Layout("comfy-both", FP8_CODES, {f"{Q}.comfy_quant": marker(**FP8)}, {Q: FP8}),
     Layout("modelopt", FP8_CODES, {f"{Q}.input_scale": scalar()} | CACHE),
+    Layout("gemma", INT8_CODES, GEMMA),
     Layout("int8", INT8_CODES, {f"{Q}.input_zero_point": torch.zeros(1, dtype=torch.int8)}),
     Layout("comfy-rotated", INT8_CODES, {f"{Q}.comfy_quant": marker(**ROTATED)}, is_read=False),
     Layout("comfy-rotated-metadata", INT8_CODES, {}, {Q: ROTATED}, is_read=False),

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from convert_doors import DOORS
+from imatrix_files import write_dat
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -145,3 +146,63 @@ def test_a_given_file_type_stays(tmp_path: Path) -> None:
     given = {"general.file_type": {"type": "u32", "value": 7}}
     loadstone.convert(source, tmp_path / "b.gguf", dtype="bfloat16", metadata=given)
     assert gguf.GGUFReader(tmp_path / "b.gguf").get_field("general.file_type").contents() == 7
+
+
+IMATRIX = [
+    ("quantize.imatrix.file", "old.imatrix", Type.STRING),
+    ("quantize.imatrix.dataset", "old.txt", Type.STRING),
+    ("quantize.imatrix.entries_count", 7, Type.UINT32),
+    ("quantize.imatrix.chunks_count", 9, Type.UINT32),
+]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("suffix", ["gguf", "safetensors"])
+@pytest.mark.parametrize(
+    "options",
+    [{"quantize": "q4_1", "include": "ffn_up"}, {"dtype": "f32"}, {"dequantize": True}, {}],
+    ids=str,
+)
+def test_a_matrix_is_named_as_long_as_its_blocks_are_there(
+    options: dict[str, Any], suffix: str, door: str, tmp_path: Path
+) -> None:
+    if door == "merge" and ("dequantize" in options or not options):
+        pytest.skip("a merge makes numbers")
+    if suffix == "safetensors" and "quantize" in options:
+        pytest.skip("safetensors hold no blocks")
+    source = write(tmp_path / "a.gguf", IMATRIX, Kind.Q4_0)
+    target = tmp_path / f"b.{suffix}"
+    DOORS[door](source, target, **options)
+    named = [key for key in loadstone.inspect(target).metadata if "imatrix" in key]
+    is_copy = suffix == "gguf" and not options  # the control
+    assert named == (sorted(key for key, *_ in IMATRIX) if is_copy else [])
+    given = {"quantize.imatrix.file": "mine"}
+    loadstone.convert(source, tmp_path / f"c.{suffix}", dtype="float32", metadata=given)
+    found = loadstone.inspect(tmp_path / f"c.{suffix}").metadata
+    assert {key: value for key, value in found.items() if "imatrix" in key} == given
+
+
+def test_another_matrix_has_no_key_of_the_old_one(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.gguf", IMATRIX)
+    columns = np.ones((1, 256), np.float32), np.ones(1, np.float32)
+    entries = {"blk.0.ffn_up.weight": columns}
+    matrix = write_dat(tmp_path / "new.dat", entries)
+    loadstone.convert(
+        source, tmp_path / "b.gguf", quantize="q4_0", include="ffn_up", imatrix=matrix
+    )
+    found = loadstone.inspect(tmp_path / "b.gguf").metadata
+    assert "old" not in str([value for key, value in found.items() if "imatrix" in key])
+    assert found["quantize.imatrix.entries_count"] == 1
+
+
+def test_safetensors_have_no_word_about_the_source_file(tmp_path: Path) -> None:
+    told = ("general.file_type", FileType.MOSTLY_Q4_0, Type.UINT32)
+    source = write(tmp_path / "a.gguf", [told], Kind.Q4_0)
+    (tmp_path / "parts").mkdir()
+    loadstone.convert(source, tmp_path / "parts" / "s.gguf", shard_size=8_000)
+    loadstone.convert(tmp_path / "parts" / "s-00001-of-00002.gguf", tmp_path / "b.safetensors")
+    with safe_open(tmp_path / "b.safetensors", "np") as file:
+        metadata = file.metadata()
+    assert metadata["general.file_type"] == str(int(FileType.MOSTLY_BF16))
+    assert metadata["general.architecture"] == "llama"  # the control
+    assert not any(key.startswith("split.") for key in metadata)

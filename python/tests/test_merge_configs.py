@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 import loadstone
 
 LAYERS = [0] * 100
+Arrays = dict[str, list[Any]]
 CONFIG = {
     "layers": LAYERS,
     "model_type": "llama",
@@ -77,12 +78,18 @@ def test_each_field_is_named(case: str, door: Any, tmp_path: Path) -> None:
 
 
 def write_gguf(
-    path: Path, base: float = 1e4, tokens: tuple[str, ...] = ("x", "y"), architecture: str = "llama"
+    path: Path,
+    base: float = 1e4,
+    tokens: tuple[str, ...] = ("x", "y"),
+    architecture: str = "llama",
+    arrays: Arrays | None = None,
 ) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(path.stem)
     writer.add_rope_freq_base(base)
     writer.add_token_list(tokens)
+    for key, values in (arrays or {}).items():
+        writer.add_array(key, values)
     writer.add_tensor("t", np.ones((2, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -97,6 +104,29 @@ def test_metadata_of_gguf(tmp_path: Path) -> None:
     assert "llama.rope.freq_base (500000, and 10000 in the output)" in warning
     assert "general.name" not in warning
     assert str(tmp_path / "b.gguf") in warning
+
+
+# Arrays of the first and the second model, and what the warning says of them.
+ARRAYS: dict[str, tuple[Arrays, Arrays, str]] = {
+    "numbers": ({"a.b": [1, 2, 3]}, {"a.b": [1, 2, 4]}, "a.b ([1,2,4], and [1,2,3] in the"),
+    "bools": ({"a.b": [True, False]}, {"a.b": [False, True]}, "a.b ([false,true], and [true,"),
+    "absent": ({"a.b": [1.5]}, {}, "a.b (absent, and [1.5] in the output)"),
+    "added": ({}, {"a.b": [1.5]}, "a.b ([1.5], and absent in the output)"),
+    "far in": ({"a.b": [*LAYERS, 1]}, {"a.b": [*LAYERS, 2]}, "a.b (["),
+    "same": ({"a.b": [1, 2]}, {"a.b": [1, 2]}, ""),
+    "merges": ({"tokenizer.ggml.merges": ["a b"]}, {"tokenizer.ggml.merges": ["b c"]}, ""),
+}
+
+
+@pytest.mark.parametrize("case", ARRAYS)
+def test_arrays_of_gguf(case: str, tmp_path: Path) -> None:
+    first, other, said = ARRAYS[case]
+    models = [
+        write_gguf(tmp_path / f"{name}.gguf", arrays=each)
+        for name, each in zip("ab", (first, other), strict=True)
+    ]
+    warning = by_convert(dict.fromkeys(models, 0.5), tmp_path / "out.gguf")
+    assert (said in warning) if said else warning == ""
 
 
 def test_architectures_of_gguf(tmp_path: Path) -> None:

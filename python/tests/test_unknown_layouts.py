@@ -176,3 +176,51 @@ def test_control_a_claim_about_plain_numbers_is_no_reason(door: Any, tmp_path: P
     door(folder, tmp_path / "out")
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert found[f"{MODULE}.weight"].dtype == torch.float16
+
+
+def gemma(bits: int) -> dict[str, torch.Tensor]:
+    """As Gemma's own quantizer packs them: the shapes are those of ModelOpt's int4."""
+    return {
+        "weight": codes(torch.int8 if bits == 8 else torch.uint8, 64, 64),
+        "weight_scale": torch.rand(64, 1) + 0.1,
+        "input_activation_scale": torch.tensor(0.0512345),
+        "output_activation_scale": torch.tensor(0.0712345),
+    }
+
+
+# Layouts that a codec reads, if no config declares another method.
+ALIKE: dict[str, dict[str, torch.Tensor]] = {f"gemma-{bits}": gemma(bits) for bits in (4, 8)} | {
+    "fouroversix": {
+        "weight": codes(torch.uint8, 64, 32),
+        "weight_scale": torch.ones(64, 4).to(torch.float8_e4m3fn),
+        "weight_scale_2": torch.tensor(0.5),
+    },
+}
+
+
+@pytest.mark.parametrize("layout", ALIKE)
+def test_a_method_that_packs_otherwise_is_not_decoded(layout: str, tmp_path: Path) -> None:
+    method = layout.partition("-")[0]
+    config = {"quantization_config": {"quant_method": method}}
+    folder = folder_of(tmp_path / "in", ALIKE[layout], **config)
+    for options in ({"dequantize": True}, {"quantize": "fp8"}):
+        with pytest.raises(loadstone.PlanError, match=f"method.*found.*{method}") as caught:
+            loadstone.convert(folder, tmp_path / "out", **options)
+        assert caught.value.code == "plan.config_mismatch"
+    with pytest.raises(loadstone.Error, match="method"):
+        loadstone.load_file(folder)
+    loadstone.convert(folder, tmp_path / "kept", dtype="float16")
+    found = load_file(tmp_path / "kept" / "model.safetensors")
+    for leaf, tensor in ALIKE[layout].items():
+        assert found[f"{MODULE}.{leaf}"].dtype == tensor.dtype, leaf
+
+
+@pytest.mark.parametrize("method", ["", "modelopt", "compressed-tensors", "fp8", "quark"])
+@pytest.mark.parametrize("layout", ALIKE)
+def test_control_other_methods_are_decoded(layout: str, method: str, tmp_path: Path) -> None:
+    config = {"quantization_config": {"quant_method": method}} if method else {}
+    folder = folder_of(tmp_path / "in", ALIKE[layout], **config)
+    loadstone.convert(folder, tmp_path / "out", dequantize=True)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == PLAIN.keys() | {f"{MODULE}.weight"}
+    assert found[f"{MODULE}.weight"].dtype == torch.bfloat16

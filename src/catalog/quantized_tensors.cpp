@@ -1,6 +1,7 @@
 #include "loadstone/quantized_tensors.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -19,6 +20,7 @@
 #include "catalog/quantized_names.h"
 #include "codec/companions.h"
 #include "codec/families.h"
+#include "codec/gguf/gguf.h"
 #include "codec/tensor_table.h"
 #include "codec/unknown/foreign_scale.h"
 #include "loadstone/error.h"
@@ -117,13 +119,14 @@ class CatalogTable final : public TensorTable {
   mutable std::vector<Finding> notes_;
 };
 
-// Codes stand in dtypes of a byte, or in words.
+// Codes stand in dtypes of a byte, in words, or in blocks of GGUF next to a scale.
 bool may_hold_codes(const TensorInfo& tensor) {
   constexpr std::array integers = {Dtype::u8,  Dtype::i8,  Dtype::u16,
                                    Dtype::i16, Dtype::u32, Dtype::i32};
   const bool is_integer = std::ranges::any_of(
       integers, [&](Dtype dtype) { return tensor.encoding == Encoding(dtype); });
-  return is_fp8(tensor) || is_integer || tensor.name.ends_with(".qweight");
+  return is_fp8(tensor) || is_integer || tensor.name.ends_with(".qweight") ||
+         may_have_scale(tensor.encoding);
 }
 
 // A component that cannot be read is a defect of the one tensor.
@@ -136,6 +139,18 @@ std::optional<QuantizedTensor> recognise_by(const Family& family, const TensorTa
     refuse(made, error, made.name);
     return made;
   }
+}
+
+// Names and shapes alone do not tell how integers are packed. A config that names another method
+// knows better.
+void refuse_other_method(const TensorTable& table, QuantizedTensor& made) {
+  const std::string& method = table.claim().method;
+  if (method.empty() || has_known_layouts(method) || !made.is_readable()) return;
+  const TensorInfo& codes = table[made.data];
+  if (is_fp8(codes) || !codes.encoding.is_dtype()) return;
+  refuse(made, "plan.config_mismatch",
+         "is quantized by a method whose layout this version does not decode", {codes.name}, method,
+         fmt::format("{}", fmt::join(shared_methods(), ", ")));
 }
 
 std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
@@ -152,6 +167,7 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
         throw Error("internal", "a family does not list its encoding", {.found = made->encoding});
       }
       refuse_foreign_companions(table, *made, family->reads_all);
+      refuse_other_method(table, *made);
       if (family->stores_conv1d_transposed && made->decoding.shape.rank() == 2 &&
           table.is_conv1d(made->name)) {
         made->is_transposed = !made->is_transposed;
@@ -159,7 +175,7 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
       found.push_back(*std::move(made));
       break;
     }
-    if (is_known) continue;
+    if (is_known || !table[i].encoding.is_dtype()) continue;
     if (auto unknown = unknown_codes(table, i)) found.push_back(*std::move(unknown));
   }
   return found;

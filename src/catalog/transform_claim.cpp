@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/text.h"
+#include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
@@ -107,6 +108,36 @@ bool is_transform(const QuantizationClaim& claim, std::string_view tensor_name) 
   return std::ranges::any_of(claim.transforms, [&](const std::string& transform) {
     return tensor_name.find("." + transform) != std::string_view::npos;
   });
+}
+
+std::optional<Finding> scaled_activation_finding(const Catalog& catalog) {
+  for (const auto& each : catalog.checkpoints()) {
+    if (auto found = scaled_activation_finding(*each)) return found;
+  }
+  constexpr std::string_view words = "qweight";
+  constexpr std::string_view leaf = "scales";
+  const QuantizedTensors& quantized = catalog.quantized();
+  const bool has_words = std::ranges::any_of(quantized.tensors(), [&](const auto& each) {
+    return each.data < catalog.tensors().size() &&
+           catalog.tensors()[each.data].name.ends_with(words);
+  });
+  for (std::uint32_t i = 0; has_words && i < catalog.tensors().size(); ++i) {
+    const std::string& name = catalog.tensors()[i].name;
+    if (!name.ends_with(".scales") || quantized.is_companion(i)) continue;
+    const std::string module = name.substr(0, name.size() - leaf.size());
+    if (catalog.find(module + std::string(words))) continue;
+    return Finding{
+        .severity = Severity::error,
+        .code = "plan.encoding",
+        .sources = {name},
+        .message = fmt::format("'{}' divides the result of an activation while the model runs, "
+                               "which only the config of the codes implies",
+                               printable(name)),
+        .suggestion = "keep the codes and the config together",
+        .found = "scales without qweight",
+        .expected = "weights that need no scaled activations"};
+  }
+  return std::nullopt;
 }
 
 std::optional<Finding> transform_finding(const Catalog& catalog) {

@@ -22,6 +22,10 @@ void add_transforms(QuantizationClaim& claim, const simdjson::dom::object& secti
 // The same, by the config's own names.
 [[nodiscard]] bool is_transform(const QuantizationClaim& claim, std::string_view tensor_name);
 
+// The error "plan.encoding" if an activation of the catalog, or of one that it joins, has scales
+// that only AWQ's config gives a meaning: the output of the activation is divided by them.
+[[nodiscard]] std::optional<Finding> scaled_activation_finding(const Catalog& catalog);
+
 // The error "q.transform" if the config of the catalog, or of one that it joins, has any.
 [[nodiscard]] std::optional<Finding> transform_finding(const Catalog& catalog);
 

@@ -29,8 +29,8 @@ struct Row {
   Place place;
 };
 
-// ModelOpt, compressed-tensors, FBGEMM, Mistral, ComfyUI; then caches, and ComfyUI's older marker,
-// which is there once a model.
+// ModelOpt, compressed-tensors, FBGEMM, Mistral, Gemma, ComfyUI; then caches, and ComfyUI's older
+// marker, which is there once a model.
 constexpr std::array rows = {
     Row{"input_scale", Place::module},
     Row{"input_zero_point", Place::module},
@@ -38,6 +38,8 @@ constexpr std::array rows = {
     Row{"input_scale_ub", Place::module},
     Row{"output_scale", Place::module},
     Row{"output_zero_point", Place::module},
+    Row{"input_activation_scale", Place::module},
+    Row{"output_activation_scale", Place::module},
     Row{"activation_scale", Place::module},
     Row{"qscale_act", Place::module},
     Row{"scale_input", Place::module},
@@ -45,8 +47,10 @@ constexpr std::array rows = {
     Row{"q_scale", Place::attention},
     Row{"q_zero_point", Place::attention},
     Row{"k_scale", Place::attention},
+    Row{"k_cache_scale", Place::attention},
     Row{"k_zero_point", Place::attention},
     Row{"v_scale", Place::attention},
+    Row{"v_cache_scale", Place::attention},
     Row{"v_zero_point", Place::attention},
     Row{"kv_scale", Place::attention},
     Row{"kv_zero_point", Place::attention},

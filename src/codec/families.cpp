@@ -1,5 +1,6 @@
 #include "codec/families.h"
 
+#include <algorithm>
 #include <array>
 
 #include "codec/awq/awq.h"
@@ -31,8 +32,27 @@ constexpr std::array all = {
     &gguf_family,     //
 };
 
+constexpr std::array<std::string_view, 5> shared = {"compressed-tensors", "fbgemm_fp8", "fp8",
+                                                    "modelopt", "mxfp4"};
+
+// Other names of these methods, and methods that store codes as one of these does.
+constexpr std::array<std::string_view, 11> borrowed = {
+    "auto-round",  "auto_round", "intel/auto-round", "awq_marlin",
+    "gptq_marlin", "gptqmodel",  "modelopt_fp4",     "modelopt_mixed",
+    "quark",       "w8a8_fp8",   "w8a8_int8"};
+
 }  // namespace
 
 std::span<const Family* const> families() noexcept { return all; }
+
+std::span<const std::string_view> shared_methods() noexcept { return shared; }
+
+bool has_known_layouts(std::string_view method) noexcept {
+  const auto is_method = [&](const Family* family) {
+    return !family->method.empty() && family->method == method;
+  };
+  return std::ranges::count(shared, method) > 0 || std::ranges::count(borrowed, method) > 0 ||
+         std::ranges::any_of(all, is_method);
+}
 
 }  // namespace loadstone

@@ -41,4 +41,11 @@ struct Family {
 
 [[nodiscard]] std::span<const Family* const> families() noexcept;
 
+// Methods whose layouts several families read.
+[[nodiscard]] std::span<const std::string_view> shared_methods() noexcept;
+
+// Returns whether a config's `quant_method` means layouts that the families read. Other methods
+// may pack their codes in other ways under the same names and shapes.
+[[nodiscard]] bool has_known_layouts(std::string_view method) noexcept;
+
 }  // namespace loadstone

@@ -16,6 +16,7 @@
 #include "codec/tensor_table.h"
 #include "convert/choose.h"
 #include "convert/container.h"
+#include "convert/gguf_importance.h"
 #include "convert/json_text.h"
 #include "convert/kept_blocks.h"
 #include "convert/layer_metadata.h"
@@ -141,7 +142,9 @@ bool check_transforms(Conversion& conversion, const ConvertOptions& options) {
   const Catalog& catalog = *conversion.plan.catalog;
   const bool is_rewritten = decodes(catalog, options) || !options.quantize.formats.empty() ||
                             repacks(options) || options.format != FileFormat::safetensors;
-  auto found = is_rewritten ? transform_finding(catalog) : std::nullopt;
+  if (!is_rewritten) return true;
+  auto found = transform_finding(catalog);
+  if (!found) found = scaled_activation_finding(catalog);
   if (!found) return true;
   fail(conversion, *std::move(found));
   return false;
@@ -248,6 +251,12 @@ static Choices choose_formats(const Catalog& catalog, const ConvertOptions& opti
   return choices;
 }
 
+// Returns whether blocks of the source may be those of the output.
+static bool keeps_blocks(const ConvertOptions& options) {
+  return container_of(options.format).holds_blocks() && !options.dtype && !options.dequantize &&
+         !options.merge && options.quantize.formats.empty();
+}
+
 static Skeleton skeleton_of(const Recipes& recipes) {
   Skeleton skeleton;
   skeleton.targets.reserve(recipes.targets.size());
@@ -322,6 +331,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   conversion.format = options.format;
   const Container& container = container_of(options.format);
   conversion.metadata = container.metadata(*catalog, options.metadata, findings);
+  if (!keeps_blocks(options)) erase_importance(options.metadata, conversion.metadata);
   PlanOptions plan_options;
   plan_options.unexpected = options.unexpected;
   plan_options.strip_prefixes.emplace();  // none: recipes have said what each output is called
@@ -336,6 +346,11 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (quantizes) choices = choose_formats(*catalog, options, conversion, plan_options, findings);
   const Chosen codes = {choices, plan_options.quantize, is_decoded};
   if (container.holds_blocks()) keep_codes(*catalog, options, codes, plan_options.recipes);
+  if (options.recipes.targets.empty()) {
+    for (const std::uint32_t source : drop_block_scales(*catalog, plan_options.recipes)) {
+      plan_options.known_sources.push_back(catalog->tensors()[source].name);
+    }
+  }
   // A source that has stood in the way once is not told again as left over.
   for (const Finding& finding : findings) {
     if (finding.severity != Severity::error) continue;

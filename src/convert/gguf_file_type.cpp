@@ -7,7 +7,6 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "base/text.h"
@@ -67,11 +66,18 @@ void settle_file_type(const ConvertOptions& options, Conversion& conversion) {
     const MixInfo& mix = info(*find_mix(name));
     if (mix.type.name() == main) file_types.push_back(mix.file_type);
   }
-  const auto* const number = std::get_if<std::uint64_t>(&found->second.value);
+  const auto is_told = [&](std::uint64_t type) {
+    return text_of(found->second) == std::to_string(type);
+  };
+  const bool is_text = conversion.format != FileFormat::gguf;
   if (file_types.empty()) {
     conversion.metadata.erase(found);
-  } else if (number == nullptr || std::ranges::find(file_types, *number) == file_types.end()) {
-    found->second = {.value = file_types.front(), .type = MetadataType::u32};
+  } else if (is_text && std::ranges::none_of(file_types, is_told)) {
+    found->second = {.value = std::to_string(file_types.front())};
+  } else if (!is_text) {
+    const auto known = std::ranges::find_if(file_types, is_told);
+    found->second = {.value = known == file_types.end() ? file_types.front() : *known,
+                     .type = MetadataType::u32};
   }
 }
 

@@ -112,6 +112,12 @@ void Importances::report_unused(const Recipes& recipes, std::vector<Finding>& fi
                   without_.text())));
 }
 
+void erase_importance(const Metadata& given, Metadata& metadata) {
+  std::erase_if(metadata, [&](const auto& each) {
+    return each.first.starts_with("quantize.imatrix.") && !given.contains(each.first);
+  });
+}
+
 void Importances::describe(Metadata& metadata) const {
   if (matrix_ == nullptr) return;
   const auto set_text = [&](const char* key, const std::string& text) {

@@ -19,6 +19,9 @@
 
 namespace loadstone {
 
+// Erases the keys that name the matrix of the source's blocks, except those that are `given`.
+void erase_importance(const Metadata& given, Metadata& metadata);
+
 // Not thread-safe. The matrix, which may be null, outlives it.
 class Importances {
  public:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "catalog/block_scales.h"
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
 #include "convert/container.h"
@@ -155,6 +156,25 @@ void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRe
     const bool is_floating = kind(recipe.dtype) == DtypeKind::floating;
     if (is_floating && !recipe.boxes.empty() && wanted(recipe)) keeper.keep(recipe);
   }
+}
+
+std::vector<std::uint32_t> drop_block_scales(const Catalog& catalog, Recipes& recipes) {
+  std::vector<bool> kept(catalog.tensors().size(), false);
+  for (const Decoding& decoding : recipes.decodings) {
+    if (decoding.kernel == bytes_kernel) kept.at(decoding.sources.front()) = true;
+  }
+  const std::vector<std::uint32_t> dropped = companions_of_blocks(catalog, kept);
+  std::vector<bool> marks(catalog.tensors().size(), false);
+  for (const std::uint32_t source : dropped) marks[source] = true;
+  const auto is_dropped = [&](const Box& box) {
+    return box.decoding == no_decoding && marks[box.source];
+  };
+  if (!dropped.empty()) {
+    std::erase_if(recipes.targets, [&](const TargetRecipe& recipe) {
+      return !recipe.boxes.empty() && std::ranges::all_of(recipe.boxes, is_dropped);
+    });
+  }
+  return dropped;
 }
 
 // Of the blocks whose bytes a decoding gives.

@@ -28,6 +28,11 @@ namespace loadstone {
 void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRecipe&)>& wanted,
                  Recipes& recipes);
 
+// Drops what belongs to blocks that are decoded, and returns it: their numbers have been multiplied
+// with it.
+[[nodiscard]] std::vector<std::uint32_t> drop_block_scales(const Catalog& catalog,
+                                                           Recipes& recipes);
+
 // The targets of a plan that hold codes of the source in blocks.
 [[nodiscard]] std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion);
 // Errors for targets whose codes files do not hold as they lie, and that nobody asked to be

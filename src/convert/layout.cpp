@@ -87,10 +87,8 @@ void check_names(Conversion& conversion) {
 
 void lay_out(Conversion& conversion, const ConvertOptions& options) {
   fill_files(conversion, options);
-  if (conversion.format == FileFormat::gguf) {
-    settle_file_type(options, conversion);
-    tell_narrow_vectors(options, conversion);
-  }
+  settle_file_type(options, conversion);
+  if (conversion.format == FileFormat::gguf) tell_narrow_vectors(options, conversion);
   if (!options.quantize.formats.empty()) check_names(conversion);
   const Container& container = container_of(conversion.format);
   if (conversion.files.size() > 1 && !container.index_suffix().empty()) {

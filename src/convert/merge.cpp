@@ -391,6 +391,8 @@ class Merger {
     values.recipes.decodings = numbers_.take_decodings();
     const std::uint32_t end = catalog_.tensors_of(0).end;
     for (const QuantizedTensor& each : catalog_.quantized().tensors()) {
+      const bool is_block = each.data < end && !catalog_.tensors()[each.data].encoding.is_dtype();
+      if (is_block) continue;  // they may stay
       for (const std::uint32_t source : each.unneeded) {
         if (source < end) values.dropped.push_back(source);
       }

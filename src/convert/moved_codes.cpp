@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "catalog/quantized_names.h"
 #include "codec/companions.h"
+#include "codec/tensor_table.h"
 #include "loadstone/catalog.h"
 
 namespace loadstone {
@@ -72,11 +73,30 @@ class Check {
   [[nodiscard]] Sources codes_in(const PlannedTarget& target) const {
     Sources codes;
     for (const Box& box : target.recipe.boxes) {
-      if (box.decoding != no_decoding) continue;
+      if (box.decoding != no_decoding && !keeps_block(box)) continue;
       const QuantizedTensor* const found = before_.find(box.source);
       if (found != nullptr && !found->companions().empty()) codes.push_back(box.source);
     }
     return codes;
+  }
+
+  [[nodiscard]] bool keeps_block(const Box& box) const {
+    return box.decoding != no_decoding && plan_.decodings[box.decoding].dtype == Dtype::u8 &&
+           !catalog_.tensors()[box.source].encoding.is_dtype();
+  }
+
+  // Returns whether blocks stay whole, and their scale under the name that goes with theirs.
+  [[nodiscard]] bool block_keeps_scale(const PlannedTarget& target) const {
+    constexpr std::string_view weight = "weight";
+    const std::vector<Box>& boxes = target.recipe.boxes;
+    if (boxes.size() != 1 || !target.name.ends_with(weight)) return false;
+    const Decoding& bytes = plan_.decodings[boxes.front().decoding];
+    const std::array<BoxDim, 1> all = {{{bytes.shape.numel().value_or(0), 1, 1}}};
+    if (target.shape != bytes.shape || !std::ranges::equal(boxes.front().dims, all)) return false;
+    const std::string name = without_suffix(target.name, weight) + "scale";
+    const auto scale = std::ranges::find(plan_.targets, name, &PlannedTarget::name);
+    return scale != plan_.targets.end() &&
+           whole_sources(*scale) == before_.find(boxes.front().source)->companions();
   }
 
   // The target's sources in order, where it is one of them, whole, or a stack of several: nothing
@@ -111,6 +131,9 @@ class Check {
   // same order.
   [[nodiscard]] bool stays_with_its_scales(std::uint32_t target, const Sources& codes,
                                            const QuantizedTensors& after) {
+    if (keeps_block(plan_.targets[target].recipe.boxes.front())) {
+      return block_keeps_scale(plan_.targets[target]);
+    }
     const auto sources = whole_sources(plan_.targets[target]);
     if (!sources || sources->size() != codes.size()) return false;
     const QuantizedTensor* const found = after.find(target);

@@ -25,6 +25,8 @@ namespace {
 
 using Element = simdjson::dom::element;
 
+constexpr std::string_view tokens_key = "tokenizer.ggml.tokens";
+
 // Values as JSON, by field: "rope_scaling.factor".
 using Fields = std::map<std::string, std::string, std::less<>>;
 
@@ -59,13 +61,14 @@ Fields fields_of(const std::string& config) {
   return fields;
 }
 
-// Skips arrays, such as vocabularies, and keys that describe the file. The architecture stays: it
-// gives rows their order.
+// Skips tokens, which are compared on their own, merges, and keys that describe the file. The
+// architecture stays: it gives rows their order.
 Fields fields_of(const Metadata& metadata) {
   Fields fields;
   for (const auto& [key, value] : metadata) {
     const bool is_described = key.starts_with("general.") && key != "general.architecture";
-    if (is_described || key.starts_with("split.") || value.type == MetadataType::array) continue;
+    const bool is_of_text = key == tokens_key || key == "tokenizer.ggml.merges";
+    if (is_described || key.starts_with("split.") || is_of_text) continue;
     fields.emplace(key, json_of(value));
   }
   return fields;
@@ -192,7 +195,7 @@ void tell_vocabulary(const Described& first, const Described& other,
     const ExtraFile* const theirs = is_vocabulary(ours.name) ? other.file(ours.name) : nullptr;
     if (theirs != nullptr && is_another_vocabulary(ours, *theirs)) names.push_back(ours.name);
   }
-  const std::string tokens = "tokenizer.ggml.tokens";
+  const std::string tokens(tokens_key);
   const Metadata& ours = first.catalog.metadata();
   const Metadata& theirs = other.catalog.metadata();
   if (ours.contains(tokens) && theirs.contains(tokens) &&

@@ -47,7 +47,8 @@ class SafetensorsContainer final : public Container {
       return true;
     };
     for (const auto& [key, item] : catalog.metadata()) {
-      if (key.starts_with(gguf_shape_prefix)) continue;  // tensors have these shapes now
+      // Tensors have these shapes now, and the parts are those of the source.
+      if (key.starts_with(gguf_shape_prefix) || key.starts_with("split.")) continue;
       if (!given.contains(key) && !add(key, item)) left_out.push_back(key);
     }
     const std::string types = types_text(catalog.metadata(), metadata);

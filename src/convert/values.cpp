@@ -72,7 +72,8 @@ class Maker {
     if (is_decoded_)
       findings_.insert(findings_.end(), all.findings().begin(), all.findings().end());
     for (const QuantizedTensor& quantized : all.tensors()) {
-      if (!quantized.is_readable()) continue;
+      if (!quantized.is_readable() || !catalog_.tensors()[quantized.data].encoding.is_dtype())
+        continue;  // the planner decodes blocks
       if (keeps && !mxfp4_blocks_of(quantized.decoding, catalog_.tensors())) continue;
       for (const std::uint32_t source : quantized.decoding.sources) is_read_.at(source) = true;
       for (const std::uint32_t source : quantized.unneeded) is_read_.at(source) = true;

@@ -35,19 +35,21 @@ Codes::Codes(const Catalog& catalog)
 Taking Codes::taking(std::uint32_t tensor, Dtype asked, const Shape* shape) const {
   const bool is_floating = kind(asked) == DtypeKind::floating;
   const Encoding encoding = catalog_.tensors()[tensor].encoding;
-  if (!encoding.is_dtype()) {  // blocks, which hold their scales
-    if (asked == Dtype::u8) return Taking::component;
+  const QuantizedTensor* const quantized = quantized_.find(tensor);
+  const auto is_provided = [&](std::uint32_t scale) {
+    return is_taken_[scale] || is_known_[scale];
+  };
+  if (!encoding.is_dtype()) {  // blocks, which hold their scales, or all except one
+    const bool is_whole =
+        quantized == nullptr || std::ranges::all_of(quantized->scales, is_provided);
+    if (asked == Dtype::u8) return is_whole ? Taking::component : Taking::neither;
     return is_floating ? Taking::numbers : Taking::neither;
   }
-  const QuantizedTensor* const quantized = quantized_.find(tensor);
   if (quantized == nullptr) {
     if (!quantized_.is_companion(tensor)) return Taking::plain;
     return encoding == Encoding(asked) ? Taking::component : Taking::neither;
   }
   const auto is_taken = [&](std::uint32_t scale) { return is_taken_[scale]; };
-  const auto is_provided = [&](std::uint32_t scale) {
-    return is_taken_[scale] || is_known_[scale];
-  };
   if (encoding == Encoding(asked) &&
       (shape == nullptr || *shape == catalog_.tensors()[tensor].shape)) {
     return std::ranges::all_of(needed(*quantized), is_provided) ? Taking::component

@@ -69,15 +69,18 @@ bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor) {
 
 View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number) {
   const QuantizedTensor* const quantized = catalog.quantized().find(tensor);
-  if (quantized == nullptr) return whole_view(number, catalog.tensors()[tensor].shape);
+  const bool is_read = quantized != nullptr && quantized->is_readable();
+  if (!is_read) return whole_view(number, catalog.tensors()[tensor].shape);
   View view = whole_view(number, quantized->decoding.shape);
   if (quantized->is_transposed) (void)transpose(view, -1, -2);  // of a rank that has both
   return view;
 }
 
 Decoding numbers_decoding(const Catalog& catalog, std::uint32_t tensor, Dtype dtype) {
+  const TensorInfo& info = catalog.tensors()[tensor];
   const QuantizedTensor* const quantized = catalog.quantized().find(tensor);
-  if (quantized == nullptr) return block_decoding(tensor, catalog.tensors()[tensor], dtype);
+  const bool is_bytes = !info.encoding.is_dtype() && dtype == Dtype::u8;
+  if (quantized == nullptr || is_bytes) return block_decoding(tensor, info, dtype);
   Decoding decoding = quantized->decoding;
   decoding.dtype = dtype;
   return decoding;

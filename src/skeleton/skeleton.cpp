@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <span>
-
 #include "base/json_writer.h"
 #include "base/named.h"
 #include "base/only_errors.h"
+#include "catalog/block_scales.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
@@ -117,7 +116,11 @@ Skeleton Skeleton::from_catalog(const Catalog& catalog) {
     Skeleton skeleton;
     const std::uint32_t count = catalog.tensors_of(0).end;
     skeleton.targets.reserve(count);
-    for (const TensorInfo& tensor : std::span(catalog.tensors()).first(count)) {
+    std::vector<bool> is_left_out(catalog.tensors().size(), false);
+    for (const std::uint32_t i : companions_of_blocks(catalog)) is_left_out[i] = true;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (is_left_out[i]) continue;
+      const TensorInfo& tensor = catalog.tensors()[i];
       Target target;
       target.name = tensor.name;
       target.shape = tensor.shape;

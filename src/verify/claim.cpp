@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <string>
 #include <string_view>
@@ -23,10 +22,6 @@ namespace loadstone {
 
 namespace {
 
-// Methods whose layouts loadstone reads, beside those that a family names as its own.
-constexpr std::array<std::string_view, 5> shared_methods = {"compressed-tensors", "fbgemm_fp8",
-                                                            "fp8", "modelopt", "mxfp4"};
-
 const Family* family_of(std::string_view encoding) {
   for (const Family* const family : families()) {
     if (std::ranges::find(family->encodings, encoding) != family->encodings.end()) return family;
@@ -35,7 +30,7 @@ const Family* family_of(std::string_view encoding) {
 }
 
 bool is_known(std::string_view method) {
-  return std::ranges::find(shared_methods, method) != shared_methods.end() ||
+  return std::ranges::count(shared_methods(), method) > 0 ||
          std::ranges::any_of(families(), [&](const Family* family) {
            return !family->method.empty() && family->method == method;
          });
@@ -119,8 +114,7 @@ Stored stored_in(const Catalog& catalog) {
 // are such layouts.
 bool is_method_of(std::string_view method, const Stored& stored) {
   if (stored.methods.contains(method)) return true;
-  return stored.methods.contains("") &&
-         std::ranges::find(shared_methods, method) != shared_methods.end();
+  return stored.methods.contains("") && std::ranges::count(shared_methods(), method) > 0;
 }
 
 Finding disagreement(const std::string& path, std::string found, std::string expected) {

@@ -84,9 +84,10 @@ constexpr std::array written = {
     written_as<BlockFormat::tq2_0>("tq2_0", 2),     written_as<BlockFormat::mxfp4>("mxfp4-gguf", 4),
 };
 
-constexpr auto written_names = [] {
-  std::array<std::string_view, written.size()> all;
+constexpr auto encodings = [] {
+  std::array<std::string_view, written.size() + 1> all;
   for (std::size_t i = 0; i < written.size(); ++i) all[i] = written[i].name;
+  all.back() = "nvfp4-gguf";
   return all;
 }();
 
@@ -94,6 +95,6 @@ constexpr auto written_names = [] {
 
 std::span<const WrittenEncoding> gguf_written() noexcept { return written; }
 
-std::span<const std::string_view> gguf_encodings() noexcept { return written_names; }
+std::span<const std::string_view> gguf_encodings() noexcept { return encodings; }
 
 }  // namespace loadstone

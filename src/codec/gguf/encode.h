@@ -9,7 +9,7 @@
 namespace loadstone {
 
 [[nodiscard]] std::span<const WrittenEncoding> gguf_written() noexcept;
-// Their names.
+// Their names, and those of blocks that are only read.
 [[nodiscard]] std::span<const std::string_view> gguf_encodings() noexcept;
 
 }  // namespace loadstone

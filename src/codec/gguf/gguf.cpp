@@ -6,6 +6,7 @@
 #include <string>
 
 #include "codec/gguf/encode.h"
+#include "kernels/cast.h"
 #include "kernels/gguf.h"
 
 namespace loadstone {
@@ -62,10 +63,60 @@ class BlockDecoder final : public Decoder {
   const Dtype dtype_;
 };
 
-std::optional<DecodeProblem> check_part(const DecodeRequest& request) {
-  if (request.parts.size() != 1) {
-    return DecodeProblem{"the kernel takes blocks",
-                         std::to_string(request.parts.size()) + " tensors", "1 tensor"};
+// Blocks whose numbers are multiplied with a scale from a tensor of its own.
+class ScaledBlockDecoder final : public Decoder {
+ public:
+  // `per_scale`: how many numbers share a scale.
+  ScaledBlockDecoder(DecodeBlocks kernel, BlockLayout block, std::uint64_t per_scale, Dtype dtype)
+      : blocks_(kernel, block, Dtype::f32),
+        block_(block),
+        per_scale_(per_scale),
+        size_(element_bytes(dtype)),
+        cast_(cast_between(Dtype::f32, dtype)) {}
+
+  [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
+                                     std::uint64_t end) const noexcept override {
+    if (part != 1) return blocks_.part_bytes(part, begin, end);
+    return {begin / per_scale_ * sizeof(float), ((end - 1) / per_scale_ + 1) * sizeof(float)};
+  }
+
+  void decode(std::uint64_t begin, std::uint64_t end, std::span<const std::byte* const> parts,
+              std::byte* target) const noexcept override {
+    constexpr std::uint64_t chunk = 256;
+    std::array<float, chunk> numbers;
+    const std::uint64_t first_block = begin / block_.elements;
+    const std::uint64_t first_scale = begin / per_scale_;
+    for (std::uint64_t at = begin; at < end;) {
+      const std::uint64_t scale_end = (at / per_scale_ + 1) * per_scale_;
+      const std::uint64_t to = std::min({end, (at / chunk + 1) * chunk, scale_end});
+      const std::array<const std::byte*, 1> blocks = {
+          parts[0] + (at / block_.elements - first_block) * block_.bytes};
+      blocks_.decode(at, to, blocks, reinterpret_cast<std::byte*>(numbers.data()));
+      float scale = 0;
+      std::memcpy(&scale, parts[1] + (at / per_scale_ - first_scale) * sizeof(float),
+                  sizeof(float));
+      const std::uint64_t count = to - at;
+      for (std::uint64_t i = 0; i < count; ++i) numbers[i] *= scale;
+      cast_.run(reinterpret_cast<const std::byte*>(numbers.data()), target, count);
+      target += count * size_;
+      at = to;
+    }
+  }
+
+ private:
+  const BlockDecoder blocks_;
+  const BlockLayout block_;
+  const std::uint64_t per_scale_;
+  const std::size_t size_;
+  const Cast cast_;
+};
+
+std::optional<DecodeProblem> check_part(const DecodeRequest& request, std::size_t count = 1) {
+  if (request.parts.size() != count) {
+    return DecodeProblem{
+        count == 1 ? "the kernel takes blocks" : "the kernel takes blocks and a scale",
+        std::to_string(request.parts.size()) + " tensors",
+        std::to_string(count) + (count == 1 ? " tensor" : " tensors")};
   }
   if (!request.parts[0].encoding.is_dtype()) return std::nullopt;
   return DecodeProblem{
@@ -94,6 +145,31 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
   return std::nullopt;
 }
 
+// One scale, or one for each matrix of a stack.
+std::optional<DecodeProblem> prepare_scaled(const DecodeRequest& request, DecodeForm& made) {
+  if (auto wrong = check_part(request, 2)) return wrong;
+  const DecodePart& part = request.parts[0];
+  const DecodePart& scale = request.parts[1];
+  const BlockFormat format = part.encoding.block_format();
+  const auto decode = gguf_decoder(format, Dtype::f32, GgufMode::exact);
+  if (decode == nullptr) {
+    return DecodeProblem{
+        "the kernel does not decode this format", std::string(part.encoding.name()), {}};
+  }
+  if (auto wrong = check_shape(request, part.shape)) return wrong;
+  const bool is_stack = part.shape.rank() == 3;
+  const std::uint64_t matrices = is_stack ? part.shape[0] : 1;
+  const std::uint64_t count = scale.shape.numel().value_or(0);
+  if (scale.encoding != Encoding(Dtype::f32) || (count != 1 && count != matrices)) {
+    return DecodeProblem{"the scale does not fit the blocks",
+                         std::string(scale.encoding.name()) + " " + scale.shape.text(),
+                         is_stack ? "F32 [1] or " + Shape({matrices}).text() : "F32 [1]"};
+  }
+  made.decoder = std::make_shared<const ScaledBlockDecoder>(
+      decode, layout(format), std::max<std::uint64_t>(made.elements / count, 1), request.dtype);
+  return std::nullopt;
+}
+
 std::optional<DecodeProblem> prepare_bytes(const DecodeRequest& request, DecodeForm& made) {
   if (auto wrong = check_part(request)) return wrong;
   if (request.dtype != Dtype::u8) {
@@ -109,8 +185,29 @@ std::optional<DecodeProblem> prepare_bytes(const DecodeRequest& request, DecodeF
 constexpr std::array kernels = {
     DecodeKernel{"gguf", prepare<GgufMode::exact>},
     DecodeKernel{"gguf_half", prepare<GgufMode::half>},
+    DecodeKernel{"gguf_scaled", prepare_scaled},
     DecodeKernel{"bytes", prepare_bytes, true},
 };
+
+// llama.cpp multiplies with "P.scale" of "P.weight": what ModelOpt calls weight_scale_2, and
+// BitNet's weight_scale. Gemma's scale of experts, which is its own weight, has the same name.
+std::string_view scaled_encoding(Encoding encoding) noexcept {
+  if (encoding == Encoding(BlockFormat::nvfp4)) return "nvfp4-gguf";
+  if (encoding == Encoding(BlockFormat::tq1_0)) return "tq1_0";
+  if (encoding == Encoding(BlockFormat::tq2_0)) return "tq2_0";
+  return {};
+}
+
+std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
+  const TensorInfo& data = table[tensor];
+  const std::string_view encoding = scaled_encoding(data.encoding);
+  if (encoding.empty() || !data.name.ends_with(".weight")) return std::nullopt;
+  const auto scale = table.find(without_suffix(data.name, "weight") + "scale");
+  if (scale == TensorTable::none) return std::nullopt;
+  QuantizedTensor made = quantized_tensor(data.name, tensor, {scale});
+  set_decoding(table, made, encoding, {"gguf_scaled", {tensor, scale}, data.shape, Dtype::f32});
+  return made;
+}
 
 }  // namespace
 
@@ -118,6 +215,8 @@ bool has_cut_blocks(Encoding encoding, const Shape& shape) noexcept {
   if (encoding.is_dtype() || shape.rank() == 0) return false;
   return shape.extents().back() % layout(encoding.block_format()).elements != 0;
 }
+
+bool may_have_scale(Encoding encoding) noexcept { return !scaled_encoding(encoding).empty(); }
 
 Shape shape_of_bytes(Encoding encoding, const Shape& shape) {
   auto extents = shape.extents();
@@ -134,7 +233,9 @@ Decoding block_decoding(std::uint32_t index, const TensorInfo& tensor, Dtype dty
   return {"bytes", {index}, shape_of_bytes(tensor.encoding, tensor.shape), dtype};
 }
 
-const Family gguf_family = {
-    .kernels = kernels, .encodings = gguf_encodings(), .written = gguf_written()};
+const Family gguf_family = {.kernels = kernels,
+                            .recognise = recognise,
+                            .encodings = gguf_encodings(),
+                            .written = gguf_written()};
 
 }  // namespace loadstone
