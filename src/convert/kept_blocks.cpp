@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "base/text.h"
-#include "catalog/block_scales.h"
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
 #include "convert/container.h"
 #include "formats/gguf_shapes.h"
+#include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
@@ -156,6 +156,19 @@ void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRe
     const bool is_floating = kind(recipe.dtype) == DtypeKind::floating;
     if (is_floating && !recipe.boxes.empty() && wanted(recipe)) keeper.keep(recipe);
   }
+}
+
+// Returns all that belongs to blocks of the first checkpoint that do not stay.
+static std::vector<std::uint32_t> companions_of_blocks(const Catalog& catalog,
+                                                       const std::vector<bool>& kept) {
+  std::vector<std::uint32_t> found;
+  for (const QuantizedTensor& each : catalog.quantized().tensors()) {
+    if (each.data >= catalog.tensors_of(0).end || kept[each.data]) continue;
+    if (catalog.tensors()[each.data].encoding.is_dtype()) continue;
+    for (const std::uint32_t companion : each.companions()) found.push_back(companion);
+    found.insert(found.end(), each.unneeded.begin(), each.unneeded.end());
+  }
+  return found;
 }
 
 std::vector<std::uint32_t> drop_block_scales(const Catalog& catalog, Recipes& recipes) {

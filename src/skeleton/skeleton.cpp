@@ -5,10 +5,10 @@
 #include "base/json_writer.h"
 #include "base/named.h"
 #include "base/only_errors.h"
-#include "catalog/block_scales.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
+#include "loadstone/quantized_tensors.h"
 #include "skeleton/ties.h"
 
 namespace loadstone {
@@ -117,7 +117,12 @@ Skeleton Skeleton::from_catalog(const Catalog& catalog) {
     const std::uint32_t count = catalog.tensors_of(0).end;
     skeleton.targets.reserve(count);
     std::vector<bool> is_left_out(catalog.tensors().size(), false);
-    for (const std::uint32_t i : companions_of_blocks(catalog)) is_left_out[i] = true;
+    for (const QuantizedTensor& each : catalog.quantized().tensors()) {
+      if (catalog.tensors()[each.data].encoding.is_dtype()) continue;
+      // The numbers of blocks are multiplied with their scale.
+      for (const std::uint32_t i : each.companions()) is_left_out[i] = true;
+      for (const std::uint32_t i : each.unneeded) is_left_out[i] = true;
+    }
     for (std::uint32_t i = 0; i < count; ++i) {
       if (is_left_out[i]) continue;
       const TensorInfo& tensor = catalog.tensors()[i];
