@@ -81,6 +81,8 @@ class Weights:
     def scale_shape(self, rows: int, columns: int) -> tuple[int, ...]:
         if self.strategy == "tensor":
             return (1,)
+        if self.strategy == "block":
+            return (-(-rows // 128), -(-columns // 128))
         return (rows, columns // self.group_size if self.group_size else 1)
 
     def groups_of(self, columns: int, generator: torch.Generator) -> torch.Tensor:
@@ -99,6 +101,9 @@ def draw(made: Checkpoint, how: Weights, rows: int, columns: int) -> tuple[torch
     if not how.is_symmetric:
         zeros = made.integers(-half, half, *shape)
     groups = how.groups_of(columns, made.generator)
+    if how.strategy == "block":
+        wide = blocks_of_128(scale.float(), codes.shape)
+        return codes, scale, zeros, groups, codes.float() * wide
     wide_scale, wide_zeros = (t.expand(rows, -1)[:, groups] for t in (scale.float(), zeros))
     return codes, scale, zeros, groups, (codes - wide_zeros).float() * wide_scale
 
@@ -146,8 +151,10 @@ def write_int8(how: Weights, layout: str, folder: Path) -> Written:
     """Integers that are a byte each."""
     made = Checkpoint(82)
     made.add_layers()
-    name = f"int8-{how.strategy}"
-    for i, (rows, columns) in enumerate(((20, 256), (33, 128))):
+    is_block = how.strategy == "block"
+    name = "int8-group" if is_block else f"int8-{how.strategy}"
+    shapes = ((200, 300), (200, 100), (96, 40)) if is_block else ((20, 256), (33, 128))
+    for i, (rows, columns) in enumerate(shapes):
         codes, scale, zeros, _, numbers = draw(made, how, rows, columns)
         components = {"data": ("", codes.to(torch.int8)), "scale": ("_scale", scale)}
         if not how.is_symmetric:
@@ -164,10 +171,7 @@ def write_fp8(how: Weights, folder: Path) -> Written:
     name = {"tensor": "fp8", "channel": "fp8-channel", "block": "fp8-block"}[how.strategy]
     for i, (rows, columns) in enumerate(((20, 256), (200, 300))):
         data = made.fp8(rows, columns)
-        shape = how.scale_shape(rows, columns)
-        if how.strategy == "block":
-            shape = (-(-rows // 128), -(-columns // 128))
-        scale = made.uniform(0.01, 0.3, *shape).to(how.dtype)
+        scale = made.uniform(0.01, 0.3, *how.scale_shape(rows, columns)).to(how.dtype)
         whole = scale.float()
         if how.strategy == "block":
             whole = blocks_of_128(whole, data.shape)
@@ -213,6 +217,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "channel": {"strategy": "channel"},
     "channel-asym": {"strategy": "channel", "is_symmetric": False},
     "group": {"strategy": "group", "group_size": 64},
+    "block": {"strategy": "block"},
 }
 FP8 = Weights(bits=8, kind="float", strategy="tensor")
 WRITERS: dict[str, Callable[[Path], Written]] = {

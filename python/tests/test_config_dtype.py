@@ -55,10 +55,37 @@ def test_the_dtype_of_the_output(
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("value", ["auto", None, "int8", "float8_e4m3fn", 7])
-def test_what_names_no_wide_float_stays(tmp_path: Path, door: str, value: Any) -> None:
+@pytest.mark.parametrize("value", ["auto", None, "int8", 7])
+def test_what_names_no_float_stays(tmp_path: Path, door: str, value: Any) -> None:
     config = {"dtype": value, "model_type": "own"}
     assert config_after(tmp_path, door, config, dtype="bf16") == config
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("value", ["float8_e4m3fn", "torch.float8_e4m3fn", "float8_e5m2"])
+def test_fp8_that_the_output_does_not_have(tmp_path: Path, door: str, value: str) -> None:
+    config = {"dtype": value, "text_config": {"torch_dtype": value}}
+    stored = torch.float8_e4m3fn
+    found = config_after(tmp_path, door, config, dtype="f16", stored=stored)
+    name = "torch.float16" if value.startswith("torch.") else "float16"
+    assert found == {"dtype": name, "text_config": {"torch_dtype": name}}
+
+
+@pytest.mark.parametrize("door", ["convert", "command"])
+@pytest.mark.parametrize("dequantize", [True, False])
+def test_fp8_codes_that_are_decoded(tmp_path: Path, door: str, dequantize: bool) -> None:
+    source = tmp_path / "plain"
+    source.mkdir()
+    save_file(tensors(torch.float32), source / "model.safetensors")
+    (source / "config.json").write_text('{"dtype": "float32", "model_type": "own"}')
+    loadstone.convert(source, tmp_path / "codes", quantize="fp8-channel")
+    path = tmp_path / "codes" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float8_e4m3fn"}))
+    DOORS[door](
+        tmp_path / "codes", tmp_path / "out", **({"dequantize": True} if dequantize else {})
+    )
+    found = json.loads((tmp_path / "out" / "config.json").read_text())["dtype"]
+    assert found == ("bfloat16" if dequantize else "float8_e4m3fn")  # the control: a copy
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -14,6 +14,13 @@ namespace {
 
 bool is_wide_float(Dtype dtype) { return kind(dtype) == DtypeKind::floating && bits(dtype) >= 16; }
 
+// Returns whether the output has plain numbers of a narrow dtype: FP8 that stays.
+bool keeps(const Plan& plan, Dtype narrow) {
+  return std::ranges::any_of(plan.targets, [&](const PlannedTarget& target) {
+    return !target.quantization && target.dtype == narrow;
+  });
+}
+
 // Nothing: the plan has no such tensor.
 std::optional<Dtype> main_dtype(const Plan& plan) {
   std::array<std::uint64_t, dtype_count> counts = {};
@@ -45,7 +52,8 @@ std::string with_dtype_of(const Plan& plan, std::string_view config) {
         const bool has_prefix = text.starts_with(prefix);
         if (has_prefix) text.remove_prefix(prefix.size());
         const auto declared = dtype_from_user(text);
-        if (!declared || !is_wide_float(*declared)) return std::nullopt;
+        if (!declared || kind(*declared) != DtypeKind::floating) return std::nullopt;
+        if (!is_wide_float(*declared) && keeps(plan, *declared)) return std::nullopt;
         std::string name = has_prefix ? "\"torch." : "\"";
         return name.append(dtype_info(*dtype).torch_name) + '"';
       });

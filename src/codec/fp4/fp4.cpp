@@ -1,8 +1,11 @@
 #include "codec/fp4/fp4.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "codec/fp4/blocks.h"
 #include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
@@ -22,6 +25,7 @@ using scaled::Form;
 using scaled::Global;
 
 using scaled::nvfp4_block;
+using simd::mx_block;
 constexpr std::uint64_t mxfp4_block_bytes = 16;
 
 std::optional<DecodeProblem> prepare_block(const DecodeRequest& request, DecodeForm& made) {
@@ -125,6 +129,12 @@ Shape doubled(const Shape& shape) {
   return Shape(std::move(extents));
 }
 
+Shape in_blocks(const Shape& shape, std::uint64_t block) {
+  auto extents = shape.extents();
+  if (!extents.empty()) extents.back() = ceil_div(extents.back(), block);
+  return Shape(std::move(extents));
+}
+
 // How the companions are called: behind the name of the numbers.
 struct Naming {
   std::string_view scale;
@@ -142,11 +152,24 @@ void decode(const TensorTable& table, QuantizedTensor& made, std::uint32_t scale
            {made.name + std::string(suffix)});
     return;
   }
+  const auto bits = table.claim().bits;
+  if (bits && *bits != 4) {
+    refuse(made, "plan.encoding", "has codes of a size that this version does not decode",
+           {table[made.data].name, table[scale].name}, fmt::format("{} bits in the config", *bits),
+           "4 bits");
+    return;
+  }
   const Shape shape = doubled(table[made.data].shape);
   if (is_nvfp4) {
     set_decoding(table, made, "nvfp4",
                  {naming.nvfp4, {made.data, scale, global}, shape, Dtype::bf16});
   } else if (is_dtype(table[scale], {Dtype::u8, Dtype::f8_e8m0})) {
+    const Shape expected = in_blocks(shape, mx_block);
+    if (table[scale].shape != expected) {
+      refuse(made, "q.scale_shape", "has other scales than one for 32 numbers of a row",
+             {table[scale].name}, table[scale].shape.text(), expected.text());
+      return;
+    }
     set_decoding(table, made, "mxfp4", {"fp4_block", {made.data, scale}, shape, Dtype::bf16});
   } else {
     refuse_layout(table, made);
@@ -205,7 +228,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 using scaled::blocks_in;
 using scaled::with_last;
-using simd::mx_block;
 
 std::optional<DecodeProblem> write_nvfp4(const Quantization& quantization, const Shape& shape,
                                          QuantizeForm& form) {

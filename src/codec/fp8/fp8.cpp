@@ -1,11 +1,10 @@
 #include "codec/fp8/fp8.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "codec/scaled/blocks.h"
 #include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
@@ -58,8 +57,6 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
-using Block = std::array<std::uint64_t, 2>;
-
 bool is_scale_name(std::string_view name) {
   return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with("_scales");
 }
@@ -96,10 +93,9 @@ class Recogniser {
       decode("fp8-block", "fp8_block_128");
     } else if (has_one_a_matrix(is_grid) && !is_inverse) {
       decode("fp8", "fp8_block");
-    } else if (is_grid) {
-      decode_blocks();
     } else {
-      decode("fp8-block", "fp8_block");
+      constexpr scaled::BlockCodec blocks = {"fp8-block", "fp8_block", "fp8_block_128"};
+      scaled::decode_blocks(table_, made_, blocks, decoding());
     }
     return std::move(made_);
   }
@@ -127,39 +123,13 @@ class Recogniser {
   }
 
   void decode(std::string_view encoding, const char* kernel) {
-    set_decoding(table_, made_, encoding,
-                 {kernel, {made_.data, made_.scales[0]}, weight_.shape, Dtype::bf16});
+    Decoding made = decoding();
+    made.kernel = kernel;
+    set_decoding(table_, made_, encoding, std::move(made));
   }
 
-  // By their name, or by their number of dims, the scales are those of blocks.
-  void decode_blocks() {
-    constexpr Block usual = {128, 128};
-    const auto& claimed = table_.claim().block;
-    if (claimed && (*claimed)[0] == 0) {
-      refuse(made_, "plan.encoding", "is FP8, and the config gives several sizes of its blocks",
-             {weight_.name, scales_.name});
-      return;
-    }
-    const Block size = claimed.value_or(usual);
-    const Shape blocks({ceil_div(rows_, size[0]), ceil_div(columns_, size[1])});
-    const std::size_t rank = scales_.shape.rank();
-    const bool has_blocks =
-        scales_.shape[rank - 2] == blocks[0] && scales_.shape[rank - 1] == blocks[1];
-    const bool is_one_for_several = has_one_a_matrix(true) && !has_blocks;
-    if (is_one_for_several || (claimed && !has_blocks)) {
-      refuse(made_, "q.scale_shape",
-             is_one_for_several ? "has one scale for several blocks"
-                                : "has other scales than the config's blocks ask for",
-             {scales_.name}, scales_.shape.text(), blocks.text());
-      return;
-    }
-    if (has_blocks && size == usual) return decode("fp8-block", "fp8_block_128");
-    if (claimed && (rows_ % size[0] != 0 || columns_ % size[1] != 0)) {
-      refuse(made_, "plan.encoding", "has cut blocks of a size that is not decoded",
-             {weight_.name, scales_.name}, fmt::format("{} by {}", size[0], size[1]));
-      return;
-    }
-    decode("fp8-block", "fp8_block");
+  [[nodiscard]] Decoding decoding() const {
+    return {{}, {made_.data, made_.scales[0]}, weight_.shape, Dtype::bf16};
   }
 
   const TensorTable& table_;

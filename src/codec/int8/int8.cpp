@@ -1,8 +1,10 @@
 #include "codec/int8/int8.h"
 
 #include <array>
+#include <utility>
 
 #include "base/ceil_div.h"
+#include "codec/scaled/blocks.h"
 #include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
@@ -15,13 +17,21 @@ constexpr std::uint32_t none = TensorTable::none;
 
 // ---- decoding: I8 [..., rows, columns], scales, and zero points I8 of the scales' shape
 
-template <bool by_rows>
+enum class Cut : std::uint8_t { evenly, by_rows, by_128 };
+
+std::optional<DecodeProblem> set_blocks(const DecodeRequest& request, Cut cut, scaled::Form& form) {
+  if (cut == Cut::evenly) return scaled::cut_evenly(request, form);
+  return cut == Cut::by_rows ? scaled::cut_by(request, 1, 0, form)
+                             : scaled::cut_by(request, 128, 128, form);
+}
+
+template <Cut cut>
 std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
   scaled::Form form = {.weight = Dtype::i8};
   const std::size_t parts = request.parts.size() == 3 ? 3 : 2;
   if (auto wrong = scaled::check_codes(request, parts, {Dtype::i8}, "I8")) return wrong;
   if (auto wrong = scaled::set_scale_dtype(request.parts[1], form)) return wrong;
-  auto wrong = by_rows ? scaled::cut_by(request, 1, 0, form) : scaled::cut_evenly(request, form);
+  auto wrong = set_blocks(request, cut, form);
   if (!wrong && parts == 3) wrong = scaled::set_zeros(request, form);
   if (wrong) return wrong;
   scaled::finish(form, made);
@@ -31,11 +41,29 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
 constexpr ErrorBound error = error_bound::of_integers(127, std::byte{0x7f}, Dtype::i8);
 
 constexpr std::array kernels = {
-    DecodeKernel{.name = "int8_rows", .prepare = prepare<true>, .error = &error},
-    DecodeKernel{.name = "int8_block", .prepare = prepare<false>, .error = &error},
+    DecodeKernel{.name = "int8_rows", .prepare = prepare<Cut::by_rows>, .error = &error},
+    DecodeKernel{.name = "int8_block", .prepare = prepare<Cut::evenly>, .error = &error},
+    DecodeKernel{.name = "int8_block_128", .prepare = prepare<Cut::by_128>, .error = &error},
 };
 
 // ---- recognising
+
+// Tells by the scales' shape how the codes are cut.
+void decode(const TensorTable& table, QuantizedTensor& made, Decoding decoding) {
+  decoding.sources.insert(decoding.sources.begin(), made.data);
+  const Shape& scales = table[decoding.sources[1]].shape;
+  const std::size_t rank = decoding.shape.rank();
+  const bool is_grid = rank > 1 && scales.rank() == rank;
+  const std::uint64_t rows = rank > 1 ? decoding.shape[rank - 2] : 0;
+  const bool has_one = scales.numel() == 1u && (rank < 2 || rows > 1);
+  const bool has_rows = is_grid && scales[rank - 2] == rows && scales[rank - 1] == 1;
+  if (is_grid && !has_rows && !(has_one && !table.claim().block)) {
+    constexpr scaled::BlockCodec blocks = {"int8-group", "int8_block", "int8_block_128"};
+    return scaled::decode_blocks(table, made, blocks, std::move(decoding));
+  }
+  decoding.kernel = has_one ? "int8_block" : "int8_rows";
+  set_decoding(table, made, has_one ? "int8-tensor" : "int8-channel", std::move(decoding));
+}
 
 std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
   const TensorInfo& data = table[tensor];
@@ -59,19 +87,7 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
     refuse(made, "q.scale_missing", "lacks components", {data.name + "_zero_point"});
     return made;
   }
-  const Shape& scales = table[scale].shape;
-  const std::size_t rank = data.shape.rank();
-  const bool is_grid = rank > 1 && scales.rank() == rank;
-  const bool has_one = scales.numel() == 1u && (rank < 2 || data.shape[rank - 2] > 1);
-  const bool has_groups = is_grid && scales[rank - 1] > 1;
-  Decoding decoding = {"int8_rows", {tensor, scale}, data.shape, Dtype::bf16};
-  if (has_one || has_groups) decoding.kernel = "int8_block";
-  if (zero != none) decoding.sources.push_back(zero);
-  set_decoding(table, made,
-               has_one      ? "int8-tensor"
-               : has_groups ? "int8-group"
-                            : "int8-channel",
-               std::move(decoding));
+  decode(table, made, {{}, made.scales, data.shape, Dtype::bf16});
   return made;
 }
 

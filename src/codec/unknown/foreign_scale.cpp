@@ -84,13 +84,6 @@ std::uint32_t foreign_scale(const TensorTable& table, const std::string& name) {
   return sibling_scale(table, stem);
 }
 
-// The scale of scales, of a weight whose numbers are not computed with it.
-std::uint32_t second_scale(const TensorTable& table, const QuantizedTensor& quantized) {
-  const std::uint32_t second = table.find(quantized.name + "_scale_2");
-  const auto known = quantized.companions();
-  return std::ranges::count(known, second) == 0 ? second : none;
-}
-
 std::string_view leaf_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
 // "weight" of "_weight_scale", "weight:scale" and "weight_scale_inv"; nothing of "scale".
@@ -110,6 +103,43 @@ bool may_be_codes_of(const TensorInfo& tensor, std::string_view scaled) {
   if (is_fp8(tensor)) return has_name;
   const bool is_integer = is_dtype(tensor, {Dtype::i8, Dtype::u8, Dtype::i32, Dtype::u32});
   return is_integer && tensor.shape.rank() >= 2 && has_name && !scaled.empty();
+}
+
+bool is_factor_leaf(std::string_view leaf) {
+  constexpr std::array<std::string_view, 4> others = {"zp", "weight_zp", "weight_min", "min"};
+  return has_part(leaf, {"scale", "zero", "offset"}) || std::ranges::count(others, leaf) > 0;
+}
+
+// Returns whether the name goes with another tensor of the same module: "in_proj_weight" has the
+// "in_proj_weight_scale" beside "weight".
+bool is_of_another(const TensorTable& table, const std::string& name,
+                   const QuantizedTensor& quantized) {
+  const auto known = quantized.companions();
+  for (auto end = name.rfind('_'); end != 0 && end != std::string::npos;
+       end = name.rfind('_', end - 1)) {
+    const std::string stem = name.substr(0, end);
+    const auto owner = table.find(stem);
+    if (stem == quantized.name || owner == quantized.data) return false;
+    if (owner != none && std::ranges::count(known, owner) == 0) return true;
+  }
+  return false;
+}
+
+// A scale, a zero point or an offset beside codes that their codec does not read: "weight_offset",
+// "weight_scale_second". Those of activations and caches are in the companions' table.
+std::uint32_t factor_beside(const TensorTable& table, const QuantizedTensor& quantized) {
+  if (!quantized.is_readable()) return none;
+  const std::string& name = quantized.name;
+  const std::string module = name.ends_with("weight") ? without_suffix(name, "weight") : name + "_";
+  const auto known = quantized.companions();
+  for (const std::uint32_t index : table.beginning_with(module, siblings_max)) {
+    const std::string& other = table[index].name;
+    const std::string_view leaf = std::string_view(other).substr(module.size());
+    const bool is_known = index == quantized.data || std::ranges::count(known, index) > 0;
+    if (is_known || !is_of_module(leaf) || !is_factor_leaf(leaf)) continue;
+    if (!is_companion_name(other) && !is_of_another(table, other, quantized)) return index;
+  }
+  return none;
 }
 
 }  // namespace
@@ -203,10 +233,10 @@ void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quanti
     other = table.find_any(module, {"pre_quant_scale", "input_quantizer._pre_quant_scale",
                                     "input_quantizer.pre_quant_scale", "svdquant_lora_a",
                                     "weight_quantizer._svdquant_lora_a"});
-    if (other == none) other = second_scale(table, quantized);
   } else if (other == none) {  // stacks of experts: "experts.gate_up_proj"
     other = table.find_any(name, {"_pre_quant_scale", "_input_quantizer._pre_quant_scale"});
   }
+  if (other == none) other = factor_beside(table, quantized);
   if (other == none) return;
   quantized.states.push_back(other);
   refuse_layout(table, quantized);
