@@ -75,6 +75,7 @@ HEADER_FOLDER = {
 INCLUDES_UP = {
     ("formats", "loadstone/catalog.h"): "a format fills in what a catalog is made of: TensorInfo",
     ("skeleton", "loadstone/catalog.h"): "a model can be what a checkpoint holds: from_catalog",
+    ("skeleton", "loadstone/quantized_tensors.h"): "the same: scales are not of the model",
 }
 
 FRAMEWORKS = {

@@ -1,4 +1,4 @@
-"""A scale beside blocks of GGUF, as llama.cpp multiplies with it: one of a matrix, or one of each
+"""A scale of blocks of GGUF, as llama.cpp multiplies with it: one of a matrix, or one of each
 expert. Expected numbers are gguf-py's, times the scale."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Grids of scales, sizes of codes and factors beside them, which names alone do not tell."""
+"""Grids of scales, sizes of codes and further factors, which names alone do not tell."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ bool is_of_another(const TensorTable& table, const std::string& name,
   return false;
 }
 
-// A scale, a zero point or an offset beside codes that their codec does not read: "weight_offset",
+// A scale, a zero point or an offset of codes that their codec does not read: "weight_offset",
 // "weight_scale_second". Those of activations and caches are in the companions' table.
 std::uint32_t factor_beside(const TensorTable& table, const QuantizedTensor& quantized) {
   if (!quantized.is_readable()) return none;
