@@ -85,6 +85,8 @@ TEST_F(QuantizedTensorsTest, WhatIsNotUnderstoodIsRefused) {
       {codes, scale, tensor("a.weight_g_idx", "I32", {64}, 4)},
       {codes, scale, tensor("a.pre_quant_scale", "BF16", {64}, 2)},
       {codes, scale, tensor("a.weight_scale_inv", "F32", {8, 1}, 4)},
+      {codes, scale, tensor("a.other_scale", "F32", {}, 4)},
+      {bytes, scale, tensor("a.weight_offset", "F32", {8, 1}, 4)},
       {packed, packed_scale, global, tensor("a.pre_quant_scale", "F32", {64}, 4)},
       {packed, packed_scale, global, text_tensor("a.comfy_quant", "{}")},
       {codes, scale, text_tensor("a.comfy_quant", R"({"format": "mxfp8"})")},
@@ -216,7 +218,7 @@ TEST_F(QuantizedTensorsTest, CompanionsGoWithTheNearestCodes) {
       tensor("a.attn.v_scale", "F32", {8}, 4),  // learned, perhaps: it is not cast, and stays
       tensor("a.attn.q.weight", "F8_E4M3", {8, 16}, 1),
       tensor("a.attn.q.weight_scale", "F32", {}, 4), text_tensor("a.attn.q.comfy_quant", marker),
-      tensor("a.attn.q.other_scale", "F32", {}, 4), tensor("b.up", "F8_E4M3", {2, 8, 16}, 1),
+      tensor("a.attn.other_scale", "F32", {}, 4), tensor("b.up", "F8_E4M3", {2, 8, 16}, 1),
       tensor("b.up_scale", "F32", {2, 1, 1}, 4), tensor("b.up_input_scale", "F32", {}, 4),
       tensor("b.k_scale", "F32", {}, 4), tensor("c.input_scale", "F32", {}, 4),  // of no codes
   });
@@ -233,7 +235,7 @@ TEST_F(QuantizedTensorsTest, CompanionsGoWithTheNearestCodes) {
   for (const char* name : {"a.attn.v_scale", "a.attn.q.weight_scale", "b.up_scale"}) {
     EXPECT_TRUE(found.is_companion(*catalog_->find(name))) << name;
   }
-  for (const char* name : {"a.attn.q.other_scale", "c.input_scale", "b.up"}) {
+  for (const char* name : {"a.attn.other_scale", "c.input_scale", "b.up"}) {
     EXPECT_FALSE(found.is_companion(*catalog_->find(name))) << name;
   }
 }
@@ -250,6 +252,9 @@ TEST_F(QuantizedTensorsTest, WhatIsBrokenIsNamed) {
   };
   const FileTensor fp8 = tensor("a.weight", "F8_E4M3", {200, 300}, 1);
   expect({fp8, tensor("a.weight_scale_inv", "F32", {7, 11}, 4)}, "q.scale_shape", "a.weight");
+  expect({fp8, tensor("a.weight_scale_inv", "F32", {4, 5}, 4)}, "q.scale_shape", "a.weight");
+  expect({tensor("f.weight", "U8", {8, 48}, 1), tensor("f.weight_scale", "U8", {8, 2}, 1)},
+         "q.scale_shape", "f.weight");
   const FileTensor nibbles = tensor("d.weight", "U8", {8, 16}, 1);
   const FileTensor scales = tensor("d.weight_scale", "F8_E4M3", {8, 2}, 1);
   expect({nibbles, scales}, "q.scale_missing", "d.weight_scale_2");

@@ -48,7 +48,7 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
-// Tells by the scales' shape how the codes are cut.
+// Chooses the kernel by the shape of the scales.
 void decode(const TensorTable& table, QuantizedTensor& made, Decoding decoding) {
   decoding.sources.insert(decoding.sources.begin(), made.data);
   const Shape& scales = table[decoding.sources[1]].shape;

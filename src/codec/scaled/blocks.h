@@ -1,4 +1,4 @@
-// The size of blocks with a scale each, which the shapes alone do not tell.
+// The size of blocks with a scale each, for shapes alone do not determine it.
 #pragma once
 
 #include <string_view>

@@ -111,7 +111,7 @@ bool is_factor_leaf(std::string_view leaf) {
 }
 
 // Returns whether the name goes with another tensor of the same module: "in_proj_weight" has the
-// "in_proj_weight_scale" beside "weight".
+// "in_proj_weight_scale" next to "weight".
 bool is_of_another(const TensorTable& table, const std::string& name,
                    const QuantizedTensor& quantized) {
   const auto known = quantized.companions();
@@ -125,7 +125,7 @@ bool is_of_another(const TensorTable& table, const std::string& name,
   return false;
 }
 
-// A scale, a zero point or an offset of codes that their codec does not read: "weight_offset",
+// A scale, a zero point or an offset next to codes that their codec does not read: "weight_offset",
 // "weight_scale_second". Those of activations and caches are in the companions' table.
 std::uint32_t factor_beside(const TensorTable& table, const QuantizedTensor& quantized) {
   if (!quantized.is_readable()) return none;
