@@ -235,7 +235,8 @@ struct Conversion {
   bool is_split = false;  // several files beside one another
   std::string stem;
   // A config at the target that safetensors do not replace must agree: tensors are codes, and it
-  // declares them; two names that the source's config ties have a tensor each.
+  // declares them; two names that it ties have a tensor each, of equal values for all that is
+  // known.
   bool has_codes = false;
   bool has_tie = false;
   Budget budget;

@@ -354,6 +354,8 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_a_rearranged_weight_is_not_recorded_and_the_advice_works",
     "call the model class's own from_pretrained": "test_transformers_quantizers.py::"
     "test_a_direct_call_is_refused_and_its_advice_works",
+    "not supported: call the library's from_pretrained": "test_diffusers_unexpected.py::"
+    "test_sizes_that_the_library_ignores",
     "load the model without offloading this layer": "test_adapters.py::"
     "test_what_needs_an_offloaded_weight_is_refused_by_name",
     "call the model's own load_adapter()": "test_adapters.py::"

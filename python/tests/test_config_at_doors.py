@@ -154,3 +154,21 @@ def test_merges_compare_configs(named: str, target: str, tmp_path: Path) -> None
     assert ["rope_theta" in each.message for each in report.findings] == [True]
     same_model = [tmp_path / "a" / end, tmp_path / "a" / end]
     assert not loadstone.merge(same_model, tmp_path / f"same-{target}").findings
+
+
+@pytest.mark.parametrize("text", ["[1]", "// a comment", "", '{"a": 1, "a": 2}'])
+def test_files_of_other_programs_do_not_count(text: str, tmp_path: Path) -> None:
+    """They may have the name of a config; with codes in the file a malformed config is an error."""
+    (tmp_path / "config.json").write_text(text)
+    save_file({"a.weight": numbers(64, 64)}, tmp_path / "x.safetensors")
+    loadstone.convert(tmp_path / "x.safetensors", tmp_path / "out.safetensors")
+    save_file({"a.weight": torch.ones(64, 64).to(torch.int8)}, tmp_path / "y.safetensors")
+    with pytest.raises(loadstone.Error):
+        loadstone.convert(tmp_path / "y.safetensors", tmp_path / "out.safetensors")
+
+
+def test_states_without_their_codes_are_planned(tmp_path: Path) -> None:
+    parts = ("absmax", "quant_map", "quant_state.bitsandbytes__nf4")
+    tensors = {f"a.weight.{part}": torch.zeros(16, dtype=torch.uint8) for part in parts}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert run("plan", tmp_path).returncode == 0

@@ -80,5 +80,7 @@ def test_sizes_that_the_library_ignores(tmp_path: Path) -> None:
         model = DiTTransformer2DModel.from_pretrained(tmp_path, **wish)
     assert model.transformer_blocks[0].attn1.to_q.weight.shape == (64, 64)
     assert not any(each.is_meta for each in model.parameters())
-    with pytest.raises(loadstone.Error, match="ignore_mismatched_sizes"):
+    with pytest.raises(loadstone.Error, match="call the library's from_pretrained"):
         loadstone.diffusers.from_pretrained(DiTTransformer2DModel, tmp_path, **wish)
+    alone = DiTTransformer2DModel.from_pretrained(tmp_path, **wish)  # the advice
+    assert alone.transformer_blocks[0].attn1.to_q.weight.shape == (64, 64)

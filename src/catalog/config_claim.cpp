@@ -98,6 +98,9 @@ void refuse_two_formats(const Object& section, const std::string& path) {
 // Of GPTQ and AWQ.
 void add_words(QuantizationClaim& claim, const Object& section) {
   claim.method = member<std::string_view>(section, {"quant_method"}).value_or("");
+  std::ranges::transform(claim.method, claim.method.begin(),
+                         [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
+  if (claim.method == "compressed_tensors") claim.method = "compressed-tensors";
   claim.layout = member<std::string_view>(
                      section, {"checkpoint_format", "packing_format", "version", "format"})
                      .value_or("");
@@ -105,8 +108,11 @@ void add_words(QuantizationClaim& claim, const Object& section) {
   claim.group_size = group_size_of(section);
   claim.is_symmetric = member<bool>(section, {"sym"});
   claim.is_reordered = member<bool>(section, {"desc_act"});
-  Object dynamic;
-  claim.has_exceptions = section["dynamic"].get(dynamic) == simdjson::SUCCESS && dynamic.size() > 0;
+  const auto has_entries = [&](std::string_view field) {
+    Object entries;
+    return section[field].get(entries) == simdjson::SUCCESS && entries.size() > 0;
+  };
+  claim.has_exceptions = has_entries("dynamic") || has_entries("extra_config");
 }
 
 // Takes from compressed-tensors what all of its groups say alike.

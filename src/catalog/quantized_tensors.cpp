@@ -150,7 +150,7 @@ void refuse_other_method(const TensorTable& table, QuantizedTensor& made) {
   if (is_fp8(codes) || !codes.encoding.is_dtype()) return;
   refuse(made, "plan.config_mismatch",
          "is quantized by a method whose layout this version does not decode", {codes.name}, method,
-         fmt::format("{}", fmt::join(shared_methods(), ", ")));
+         fmt::format("{}, or another known method", fmt::join(shared_methods(), ", ")));
 }
 
 std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {

@@ -36,10 +36,10 @@ constexpr std::array<std::string_view, 5> shared = {"compressed-tensors", "fbgem
                                                     "modelopt", "mxfp4"};
 
 // Other names of these methods, and methods that store codes as one of these does.
-constexpr std::array<std::string_view, 11> borrowed = {
-    "auto-round",  "auto_round", "intel/auto-round", "awq_marlin",
-    "gptq_marlin", "gptqmodel",  "modelopt_fp4",     "modelopt_mixed",
-    "quark",       "w8a8_fp8",   "w8a8_int8"};
+constexpr std::array<std::string_view, 14> borrowed = {
+    "auto-round", "auto_round",   "intel/auto-round", "awq_marlin", "gptq_marlin",
+    "gptqmodel",  "modelopt_fp4", "modelopt_mixed",   "nvfp4",      "petit_nvfp4",
+    "quark",      "sparseml",     "w8a8_fp8",         "w8a8_int8"};
 
 }  // namespace
 

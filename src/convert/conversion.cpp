@@ -313,7 +313,8 @@ static void settle_config(Conversion& conversion, const ConvertOptions& options,
   conversion.has_codes =
       options.format == FileFormat::safetensors &&
       (is_kept || !conversion.repacked.empty() || std::ranges::any_of(plan.targets, is_encoded));
-  conversion.has_tie = !is_untied && untied_head(plan, options.folder.config).has_value();
+  const std::string& config = options.folder.config;
+  conversion.has_tie = !is_untied && (config.empty() || untied_head(plan, config).has_value());
 }
 
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,

@@ -56,11 +56,12 @@ bool has_ending(std::string_view name, std::span<const std::string_view> endings
   return std::ranges::any_of(endings, [&](std::string_view each) { return name.ends_with(each); });
 }
 
-}  // namespace
-
+// "model.safetensors.index.json", and "model.safetensors.index.fp16.json" of a variant.
 bool is_index(std::string_view name) {
   return name.ends_with(".json") && name.find(".index.") != std::string_view::npos;
 }
+
+}  // namespace
 
 FileRole file_role(std::string_view name) {
   const bool is_skipped = name.starts_with('.') || has_ending(name, skipped_endings);

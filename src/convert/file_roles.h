@@ -18,10 +18,6 @@ enum class FileRole : std::uint8_t {
 // `name`: without folders.
 [[nodiscard]] FileRole file_role(std::string_view name);
 
-// Returns true for an index of shards: "model.safetensors.index.json", and
-// "model.safetensors.index.fp16.json" of a variant.
-[[nodiscard]] bool is_index(std::string_view name);
-
 // Returns true for texts and images: a folder that has nothing else comes along as a whole.
 [[nodiscard]] bool is_text_or_image(std::string_view name);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,8 @@
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "convert/json_text.h"
+#include "convert/plain_codes.h"
+#include "loadstone/error.h"
 
 namespace loadstone {
 
@@ -33,8 +36,16 @@ ModelFolder claims_beside(const Catalog& catalog) {
   const auto is_gguf = [](const Shard& shard) { return shard.format == FileFormat::gguf; };
   if (std::ranges::any_of(catalog.shards(), is_gguf)) return folder;
   const FileOpener opener{catalog.storage()};
-  const auto text = [&](std::string_view name) {
-    return find_config(opener, catalog.root(), name);
+  const bool must_read = may_hold_codes(catalog);  // else the file may be another program's
+  const auto text = [&](std::string_view name) -> std::optional<std::string> {
+    try {
+      return find_config(opener, catalog.root(), name);
+    } catch (const Error& error) {
+      const std::string& code = error.code();
+      if (must_read || (code != "format.config" && code != "q.config" && code != "ix.not_regular"))
+        throw;
+      return std::nullopt;
+    }
   };
   folder.config = text("config.json").value_or("");
   std::vector<std::string_view> names = {claim_name};

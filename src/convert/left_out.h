@@ -22,7 +22,8 @@ inline constexpr std::string_view adapter_config_name = "adapter_config.json";
 [[nodiscard]] bool is_claim(std::string_view name);
 
 // Reads config.json and finds the files that declare an encoding, in the checkpoint's folder.
-// Returns nothing for GGUF files, which need no config. Throws those of find_config().
+// Returns nothing for GGUF files, which need no config. Throws those of find_config(); without
+// codes malformed files do not count.
 [[nodiscard]] ModelFolder claims_beside(const Catalog& catalog);
 
 // Returns the file that claims an encoding; empty if none does.

@@ -146,7 +146,9 @@ bool is_other_model(const Conversion& conversion, std::string_view name) {
   const Container& container = container_of(conversion.format);
   if (container.is_model_name(name)) return true;
   if (container.index_suffix().empty()) return false;
-  return is_index(name) || (name == "adapter_model.bin" && !is_adapter(*conversion.plan.catalog));
+  constexpr std::string_view variant = ".safetensors.index.";
+  return name.find(variant) != std::string_view::npos ||
+         (name == "adapter_model.bin" && !is_adapter(*conversion.plan.catalog));
 }
 
 // An older output goes when the new one is whole; a model of somebody else's stays.

@@ -69,7 +69,7 @@ constexpr auto kohya_prefixes = std::to_array<Prefix>({
     {"lora_te_", 1, first_encoder},
     {"lora_te1_", 1, first_encoder},
     {"lora_te2_", 2, {"conditioner.embedders.1.transformer."}},
-    {"lora_te3_", 3},
+    {"lora_te3_"},  // T5, whose names no other encoder has
 });
 
 // Projections that some models hold as one matrix, in the order of its rows.

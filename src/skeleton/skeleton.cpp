@@ -118,6 +118,7 @@ Skeleton Skeleton::from_catalog(const Catalog& catalog) {
     skeleton.targets.reserve(count);
     std::vector<bool> is_left_out(catalog.tensors().size(), false);
     for (const QuantizedTensor& each : catalog.quantized().tensors()) {
+      if (each.data == QuantizedTensor::none) continue;
       if (catalog.tensors()[each.data].encoding.is_dtype()) continue;
       // The numbers of blocks are multiplied with their scale.
       for (const std::uint32_t i : each.companions()) is_left_out[i] = true;

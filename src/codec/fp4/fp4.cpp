@@ -153,7 +153,7 @@ void decode(const TensorTable& table, QuantizedTensor& made, std::uint32_t scale
     return;
   }
   const auto bits = table.claim().bits;
-  if (bits && *bits != 4) {
+  if (bits && *bits != 4 && !table.claim().has_exceptions) {
     refuse(made, "plan.encoding", "has codes of a size that this version does not decode",
            {table[made.data].name, table[scale].name}, fmt::format("{} bits in the config", *bits),
            "4 bits");

@@ -37,9 +37,10 @@ bool divides(const Block& grid, const Block& matrix) {
 bool has_usual_extents(const Block& grid, const Block& matrix) {
   if (!divides(grid, matrix)) return false;
   const Block size = {matrix[0] / grid[0], matrix[1] / grid[1]};
-  const auto is_line = [&](std::size_t i) { return size[i] == 1 || size[i] == matrix[i]; };
-  return (is_line(0) && is_line(1)) ||
-         (std::has_single_bit(size[0]) && std::has_single_bit(size[1]));
+  const auto is_usual = [&](std::size_t i) {
+    return size[i] == matrix[i] || std::has_single_bit(size[i]);
+  };
+  return is_usual(0) && is_usual(1);
 }
 
 }  // namespace
