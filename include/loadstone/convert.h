@@ -234,9 +234,8 @@ struct Conversion {
   bool one_file = true;
   bool is_split = false;  // several files beside one another
   std::string stem;
-  // A config at the target that safetensors do not replace must agree: tensors are codes, and it
-  // declares them; two names that it ties have a tensor each, of equal values for all that is
-  // known.
+  // A config at the target that safetensors do not replace must declare codes if there are any, and
+  // may tie names that have a tensor each only if the source does, or has no config.
   bool has_codes = false;
   bool has_tie = false;
   Budget budget;

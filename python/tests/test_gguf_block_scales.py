@@ -65,7 +65,7 @@ def stored(path: Path) -> dict[str, tuple[str, bytes]]:
 
 
 def numbers(path: Path) -> dict[str, torch.Tensor]:
-    """What llama.cpp computes with."""
+    """Returns the numbers that llama.cpp computes with."""
     tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
     found = {}
     for name, each in tensors.items():

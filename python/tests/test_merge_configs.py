@@ -106,7 +106,7 @@ def test_metadata_of_gguf(tmp_path: Path) -> None:
     assert str(tmp_path / "b.gguf") in warning
 
 
-# Arrays of the first and the second model, and what the warning says of them.
+# Arrays of the first and the second model, and the words of the warning.
 ARRAYS: dict[str, tuple[Arrays, Arrays, str]] = {
     "numbers": ({"a.b": [1, 2, 3]}, {"a.b": [1, 2, 4]}, "a.b ([1,2,4], and [1,2,3] in the"),
     "bools": ({"a.b": [True, False]}, {"a.b": [False, True]}, "a.b ([false,true], and [true,"),

@@ -207,7 +207,7 @@ def test_towers_stay_plain_by_default(tower: str, tmp_path: Path) -> None:
 
 
 def is_read(case: Any, folder: Path) -> bool:
-    """Whether transformers finds a layer for all codes and scales."""
+    """Returns true if transformers finds a layer for all codes and scales."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

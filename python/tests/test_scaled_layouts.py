@@ -1,4 +1,4 @@
-"""Grids of scales, sizes of codes and further factors, which names alone do not tell."""
+"""Grids of scales, sizes of codes and further factors, which names alone do not show."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_no_factor_beside_codes_is_left_out(leaf: str, codes: str, tmp_path: Pat
 def test_no_factor_beside_a_stack_is_left_out(leaf: str, tmp_path: Path) -> None:
     stem = "model.layers.0.mlp.experts."
     given: dict[str, torch.Tensor] = {}
-    for name in ("up", "up_down"):  # a name that begins with the other's is no factor of it
+    for name in ("up", "up_down"):  # one begins with the other's name
         given[stem + name] = floats(2, 64, 96)
         given[f"{stem}{name}_scale"] = torch.rand(2, 64, 1) + 0.5
     source = folder(tmp_path / "sound", given, {})

@@ -179,7 +179,7 @@ def test_control_a_claim_about_plain_numbers_is_no_reason(door: Any, tmp_path: P
 
 
 def gemma(bits: int) -> dict[str, torch.Tensor]:
-    """As Gemma's own quantizer packs them: the shapes are those of ModelOpt's int4."""
+    """Packs codes like Gemma's own quantizer: the shapes are those of ModelOpt's int4."""
     return {
         "weight": codes(torch.int8 if bits == 8 else torch.uint8, 64, 64),
         "weight_scale": torch.rand(64, 1) + 0.1,

@@ -119,7 +119,7 @@ class CatalogTable final : public TensorTable {
   mutable std::vector<Finding> notes_;
 };
 
-// Codes stand in dtypes of a byte, in words, or in blocks of GGUF next to a scale.
+// Codes have a dtype of one byte, fill words, or are blocks of GGUF with a scale.
 bool may_hold_codes(const TensorInfo& tensor) {
   constexpr std::array integers = {Dtype::u8,  Dtype::i8,  Dtype::u16,
                                    Dtype::i16, Dtype::u32, Dtype::i32};
@@ -141,8 +141,8 @@ std::optional<QuantizedTensor> recognise_by(const Family& family, const TensorTa
   }
 }
 
-// Names and shapes alone do not tell how integers are packed. A config that names another method
-// knows better.
+// Names and shapes alone do not show how integers are packed: refuses those of a config that names
+// another method.
 void refuse_other_method(const TensorTable& table, QuantizedTensor& made) {
   const std::string& method = table.claim().method;
   if (method.empty() || has_known_layouts(method) || !made.is_readable()) return;

@@ -47,12 +47,15 @@ std::span<const Family* const> families() noexcept { return all; }
 
 std::span<const std::string_view> shared_methods() noexcept { return shared; }
 
-bool has_known_layouts(std::string_view method) noexcept {
+bool is_own_method(std::string_view method) noexcept {
   const auto is_method = [&](const Family* family) {
     return !family->method.empty() && family->method == method;
   };
-  return std::ranges::count(shared, method) > 0 || std::ranges::count(borrowed, method) > 0 ||
-         std::ranges::any_of(all, is_method);
+  return std::ranges::count(shared, method) > 0 || std::ranges::any_of(all, is_method);
+}
+
+bool has_known_layouts(std::string_view method) noexcept {
+  return is_own_method(method) || std::ranges::count(borrowed, method) > 0;
 }
 
 }  // namespace loadstone

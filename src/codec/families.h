@@ -44,6 +44,10 @@ struct Family {
 // Methods whose layouts several families read.
 [[nodiscard]] std::span<const std::string_view> shared_methods() noexcept;
 
+// Returns true if a family or several are those of the method. A name that other programs have for
+// it is not: their codes may be of any family.
+[[nodiscard]] bool is_own_method(std::string_view method) noexcept;
+
 // Returns whether a config's `quant_method` means layouts that the families read. Other methods
 // may pack their codes in other ways under the same names and shapes.
 [[nodiscard]] bool has_known_layouts(std::string_view method) noexcept;

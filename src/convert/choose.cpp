@@ -142,8 +142,8 @@ class Choosing {
   }
 
   void report_unread() {
-    for (auto& [reason, names] : unread_) {
-      const bool is_split = reason == split_rules().front().reason;
+    for (auto& [reason, unread] : unread_) {
+      auto& [advice, names] = unread;
       std::string message =
           fmt::format("{} would become codes that libraries do not read as such ({}): {}",
                       counted(names.size(), "tensor"), reason, name_list(names));
@@ -151,8 +151,7 @@ class Choosing {
                            .code = "convert.unread",
                            .sources = std::move(names),
                            .message = std::move(message),
-                           .suggestion = is_split ? "keep the numbers of this model"
-                                                  : "--exclude leaves them as numbers"});
+                           .suggestion = std::string(advice)});
     }
   }
 
@@ -187,7 +186,7 @@ class Choosing {
     }
     ++format->made;
     if (written != nullptr) look_at_reader(recipe, naming_style(*written, style_), unread);
-    if (unread) unread_[*unread].push_back(recipe.target);
+    if (unread) unread_[*unread].names.push_back(recipe.target);
     quantization.group = chooser_.group_of(recipe.target);
     choices_.quantize.emplace(recipe.target, std::move(quantization));
     return std::nullopt;
@@ -200,8 +199,18 @@ class Choosing {
     if (naming == NamingStyle::compressed && recipe.shape.rank() > 2) {
       stacks_.push_back(recipe.target);
     }
-    if (!unread) unread = chooser_.changed_layer(recipe.target, naming != NamingStyle::compressed);
+    if (unread) return;
+    const PlainRule* const rule =
+        chooser_.changed_layer(recipe.target, naming != NamingStyle::compressed);
+    if (rule == nullptr) return;
+    unread = rule->reason;
+    unread_[rule->reason].advice = rule->advice;
   }
+
+  struct Unread {
+    std::string_view advice = PlainRule().advice;
+    std::vector<std::string> names;
+  };
 
   Chooser& chooser_;
   Choices& choices_;
@@ -212,7 +221,7 @@ class Choosing {
   std::vector<std::string> stacks_;  // that the style has no names for
   Misfits misfits_;
   // Names of quantized tensors by the kind of their layer, if that is not linear.
-  std::map<std::string_view, std::vector<std::string>> unread_;
+  std::map<std::string_view, Unread> unread_;
 };
 
 }  // namespace

@@ -119,12 +119,9 @@ std::optional<std::string_view> Chooser::other_layer(const std::string& name) co
   return std::nullopt;
 }
 
-std::optional<std::string_view> Chooser::changed_layer(const std::string& name,
-                                                       bool is_bitsandbytes) const {
-  const PlainRule* rule = first_rule(split_, name);
-  if (rule == nullptr && is_bitsandbytes) rule = first_rule(joined_, name);
-  if (rule == nullptr) return std::nullopt;
-  return rule->reason;
+const PlainRule* Chooser::changed_layer(const std::string& name, bool is_bitsandbytes) const {
+  const PlainRule* const rule = first_rule(split_, name);
+  return rule == nullptr && is_bitsandbytes ? first_rule(joined_, name) : rule;
 }
 
 const PlainRule* Chooser::first_rule(const Reasons& rules, const std::string& name) {

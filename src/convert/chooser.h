@@ -44,9 +44,8 @@ class Chooser {
   // whether the output has a tensor of this name.
   [[nodiscard]] std::optional<std::string_view> reason_in_bnb(
       const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const;
-  // Why transformers takes codes of the tensor for numbers; nothing if it does not.
-  [[nodiscard]] std::optional<std::string_view> changed_layer(const std::string& name,
-                                                              bool is_bitsandbytes) const;
+  // Returns the rule by which transformers takes codes of the tensor for numbers; null if none.
+  [[nodiscard]] const PlainRule* changed_layer(const std::string& name, bool is_bitsandbytes) const;
   // The first whose pattern finds the name. Null: there is none.
   [[nodiscard]] Format* format_for(const std::string& name);
   // The same, and null for "none": it stays as it is.

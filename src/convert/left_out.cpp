@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -35,15 +36,15 @@ ModelFolder claims_beside(const Catalog& catalog) {
   ModelFolder folder;
   const auto is_gguf = [](const Shard& shard) { return shard.format == FileFormat::gguf; };
   if (std::ranges::any_of(catalog.shards(), is_gguf)) return folder;
-  const FileOpener opener{catalog.storage()};
+  const FileOpener opener{catalog.storage(), true};
   const bool must_read = may_hold_codes(catalog);  // else the file may be another program's
   const auto text = [&](std::string_view name) -> std::optional<std::string> {
     try {
       return find_config(opener, catalog.root(), name);
     } catch (const Error& error) {
-      const std::string& code = error.code();
-      if (must_read || (code != "format.config" && code != "q.config" && code != "ix.not_regular"))
-        throw;
+      constexpr std::array<std::string_view, 3> malformed = {"format.config", "q.config",
+                                                             "ix.not_regular"};
+      if (must_read || std::ranges::count(malformed, error.code()) == 0) throw;
       return std::nullopt;
     }
   };

@@ -66,7 +66,8 @@ constexpr PlainRule split[] = {
      R"((\.weight)?$)",
      "layers that transformers splits without their scales",
      "dinov2\\w*|gradium_phonon_tts|gte|hrm_text|inkling_mm_model|jina_embeddings_v3|"
-     "molmo2(_text)?|nemo_speechlm|nomic_bert|radio|rf_detr|sapiens2|tipsv2\\w*"},
+     "molmo2(_text)?|nemo_speechlm|nomic_bert|radio|rf_detr|sapiens2|tipsv2\\w*",
+     true, "keep the numbers of this model"},
     {single_expert, is_joined, "ernie4_5_vl_moe|hy_v4|minimax_m3_vl|qwen3_vl_moe"},
 };
 

@@ -19,6 +19,7 @@ struct PlainRule {
   std::string_view reason;
   std::string_view model_types;  // pattern of config.json's "model_type"; empty: any
   bool is_linear = true;         // a layer that readers of quantized linear layers may replace
+  std::string_view advice = "--exclude leaves them as numbers";  // for a quantized one
 };
 
 // Weights whose names agree in what the first group finds, and in nothing but the rest of the

@@ -75,7 +75,7 @@ Finding Codes::between(const QuantizedTensor& quantized, std::string_view target
   return finding;
 }
 
-// Its own, or that of which it is a scale. Null: blocks, which hold their scales.
+// Its own, or that of which it is a scale. Null: blocks without a scale of their own tensor.
 const QuantizedTensor* Codes::owner_of(std::uint32_t tensor) const {
   if (const QuantizedTensor* const own = quantized_.find(tensor)) return own;
   const auto& all = quantized_.tensors();

@@ -29,13 +29,6 @@ const Family* family_of(std::string_view encoding) {
   return nullptr;
 }
 
-bool is_known(std::string_view method) {
-  return std::ranges::count(shared_methods(), method) > 0 ||
-         std::ranges::any_of(families(), [&](const Family* family) {
-           return !family->method.empty() && family->method == method;
-         });
-}
-
 bool has(std::string_view text, std::string_view word) {
   return text.find(word) != std::string_view::npos;
 }
@@ -85,7 +78,7 @@ bool claims_codes(const QuantizationClaim& claim, std::string_view config) {
   if (claim.method == "bitsandbytes") {
     return has(config, "bit\": true") || has(config, "bit\":true");
   }
-  return is_known(claim.method) && claim.method != "modelopt";
+  return is_own_method(claim.method) && claim.method != "modelopt";
 }
 
 // What the tensors are, as far as a config can contradict it.
@@ -162,7 +155,7 @@ std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
   } else if (!claim.is_made) {
     const bool is_silent = is_of_library(config) && !mentions_quantization(config);
     if (is_silent && !has_other_config(opener, catalog.root())) add("nothing", described(stored));
-  } else if (is_known(claim.method) && !is_method_of(claim.method, stored)) {
+  } else if (is_own_method(claim.method) && !is_method_of(claim.method, stored)) {
     add(fmt::format("method {}", claim.method), described(stored));
   } else if (claim.method == "compressed-tensors" && claim.bits && !stored.bits.empty() &&
              !stored.bits.contains(static_cast<unsigned>(*claim.bits))) {

@@ -226,7 +226,7 @@ TEST_F(Open, WeightsOfOtherFormatsAreListed) {
       {"x.gguf", gguf("a")},
       {"model.safetensors.index.json", R"({"weight_map":{"a":"x.safetensors"}})"}};
   for (const auto& [name, content] : taken) {
-    const std::string folder = "/beside " + name;
+    const std::string folder = "/with " + name;
     storage.add_file(folder + "/" + name, content);
     if (name.ends_with(".json")) storage.add_file(folder + "/x.safetensors", one("a"));
     for (const char* const other : {"training_args.bin", "optimizer.pt", "rng_state.pth"}) {
