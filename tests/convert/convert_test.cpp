@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "codec/decode.h"
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/recipe_builder.h"

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <set>
 
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/error.h"
 #include "support/errors.h"
 #include "support/files.h"

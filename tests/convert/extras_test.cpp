@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
 #include "support/errors.h"

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "support/files.h"
 

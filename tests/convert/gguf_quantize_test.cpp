@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/verify.h"

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <limits>
 
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/verify.h"

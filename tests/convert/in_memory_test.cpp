@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "execute/mapped_shard.h"
 #include "loadstone/execute.h"
 #include "loadstone/verify.h"

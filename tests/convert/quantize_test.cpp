@@ -13,7 +13,7 @@
 #include "convert/choose.h"
 #include "convert/json_text.h"
 #include "convert/quantize_config.h"
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "support/errors.h"

@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <map>
 
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "support/errors.h"
 #include "support/files.h"

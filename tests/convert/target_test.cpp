@@ -6,7 +6,7 @@
 #include <chrono>
 #include <filesystem>
 
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/verify.h"
 #include "support/errors.h"

@@ -1,7 +1,7 @@
 // A load reads as many bytes as its plan says, also of columns.
 #include <gtest/gtest.h>
 
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 #include "loadstone/execute.h"
 #include "plan/budget.h"
 

@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 #include "loadstone/execute.h"
 #include "plan/costs.h"
 

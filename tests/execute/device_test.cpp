@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device/fake/fake_cuda.h"
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 #include "execute/random_plan.h"
 #include "loadstone/audit.h"
 #include "loadstone/execute.h"

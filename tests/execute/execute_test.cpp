@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 #include "loadstone/error.h"
 
 namespace loadstone {

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 

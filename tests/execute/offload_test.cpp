@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "execute/offload_folder.h"
-#include "execute/offload_values.h"
-#include "execute/plan_builder.h"
+#include "support/offload_values.h"
+#include "support/plan_builder.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 

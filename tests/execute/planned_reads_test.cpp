@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 #include "loadstone/execute.h"
 
 namespace loadstone {

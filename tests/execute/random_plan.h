@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 
 namespace loadstone::testing {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 #include "execute/planned_reads.h"
 #include "loadstone/execute.h"
 #include "plan/budget.h"

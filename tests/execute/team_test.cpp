@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "execute/no_memory.h"
+#include "faults/no_memory.h"
 #include "support/errors.h"
 
 namespace loadstone::test {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 #include "loadstone/execute.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <random>
 
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 #include "execute/random_plan.h"
 #include "execute/shard_files.h"
 #include "loadstone/execute.h"

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "codec/encode.h"
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 #include "execute/random_plan.h"
 #include "loadstone/audit.h"
 #include "loadstone/execute.h"

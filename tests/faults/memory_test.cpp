@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "execute/no_memory.h"
+#include "faults/no_memory.h"
 #include "loadstone/loadstone.h"
 #include "support/files.h"
 #include "support/imatrix_file.h"

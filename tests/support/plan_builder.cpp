@@ -1,4 +1,4 @@
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "execute/offload_values.h"
+#include "support/offload_values.h"
 
 #include <simdjson.h>
 

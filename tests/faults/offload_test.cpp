@@ -11,8 +11,8 @@
 #include <set>
 
 #include "execute/offload_files.h"
-#include "execute/offload_values.h"
-#include "execute/plan_builder.h"
+#include "support/offload_values.h"
+#include "support/plan_builder.h"
 #include "loadstone/execute.h"
 #include "support/faulty_files.h"
 #include "support/files.h"

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "execute/plan_builder.h"
+#include "support/plan_builder.h"
 
 namespace loadstone::testing {
 

@@ -1,4 +1,4 @@
-#include "execute/no_memory.h"
+#include "faults/no_memory.h"
 
 #include <dlfcn.h>
 #include <execinfo.h>

@@ -9,7 +9,7 @@
 #include <random>
 #include <stdexcept>
 
-#include "convert/samples.h"
+#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "support/faulty_files.h"

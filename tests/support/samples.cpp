@@ -1,4 +1,4 @@
-#include "convert/samples.h"
+#include "support/samples.h"
 
 #include <algorithm>
 
