@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+import measured
 import pytest
 
 from bench import checkpoints, measure, single_files
@@ -38,8 +39,7 @@ def finished_bytes(folder, case):
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_peak_is_the_model_and_a_fixed_ring(folders, kind, case):
     folder = folders[kind]
-    command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
-    result = measure.run(command, settle_seconds=0)
+    result = measured.run(case, folder, "transformers")
     model = finished_bytes(folder, case)
     print(
         f"{kind}, {case}: {result.grown_anonymous / 1e6:.1f} MB for a model of {model / 1e6:.1f} MB"
