@@ -279,11 +279,10 @@ def _child(library: str, name: str, sender: Any) -> None:
 
 def main(library: str, names: list[str]) -> None:
     """One line of JSON for each name."""
-    # What all children would import.
+    # What every child would import.
     if library == "transformers":
-        from transformers import AutoModel  # noqa: F401
-    else:
-        from diffusers import ModelMixin  # noqa: F401
+        from transformers import AutoModel, PreTrainedModel  # noqa: F401
+    next(iter(BUILDERS[library](names[0])))
     context = multiprocessing.get_context("fork")
     for name in names:
         receiver, sender = context.Pipe(duplex=False)
