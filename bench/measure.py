@@ -78,24 +78,36 @@ def run(command: Sequence[str | Path], settle_seconds: float = SETTLE_SECONDS) -
     while line and line.strip() != "ready":  # libraries may greet on stdout
         line = child.stdout.readline()
     time.sleep(settle_seconds)
-    base = memory(child.pid)
+
+    def go() -> dict[str, Any]:
+        output, _ = child.communicate("go\n")
+        if child.returncode != 0:
+            raise RuntimeError(f"{' '.join(map(str, command))} ended with {child.returncode}")
+        values: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return values
+
+    return watched(child.pid, go)
+
+
+def watched(pid: int, go: Callable[[], dict[str, Any]]) -> Result:
+    """Samples the memory of a process while ``go()`` has it work."""
+    base = memory(pid)
     peak = dict(base)
     done = threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            for name, value in memory(child.pid).items():
+            for name, value in memory(pid).items():
                 peak[name] = max(peak.get(name, 0), value)
             time.sleep(SAMPLE_SECONDS)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    output, _ = child.communicate("go\n")
-    done.set()
-    watcher.join()
-    if child.returncode != 0:
-        raise RuntimeError(f"{' '.join(map(str, command))} ended with {child.returncode}")
-    values = json.loads(output.splitlines()[-1])
+    try:
+        values = go()
+    finally:
+        done.set()
+        watcher.join()
     return Result(
         values["seconds"],
         base.get("RssAnon", 0),

@@ -1,16 +1,17 @@
-"""One of four ranks whose models accelerate shards by FSDP2, over gloo.
+"""Four ranks whose models accelerate shards by FSDP2, over gloo.
 
-    python rank_accelerate.py RANK FOLDER
+    python rank_accelerate.py FOLDER
 
-Writes ``FOLDER/RANK.json``: by case what was found. accelerate takes FSDP plugins for GPUs alone:
-on CPUs it leaves them out, without a word. Here one function of it is replaced, which names backend
-and kind of the ranks; all others are its own.
+Each writes ``FOLDER/RANK.json``: by case what was found. accelerate takes FSDP plugins for GPUs
+alone: on CPUs it leaves them out, without a word. Here one function of it is replaced, which names
+backend and kind of the ranks; all others are its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import sys
 import warnings
@@ -249,8 +250,7 @@ def without_patch(folder: Path) -> int:
     return len({id(each) for group in optimizer.param_groups for each in group["params"]})
 
 
-def main() -> None:
-    number, folder = int(sys.argv[1]), Path(sys.argv[2])
+def rank(number: int, folder: Path) -> None:
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(WORLD)}
     take_cpus_for_gpus()
     torch.set_num_threads(1)
@@ -272,6 +272,17 @@ def main() -> None:
     found["without patch"] = without_patch(folder / "llama")
     (folder / f"{number}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
+
+
+def main() -> None:
+    """Forks the ranks, which need not import the libraries anew."""
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=rank, args=(i, Path(sys.argv[1]))) for i in range(WORLD)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    sys.exit(any(each.exitcode for each in ranks))
 
 
 if __name__ == "__main__":

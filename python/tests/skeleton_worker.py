@@ -1,7 +1,8 @@
 """Builds library classes twice, directly and as a skeleton, and compares: one JSON line per class.
 
-Run as ``python skeleton_worker.py diffusers|transformers NAME ...``: each class in a forked child,
-so that its memory is given back and a crash is a line like any other. The tests say what must hold.
+Run as ``python skeleton_worker.py LIBRARY NAME ...``, a library of ``BUILDERS``: each class in a
+forked child, so that its memory is given back and a crash is a line like any other. The tests say
+what must hold.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import resource
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,7 +28,11 @@ from loadstone._skeleton_walk import walk
 # A direct construction that fills its parameters may have this size. A larger one has its random
 # initialisers left out: memory that nobody writes to is never there, and no buffer depends on them.
 FILLED_BYTES_MAX = 256 << 20
-DIRECT_BYTES_MAX = {"diffusers": 40 << 30, "transformers": FILLED_BYTES_MAX}
+DIRECT_BYTES_MAX = {
+    "diffusers": 40 << 30,
+    "diffusers, shallow": 40 << 30,
+    "transformers": FILLED_BYTES_MAX,
+}
 CHILD_BYTES_MAX = 4 << 30
 RANDOM_INITIALISERS = (
     "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_",
@@ -129,6 +134,12 @@ def transformers_builders(name: str) -> Iterator[Callable[[], Any]]:
         yield build
 
 
+BUILDERS: dict[str, Callable[[str], Iterable[Callable[[], Any]]]] = {
+    "diffusers": diffusers_builders,
+    "diffusers, shallow": lambda name: list(diffusers_builders(name))[1:],
+    "transformers": transformers_builders,
+}
+
 # --- comparing -----------------------------------------------------------------------------------
 
 
@@ -225,10 +236,9 @@ def compare(build: Callable[[], Any], made: Any) -> dict[str, Any]:
 
 def examine(library: str, name: str) -> dict[str, Any]:
     """The comparison for one class, in the largest form that fits into memory."""
-    builders = diffusers_builders if library == "diffusers" else transformers_builders
     reason = ""
     try:
-        for number, build in enumerate(builders(name)):
+        for number, build in enumerate(BUILDERS[library](name)):
             try:
                 made = build_skeleton(build)
             except Exception:
@@ -269,10 +279,10 @@ def _child(library: str, name: str, sender: Any) -> None:
 
 def main(library: str, names: list[str]) -> None:
     """One line of JSON for each name."""
-    if library == "diffusers":
-        import diffusers  # noqa: F401
-    else:
-        import transformers  # noqa: F401
+    # What every child would import.
+    if library == "transformers":
+        from transformers import AutoModel, PreTrainedModel  # noqa: F401
+    next(iter(BUILDERS[library](names[0])))
     context = multiprocessing.get_context("fork")
     for name in names:
         receiver, sender = context.Pipe(duplex=False)

@@ -23,6 +23,7 @@ from accelerate_models import (
     tensors,
 )
 from models import assert_same, randomise, save_sharded
+from pairs import pairs
 from safetensors.torch import load_file, save_file
 
 import loadstone
@@ -201,9 +202,10 @@ TIED_MAPS = [
 ]
 
 
-@pytest.mark.parametrize("device_map", TIED_MAPS)
-@pytest.mark.parametrize("cast", [None, torch.bfloat16])
-@pytest.mark.parametrize("saved_as", ["embed.weight", "head.weight"])
+@pytest.mark.parametrize(
+    ("device_map", "cast", "saved_as"),
+    pairs(TIED_MAPS, [None, torch.bfloat16], ["embed.weight", "head.weight"]),
+)
 def test_ties_wherever_their_modules_are(tmp_path, device_map, cast, saved_as):
     reference, path = saved(tmp_path, TiedNet)
     state = load_file(path)

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from offload_folders import raw_value, written
+from pairs import pairs
 
 pytest.importorskip("bitsandbytes")
 diffusers = pytest.importorskip("diffusers")
@@ -311,7 +312,7 @@ def wan_pipeline(folder: Path) -> Path:
 
     small = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2}
     encoder = transformers.T5EncoderModel(transformers.T5Config(**small, num_heads=4)).eval()
-    vae = diffusers.AutoencoderKLWan(base_dim=16, z_dim=16)
+    vae = diffusers.AutoencoderKLWan(base_dim=16, z_dim=16, num_res_blocks=1)
     pipe = diffusers.WanPipeline(
         tokenizer=None,
         text_encoder=randomise_all(encoder, 1).bfloat16(),
@@ -328,9 +329,8 @@ def qwen_pipeline(folder: Path) -> Path:
     changes = {"joint_attention_dim": 64}
     case = by_name("qwen_image")
     case = dataclasses.replace(case, changes=case.changes | changes)
-    vae = diffusers.AutoencoderKLQwenImage(
-        base_dim=16, z_dim=4, latents_mean=[0.0] * 4, latents_std=[1.0] * 4
-    )
+    latents = {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
+    vae = diffusers.AutoencoderKLQwenImage(base_dim=16, z_dim=4, num_res_blocks=1, **latents)
     pipe = diffusers.QwenImagePipeline(
         tokenizer=None,
         text_encoder=encoder_by_name("qwen2_5_vl").build(dtype=torch.bfloat16),
@@ -378,13 +378,13 @@ def module_at(pipe: Any, path: str) -> Any:
 
 
 def made_by(pipe: Any) -> torch.Tensor:
-    """Two steps, from ids of words to pixels."""
+    """One step, from ids of words to pixels."""
     pipe.set_progress_bar_config(disable=True)
     ids = torch.arange(8, 14)[None]
     with torch.no_grad():
         words = pipe.text_encoder(input_ids=ids, output_hidden_states=True)
     embeds = words.hidden_states[-1]
-    options: dict[str, Any] = {"prompt_embeds": embeds, "num_inference_steps": 2}
+    options: dict[str, Any] = {"prompt_embeds": embeds, "num_inference_steps": 1}
     if isinstance(pipe, diffusers.WanPipeline):
         options |= {"guidance_scale": 1.0, "num_frames": 1}
     else:
@@ -399,45 +399,47 @@ def made_by(pipe: Any) -> torch.Tensor:
 
 
 INSIDE = {"wan": "transformer.blocks.1", "qwen": "transformer.transformer_blocks.1"}
-FORMS = [
-    *((name, kind, by_backend) for name in PIPELINES for kind in KINDS),
-    ("wan", "int8", by_mapping),
-    ("qwen", "nf4 nested", by_mapping),
-]
+FORMS = pairs(list(PIPELINES), list(KINDS), ["transformer", "inside"], [by_backend, by_mapping])
 
 
-@pytest.mark.parametrize(("name", "kind", "form"), FORMS)
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The pipelines, which no test changes."""
+    parent = tmp_path_factory.mktemp("pipelines")
+    return {name: make(parent / name) for name, (_, make) in PIPELINES.items()}
+
+
+@pytest.mark.parametrize(("name", "kind", "place", "form"), FORMS)
 def test_a_pipeline_partly_on_disk_makes_the_same(
-    name: str, kind: str, form: Any, tmp_path: Path
+    name: str, kind: str, place: str, form: Any, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = PIPELINES[name][1](tmp_path / "whole")
+    folder = folders[name]
+    place = INSIDE[name] if place == "inside" else place
     whole = pipeline(name, folder, quantization_config=form(kind))
     for part in PARTS:
         assert len(layers_of(getattr(whole, part))) > 5
         loadstone.audit(getattr(whole, part)).require_real()
     assert not layers_of(whole.vae)
     expected = made_by(loadstone.bitsandbytes.heal(whole))
-    for place in ("transformer", INSIDE[name]):
-        pipe = pipeline(
-            name,
-            folder,
-            quantization_config=form(kind),
-            device_map={"text_encoder": "disk", place: "disk", "": "cpu"},
-            offload_folder=tmp_path / place,
-        )
-        brought = layers_of(pipe.text_encoder) + layers_of(module_at(pipe, place))
-        assert len(brought) > 10
-        assert all(each.weight.is_meta for each in brought)
-        assert all(loadstone.audit(getattr(pipe, part)).ok for part in PARTS)
-        for _ in range(2):
-            assert torch.equal(made_by(pipe), expected)
-        assert all(each.weight.is_meta for each in brought)
+    pipe = pipeline(
+        name,
+        folder,
+        quantization_config=form(kind),
+        device_map={"text_encoder": "disk", place: "disk", "": "cpu"},
+        offload_folder=tmp_path / "offload",
+    )
+    brought = layers_of(pipe.text_encoder) + layers_of(module_at(pipe, place))
+    assert len(brought) > 10
+    assert all(each.weight.is_meta for each in brought)
+    assert all(loadstone.audit(getattr(pipe, part)).ok for part in PARTS)
+    for _ in range(2):
+        assert torch.equal(made_by(pipe), expected)
+    assert all(each.weight.is_meta for each in brought)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_pipeline_under_a_patch(name: str, tmp_path: Path) -> None:
-    cls, make = PIPELINES[name]
-    folder = make(tmp_path / "whole")
+def test_a_pipeline_under_a_patch(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    cls, folder = PIPELINES[name][0], folders[name]
     expected = made_by(
         loadstone.bitsandbytes.heal(pipeline(name, folder, quantization_config=by_backend("nf4")))
     )

@@ -14,6 +14,7 @@ import accelerate
 import pytest
 import torch
 from bitsandbytes_models import copied, linear, same_bytes
+from pairs import pairs
 from torch._subclasses import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -127,29 +128,31 @@ def is_right(found: Result, wanted: Result) -> bool:
     )
 
 
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_cell_is_right_or_the_librarys_own_fails_there(
-    kind: str, shape: tuple[int, int], train: bool
-) -> None:
+CELLS = pairs(  # every shape of every kind in every way; with both models, trained and not
+    list(itertools.product(KINDS, SHAPES)),
+    list(WAYS),
+    list(itertools.product(MODELS, [False, True])),
+)
+
+
+@pytest.mark.parametrize(("cell", "way", "use"), CELLS)
+def test_a_cell_is_right_or_the_librarys_own_fails_there(cell: Any, way: str, use: Any) -> None:
+    (kind, shape), ((make, patched), train) = cell, use
     x = rows(kind, shape)
-    for way, (make, patched) in itertools.product(WAYS, MODELS):
-        trains = train and way != "export"  # its graph has no backward pass
-        wanted = expected(kind, shape, trains, way)
-        model = make(kind, shape, train)
-        healing = loadstone.patch("bitsandbytes")
-        if patched:
-            healing.start()
-        try:
-            found = result(WAYS[way], model, x, trains)
-        finally:
-            healing.stop()
-        if not is_right(found, wanted):
-            library = result(WAYS[way], net(kind, shape, train), x, trains)
-            cell = f"{way}, {make.__name__}, patched: {patched}"
-            assert isinstance(library, Exception), f"{cell}: {found}"
-            assert isinstance(found, Exception), f"{cell}: wrong, and no error"
+    trains = train and way != "export"  # its graph has no backward pass
+    wanted = expected(kind, shape, trains, way)
+    model = make(kind, shape, train)
+    healing = loadstone.patch("bitsandbytes")
+    if patched:
+        healing.start()
+    try:
+        found = result(WAYS[way], model, x, trains)
+    finally:
+        healing.stop()
+    if not is_right(found, wanted):
+        library = result(WAYS[way], net(kind, shape, train), x, trains)
+        assert isinstance(library, Exception), found
+        assert isinstance(found, Exception), "wrong, and no error"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from command import run
+from pairs import pairs
 from safetensors.torch import load_file
 
 pytest.importorskip("bitsandbytes")
@@ -136,21 +137,22 @@ def library_folder(name: str, kind: str, folder: Path) -> tuple[Any, Path, Path]
     return cls, folder / "plain", folder / "library"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [*CONV1D, *LINEAR, "encoder-decoder"])
-def test_values_lie_as_the_model_has_them(name: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "door"), pairs([*CONV1D, *LINEAR, "encoder-decoder"], list(KINDS), list(DOORS))
+)
+def test_values_lie_as_the_model_has_them(name: str, kind: str, door: str, tmp_path: Path) -> None:
     """LINEAR is the control: a rule by the names of modules alone would transpose these."""
     cls, plain, library = library_folder(name, kind, tmp_path)
     expected = library_values(cls.from_pretrained(library, dtype=torch.bfloat16))
     original = build(name).state_dict()
     assert expected
-    for door, values_by in DOORS.items():
-        found = values_by(library, tmp_path / door, cls)
-        for weight, value in expected.items():
-            assert found[weight].shape == original[weight].shape, (door, weight)
-            assert torch.equal(found[weight], value), (door, weight)
+    found = DOORS[door](library, tmp_path / "out", cls)
+    for weight, value in expected.items():
+        assert found[weight].shape == original[weight].shape, weight
+        assert torch.equal(found[weight], value), weight
     assert run("verify", plain, library).returncode == 0
-    assert run("verify", library, tmp_path / "convert").returncode == 0
+    if door == "convert":
+        assert run("verify", library, tmp_path / "out").returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])

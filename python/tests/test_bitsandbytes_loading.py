@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("bitsandbytes")
 import bitsandbytes as bnb
 from bitsandbytes_checkpoints import KINDS, MODELS, assert_same, change, config, plain, raw
+from pairs import pairs
 from transformers_models import by_name
 
 import loadstone
@@ -372,9 +373,14 @@ def test_a_plan_from_a_file_does_not_quantize_into_a_model(file: Path, tmp_path:
 # --- experts in one tensor -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
-@pytest.mark.parametrize("kind", ["nf4", "nf4 nested", "fp4"])
-@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+@pytest.mark.parametrize(
+    ("name", "kind", "implementation"),
+    pairs(
+        ["mixtral", "qwen3_moe"],
+        ["nf4", "nf4 nested", "fp4"],
+        ["eager", "grouped_mm", "batched_mm"],
+    ),
+)
 def test_stacks_of_experts_compute_what_their_numbers_do(
     name: str, kind: str, implementation: str, tmp_path: Path
 ) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("bitsandbytes")
+import measured
+
 from bench import checkpoints, measure
 
 ROOM = 64 << 20
@@ -35,9 +37,9 @@ def finished_bytes(gigabytes: float, kind: str) -> int:
     return int(size)
 
 
+@functools.cache
 def run(case: str, folder: Path) -> measure.Result:
-    command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
-    return measure.run(command, settle_seconds=0)
+    return measured.run(case, folder, "bitsandbytes", "transformers")
 
 
 @pytest.mark.parametrize("kind", BITS)
@@ -51,7 +53,7 @@ def test_peak_is_the_quantized_model_and_a_fixed_ring(checkpoint, kind: str) -> 
 
 
 def test_the_library_takes_more(checkpoint) -> None:
-    """The control, and the times of both in one run."""
+    """The control."""
     folder, gigabytes = checkpoint
     model = finished_bytes(gigabytes, "nf4")
     ours, theirs = (

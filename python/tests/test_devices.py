@@ -5,6 +5,7 @@ No machine of these tests has a GPU: see ``fake_devices``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -28,27 +29,27 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> FakeDevices:
     return FakeDevices(monkeypatch)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("codec", sorted(CODECS))
 def test_every_codec_has_the_bytes_of_the_host(
-    codec: str, device: str, devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    codec: str, devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decoded, in one pass and tensor by tensor, and as the file holds it."""
     path = CODECS[codec](tmp_path).path
     for name in ("_open", "torch"):
         monkeypatch.setattr(f"loadstone.{name}.device_argument", lambda wanted: str(wanted))
-    for load in (loadstone.load_file, loadstone.torch.load_file):
-        if load is loadstone.torch.load_file and path.is_dir():
-            continue
-        expected, found = load(path), load(path, device)
-        assert expected.keys() == found.keys() and expected
-        assert all(same(found[name], expected[name]) for name in expected)
-    opened = loadstone.open(path, device=device)
     host = loadstone.open(path)
-    assert all(same(opened[name][...], host[name][...]) for name in host)
-    devices.require_clean()
-    copies = ("cuMemcpyHtoDAsync_v2", "cuMemcpyBatchAsync_v2")
-    assert any(devices.calls(each) for each in copies) == device.startswith("cuda")
+    loads = [loadstone.load_file, *[loadstone.torch.load_file] * path.is_file()]
+    wanted = [load(path) for load in loads]
+    for device in reversed(DEVICES):
+        for load, expected in zip(loads, wanted, strict=True):
+            found = load(path, device)
+            assert expected.keys() == found.keys() and expected
+            assert all(same(found[name], expected[name]) for name in expected)
+        opened = loadstone.open(path, device=device)
+        assert all(same(opened[name][...], host[name][...]) for name in host)
+        devices.require_clean()
+        copies = ("cuMemcpyHtoDAsync_v2", "cuMemcpyBatchAsync_v2")
+        assert any(map(devices.calls, copies)) == device.startswith("cuda")
 
 
 def test_a_device_without_addresses(
@@ -367,16 +368,23 @@ fake.require_clean()
 """
 
 
-@pytest.mark.parametrize("device", ["cuda:0", "xpu:0", "cpu"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_no_second_copy_is_held_on_the_host(device: str, dtype: str, tmp_path: Path) -> None:
-    """256 MB, whose device memory is of this process too: what is beyond it is what was planned."""
-    if dtype == "float32" and device == "cpu":
-        pytest.skip("the other dtype is the control")
-    path, small = tmp_path / "model.safetensors", tmp_path / "small.safetensors"
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """256 MB, and a small file beside it."""
+    folder = tmp_path_factory.mktemp("large")
     state = {f"{i}.weight": torch.ones(4096, 4096, dtype=torch.bfloat16) for i in range(8)}
-    loadstone.torch.save_file(state, path)
-    loadstone.torch.save_file({"weight": torch.ones(1, 1)}, small)
+    loadstone.torch.save_file(state, folder / "model.safetensors")
+    loadstone.torch.save_file({"weight": torch.ones(1, 1)}, folder / "small.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [*itertools.product(DEVICES, ["bfloat16", "float32"]), ("cpu", "bfloat16")],
+)
+def test_no_second_copy_is_held_on_the_host(device: str, dtype: str, large: Path) -> None:
+    """The device's memory is of this process too: what is beyond it is what was planned."""
+    path, small = large / "model.safetensors", large / "small.safetensors"
     tests = str(Path(__file__).parent)
     program = MEASURED.format(
         tests=tests, path=str(path), small=str(small), device=device, dtype=dtype

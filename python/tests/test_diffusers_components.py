@@ -34,9 +34,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wanted(folder: Path) -> torch.Tensor:
-    """What the pipeline makes with everything on the CPU."""
-    made: torch.Tensor = tiny.picture(of_folder(folder))
+def whole(folder: Path) -> Any:
+    """The pipeline with everything on the CPU, which no test changes."""
+    return of_folder(folder)
+
+
+@pytest.fixture(scope="module")
+def wanted(whole: Any) -> torch.Tensor:
+    """What it makes."""
+    made: torch.Tensor = tiny.picture(whole)
     return made
 
 
@@ -164,9 +170,8 @@ def test_the_library_takes_no_maps(folder: Path) -> None:
     ids=["balanced", "sequential", "auto_of_a_file"],
 )
 def test_room_for_a_part(
-    folder: Path, tmp_path: Path, wanted: torch.Tensor, strategy: str, load: Loader
+    folder: Path, tmp_path: Path, whole: Any, wanted: torch.Tensor, strategy: str, load: Loader
 ) -> None:
-    whole = of_folder(folder)
     size = sum(each.nbytes for name in MODELS for each in getattr(whole, name).parameters())
     room = int(size * 0.7)
     pipe = load(folder, device_map=strategy, max_memory={"cpu": room}, offload_folder=tmp_path)
@@ -261,14 +266,13 @@ def test_a_component_that_is_given_is_not_placed(folder: Path, load: Loader) -> 
     ids=["plain", "mapped", "file"],
 )
 def test_a_component_that_is_left_out(
-    folder: Path, tmp_path: Path, device_map: Any, load: Loader
+    folder: Path, tmp_path: Path, whole: Any, device_map: Any, load: Loader
 ) -> None:
     without = {"text_encoder": None, "tokenizer": None}
     pipe = load(folder, device_map=device_map, offload_folder=tmp_path, **without)
     assert pipe.text_encoder is None
     assert_real(pipe)
     words = torch.randn(2, 1, 16, 32, generator=torch.Generator().manual_seed(1))
-    whole = of_folder(folder)
     made = [
         each(
             prompt_embeds=words[0], negative_prompt_embeds=words[1], num_inference_steps=2,
@@ -306,12 +310,11 @@ def test_dtypes(folder: Path, tmp_path: Path, device_map: Any, at: int, argument
             assert tensor.is_meta or torch.equal(tensor, expected[key]), (name, key)
 
 
-def test_variants(folder: Path, tmp_path: Path) -> None:
+def test_variants(folder: Path, tmp_path: Path, whole: Any) -> None:
     """Those components that have the variant are loaded in it."""
     pipe = of_folder(folder, torch_dtype=torch.float16)
     pipe.save_pretrained(tmp_path / "whole", variant="fp16")
-    full = of_folder(folder)
-    full.vae.save_pretrained(tmp_path / "whole" / "vae")  # beside the variant
+    whole.vae.save_pretrained(tmp_path / "whole" / "vae")  # beside the variant
     for device_map in (None, {"unet": "disk"}):
         found = of_folder(
             tmp_path, variant="fp16", torch_dtype=torch.float16, device_map=device_map,

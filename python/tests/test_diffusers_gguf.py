@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,31 @@ SMALL = [case for case in CASES if not case.is_wide and case.name != "wan_flf2v"
 ALL = [*rows(PLAIN, SMALL), *rows(SCALES, BLOCK_CASES)]
 
 
+Files = Callable[[Case, Kind], File]
+
+
+@pytest.fixture(scope="module")
+def file_of(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Files of one type of block, which no test changes."""
+    made: dict[tuple[str, Kind], File] = {}
+
+    def file(case: Case, kind: Kind) -> File:
+        if (case.name, kind) not in made:
+            made[case.name, kind] = File(tmp_path_factory.mktemp("file"), case, lambda _: kind)
+        return made[case.name, kind]
+
+    return file
+
+
 # --- as numbers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case, kind", ALL)
 def test_dequantized(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind
+    file_of: Files, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind
 ) -> None:
     """Without a quantization config: gguf-py's float32, rounded once to what is asked for."""
-    file = File(tmp_path, case, lambda _: kind)
+    file = file_of(case, kind)
     reference = file.reference()
     monkeypatch.setattr(gguf, "GGUFReader", refuse)
     assert_same(file.load(), reference)
@@ -83,9 +100,9 @@ def test_the_library_refuses_without_a_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case, kind", ALL)
-def test_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind) -> None:
+def test_packed(file_of: Files, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind) -> None:
     """With one: the library's own load, parameter for parameter."""
-    file = File(tmp_path, case, lambda _: kind)
+    file = file_of(case, kind)
     expected = file.library_load(quantization_config=quantization())
     monkeypatch.setattr(gguf, "GGUFReader", refuse)
     assert_same(file.load(quantization_config=quantization()), expected)
@@ -120,9 +137,9 @@ def test_bytes_of_the_file_are_the_parameters(tmp_path: Path) -> None:
     [*SCALES, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1],
     ids=lambda kind: kind.name,
 )
-def test_modules_that_are_not_to_be_packed(tmp_path: Path, kind: Kind, dtype: torch.dtype) -> None:
+def test_modules_that_are_not_to_be_packed(file_of: Files, kind: Kind, dtype: torch.dtype) -> None:
     """Dequantized as the library does it, in F16 arithmetic; declared modules in float32."""
-    file = File(tmp_path, WAN, lambda _: kind)
+    file = file_of(WAN, kind)
     expected = file.library_load(quantization_config=quantization(dtype, "attn1"))
     found = file.load(quantization_config=quantization(dtype, "attn1"))
     assert found.blocks[0].attn1.to_q.weight.dtype == dtype
@@ -187,13 +204,13 @@ def test_missing_tensor_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", [*SCALES, Kind.Q8_0], ids=lambda kind: kind.name)
 def test_modules_that_are_not_to_be_packed_of_cut_blocks(
-    tmp_path: Path, kind: Kind, dtype: torch.dtype
+    file_of: Files, kind: Kind, dtype: torch.dtype
 ) -> None:
     """Parts of the query, key and value projections that one tensor holds; halves in other order.
 
     As in the library's own load, which decodes what it has cut.
     """
-    file = File(tmp_path, BLOCK_CASES[1], lambda _: kind)
+    file = file_of(BLOCK_CASES[1], kind)
     options = {"quantization_config": quantization(dtype, "attn", "norm_out")}
     expected = file.library_load(**options)
     options = {"quantization_config": quantization(dtype, "attn", "norm_out")}

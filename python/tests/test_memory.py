@@ -6,8 +6,9 @@ The interpreter's own is what the process had before the load, torch and the ske
 
 from __future__ import annotations
 
-import sys
+import functools
 
+import measured
 import pytest
 
 from bench import checkpoints, measure, single_files
@@ -35,11 +36,15 @@ def finished_bytes(folder, case):
     return 2 * size if case.endswith("f32") else size
 
 
+@functools.cache
+def run(case, folder):
+    return measured.run(case, folder, "transformers")
+
+
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_peak_is_the_model_and_a_fixed_ring(folders, kind, case):
     folder = folders[kind]
-    command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
-    result = measure.run(command, settle_seconds=0)
+    result = run(case, folder)
     model = finished_bytes(folder, case)
     print(
         f"{kind}, {case}: {result.grown_anonymous / 1e6:.1f} MB for a model of {model / 1e6:.1f} MB"
@@ -55,8 +60,7 @@ def test_fused_experts_leave_no_mapped_file_behind(folders):
     model = finished_bytes(folder, "")
     totals = {}
     for case in ("loadstone.transformers", "transformers from_pretrained"):
-        command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
-        result = measure.run(command, settle_seconds=0)
+        result = run(case, folder)
         totals[case] = result.grown_anonymous + result.grown_file
         print(f"{case}: {totals[case] / model:.2f} times the model")
     assert totals["loadstone.transformers"] <= 1.1 * model
@@ -67,8 +71,7 @@ def test_a_second_copy_would_be_seen(folders):
     """The control: a loader that keeps the mapped file beside its copies takes more."""
     folder = folders["dense"]
     case = "transformers, to f32"
-    command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
-    result = measure.run(command, settle_seconds=0)
+    result = run(case, folder)
     total = result.peak_anonymous - result.base_anonymous + result.peak_file
     assert total > finished_bytes(folder, "f32") + ROOM
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 import torch
 from command import run
 from merge_models import write_peft
+from pairs import pairs
 from safetensors.torch import load_file, save_file
 from tied_models import CONFIG, EMBEDDING, HEAD, blank, llama
 from transformers import LlamaForCausalLM
@@ -47,9 +51,19 @@ def logits(model: Any) -> torch.Tensor:
         return model.eval()(TOKENS).logits
 
 
+MADE = tempfile.TemporaryDirectory(prefix="loadstone-ties-")
+
+
 def trained(folder: Path, which: str) -> torch.Tensor:
     """Writes base and adapter, and returns the logits of the model that was trained."""
-    model = llama()
+    made, found = _trained(which)
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    return found
+
+
+@functools.cache
+def _trained(which: str) -> tuple[Path, torch.Tensor]:
+    folder, model = Path(MADE.name, which), llama()
     model.save_pretrained(folder / "base")
     wrapped = peft.get_peft_model(
         model, peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **TRAINED[which])
@@ -60,7 +74,7 @@ def trained(folder: Path, which: str) -> torch.Tensor:
             if "lora_" in name or "modules_to_save" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     wrapped.save_pretrained(folder / "adapter", save_embedding_layers=False)
-    return logits(wrapped)
+    return folder, logits(wrapped)
 
 
 def _merged(folder: Path, tie: str) -> Any:
@@ -156,9 +170,9 @@ def test_both_names_change_if_that_is_asked_for(door: str, which: str, tmp_path:
     assert not close(logits(model), wanted)
 
 
-@pytest.mark.parametrize("tie", ["split", "keep"])
-@pytest.mark.parametrize("which", ["equal", "equal products"])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("door", "which", "tie"), pairs(list(DOORS), ["equal", "equal products"], ["split", "keep"])
+)
 @pytest.mark.filterwarnings("ignore")
 def test_equal_changes_of_both_names_keep_the_tie(
     door: str, which: str, tie: str, tmp_path: Path
@@ -321,9 +335,9 @@ def test_a_split_of_names_that_a_base_holds_stays(prefix: str, tmp_path: Path) -
     assert torch.equal(model.lm_head.weight, head)
 
 
-@pytest.mark.parametrize("away", ["disk", "meta"])
-@pytest.mark.parametrize("name", [EMBEDDING, HEAD, ""])
-@pytest.mark.parametrize("start", [blank, llama])
+@pytest.mark.parametrize(
+    ("start", "name", "away"), pairs([blank, llama], [EMBEDDING, HEAD, ""], ["disk", "meta"])
+)
 def test_split_names_have_tensors_of_their_own_wherever_they_are(
     start: Callable[[], Any], name: str, away: str, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,14 @@ def load(folder: Path, kind: str, *off: str, mode: str = "modelopt-compat") -> A
         return AutoModelForCausalLM.from_pretrained(folder)
 
 
+loaded = functools.cache(load)  # for tests that only look
+
+
 @pytest.mark.parametrize(("name", "kind"), ROWS)
 def test_bytes_and_scales_are_those_of_the_resident_model(
     name: str, kind: str, folders: dict[str, Path]
 ) -> None:
-    model = load(folders[name], kind)
+    model = loaded(folders[name], kind)
     _, expected = resident(folders[name], kind)
 
     found = loadstone.audit(model)
@@ -70,7 +74,7 @@ def scale_of(amax: str) -> str:
 @pytest.mark.parametrize("kind", ["fp8", "nvfp4"])
 @pytest.mark.parametrize("name", EXPERTS)
 def test_no_expert_is_left_in_numbers(name: str, kind: str, folders: dict[str, Path]) -> None:
-    model = load(folders[name], kind)
+    model = loaded(folders[name], kind)
     stacks = [each for each in model.parameters() if isinstance(each, PackedExperts)]
     assert len(stacks) == 4
     expected = torch.float8_e4m3fn if kind == "fp8" else torch.uint8
@@ -85,7 +89,7 @@ def test_no_expert_is_left_in_numbers(name: str, kind: str, folders: dict[str, P
 
 @pytest.mark.parametrize(("kind", "size"), [("fp8", 49_152), ("nvfp4", 24_576)])
 def test_payload_of_the_experts(kind: str, size: int, folders: dict[str, Path]) -> None:
-    model = load(folders["qwen3_moe"], kind)
+    model = loaded(folders["qwen3_moe"], kind)
     stacks = [each for each in model.parameters() if isinstance(each, PackedExperts)]
     assert sum(stack.numel() * stack.element_size() for stack in stacks) == size
 
@@ -97,7 +101,7 @@ def test_forward_is_that_of_the_resident_model(
     name: str, kind: str, folders: dict[str, Path]
 ) -> None:
     off = ("*indexer*",) if name == "glm_moe_dsa" else ()
-    model = load(folders[name], kind, *off)
+    model = loaded(folders[name], kind, *off)
     reference, _ = resident(folders[name], kind, *off)
     found = logits(model)
     assert torch.isfinite(found).all()

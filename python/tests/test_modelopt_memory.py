@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("modelopt")
+import measured
+
 from bench import checkpoints, measure
 
 ROOM = 64 << 20
@@ -32,8 +33,7 @@ def finished_bytes(gigabytes: float, kind: str) -> int:
 
 
 def run(case: str, folder: Path) -> measure.Result:
-    command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
-    return measure.run(command, settle_seconds=0)
+    return measured.run(case, folder, "modelopt.torch.quantization", "transformers")
 
 
 @pytest.mark.parametrize("kind", BITS)

@@ -39,19 +39,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     del state["head.weight"]
     random = {key: torch.randn(value.shape) for key, value in state.items()}
     save_file(random, folder / "net.safetensors")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(number), str(folder)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(rank_accelerate.WORLD)
-    ]
-    said = [each.communicate()[0] for each in ranks]
-    assert [each.returncode for each in ranks] == [0] * len(ranks), "\n".join(said)[-8000:]
-    return [json.loads((folder / f"{each}.json").read_text()) for each in range(len(ranks))]
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    ranks = range(rank_accelerate.WORLD)
+    return [json.loads((folder / f"{each}.json").read_text()) for each in ranks]
 
 
 @pytest.mark.parametrize(("model", "way"), rank_accelerate.CELLS)

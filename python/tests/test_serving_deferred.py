@@ -293,8 +293,8 @@ print(peak() - before - total)
 
 @pytest.mark.parametrize("way", ["late", "at once"])
 def test_memory_is_the_model_and_what_is_on_its_way(way: str, tmp_path: Path) -> None:
-    """400 MB of F32 as BF16; where each is read whole before, memory is one tensor."""
-    state = {f"t{i}": torch.full((2_500_000,), i, dtype=torch.float32) for i in range(40)}
+    """200 MB of F32 as BF16; where each is read whole before, memory is one tensor."""
+    state = {f"t{i}": torch.full((2_500_000,), i, dtype=torch.float32) for i in range(20)}
     path = saved(tmp_path, **state)
     command = [sys.executable, "-c", MEASURED, str(path), way]
     done = subprocess.run(command, capture_output=True, text=True)

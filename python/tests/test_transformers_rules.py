@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import pairs
 from safetensors.torch import save_file
 
 import loadstone
@@ -69,9 +70,14 @@ KEPT = {"a.w": A, "kept.w": B, "b.kept": rand(4), "n": rand(3)}
 KEPT_SHAPES = {"a.w": [4, 4], "kept.w": [4, 4], "b.kept": [4], "n#": [3]}
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, "auto"])
-@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("strict", "dtype", "stored"),
+    pairs(
+        [False, True],
+        [torch.float16, torch.bfloat16, torch.float32, "auto"],
+        [torch.float32, torch.float16, torch.bfloat16],
+    ),
+)
 def test_modules_kept_in_float32(strict: bool, dtype: Any, stored: torch.dtype, tmp_path: Path):
     attribute = "_keep_in_fp32_modules" + ("_strict" if strict else "")
     cls = derived(**{attribute: ["kept"]})
@@ -251,11 +257,16 @@ def by_accelerate(model: Any, folder: Path, dtype: Any) -> None:
     loadstone.accelerate.load_checkpoint_and_dispatch(model, folder, dtype=dtype)
 
 
-@pytest.mark.parametrize("way", [by_load, by_a_saved_plan, by_accelerate])
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES, "bfloat16"])
-@pytest.mark.parametrize("head", [torch.float32, torch.float64, *HALVES])
-@pytest.mark.parametrize("body", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("on_meta", [False, True])
+@pytest.mark.parametrize(
+    ("on_meta", "body", "head", "dtype", "way"),
+    pairs(
+        [False, True],
+        [torch.float32, torch.bfloat16],
+        [torch.float32, torch.float64, *HALVES],
+        [torch.float32, *HALVES, "bfloat16"],
+        [by_load, by_a_saved_plan, by_accelerate],
+    ),
+)
 def test_the_callers_dtype_holds_whatever_a_model_was_built_in(
     on_meta: bool, body: torch.dtype, head: torch.dtype, dtype: Any, way: Any, tmp_path: Path
 ):

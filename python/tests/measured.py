@@ -1,0 +1,49 @@
+"""Cases of ``bench`` in processes that need not import the libraries anew.
+
+A server imports them once and forks for each case. What the interpreter had is in the child before
+the work, as in ``bench.measure.run``; pages of libraries' files may come back during it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench import measure
+from bench.cases import CASES
+
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def _child(there: Connection, case: str, folder: Path) -> None:
+    work = CASES[case](folder)
+    there.send("ready")
+    there.recv()
+    begin = time.perf_counter()
+    kept = work()
+    there.send({"seconds": time.perf_counter() - begin})
+    there.recv()
+    del kept
+
+
+def run(case: str, folder: Path, *libraries: str) -> measure.Result:
+    """As ``bench.loaders --child``; a server is of the libraries that its first case names."""
+    CONTEXT.set_forkserver_preload(["torch", *libraries])
+    here, there = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_child, args=(there, case, folder))
+    process.start()
+    there.close()
+    assert process.pid is not None and here.recv() == "ready"
+
+    def go() -> dict[str, Any]:
+        here.send("go")
+        values: dict[str, Any] = here.recv()
+        here.send("end")
+        process.join()
+        assert process.exitcode == 0
+        return values
+
+    return measure.watched(process.pid, go)
