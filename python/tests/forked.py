@@ -54,16 +54,16 @@ def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def _serve() -> None:
     """Runs scripts until there is no more input: in the child, this function goes on to it."""
     for line in sys.stdin:
+        folder, script, out, err = json.loads(line)
         child = os.fork()
         if child == 0:
             break
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     else:
         return
-    folder, script, out, err = json.loads(line)
     os.chdir(folder)
     for number, name, mode in ((0, os.devnull, "rb"), (1, out, "wb"), (2, err, "wb")):
-        with open(name, mode) as file:
+        with Path(name).open(mode) as file:
             os.dup2(file.fileno(), number)
     sys.argv = [script]
     status = 0

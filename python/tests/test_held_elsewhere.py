@@ -17,15 +17,6 @@ from torch import nn
 import loadstone
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_objects_to_search():
-    """Passes over the collector leave out what other tests and imports made before."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 class Holding(nn.Module):
     """A parameter that attributes hold in ways which no walk over containers follows."""
 
