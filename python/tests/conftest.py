@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -20,6 +21,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Recipes that tests make are not for the user's cache folder, nor those in there for tests.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loadstone-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects_to_search() -> None:
+    """Passes over the collector leave out what the files before and their imports have made."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from docs_worlds import NOT_RUN, WORLDS
+from forked import run_script
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -56,24 +55,8 @@ def steps(text: str) -> list[Step]:
 
 def run(page: str, folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
     """All steps of a page in one process, in this folder, after what the page takes for granted."""
-    program = folder / "page.py"
     lines = ["import subprocess", before, *(step.program for step in steps(page))]
-    program.write_text("\n".join(lines), encoding="utf-8")
-    binaries = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable))).parent
-    paths = [str(Path(__file__).parent), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
-    changed = {
-        "PATH": f"{binaries}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "HF_HUB_OFFLINE": "1",
-    }
-    return subprocess.run(
-        [sys.executable, "page.py"],
-        cwd=folder,
-        env=os.environ | changed,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_script("\n".join(lines), folder)
 
 
 def not_printed(page: str, output: str) -> list[str]:

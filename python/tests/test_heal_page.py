@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from docs_worlds import at, first_last_frame, qwen_moe
+from forked import run_script
 
 pytest.importorskip("diffusers")
 
@@ -34,7 +35,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(script: str, world: Path) -> subprocess.CompletedProcess[str]:
+def run_anew(script: str, world: Path) -> subprocess.CompletedProcess[str]:
+    """In a process that imports its libraries itself."""
     return subprocess.run(
         [sys.executable, "-c", script],
         cwd=world,
@@ -53,7 +55,7 @@ def test_the_page_shows_one_script_of_each_library() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=LIBRARIES)
 def test_the_script_alone_fails_as_shown(case: dict[str, str], world: Path) -> None:
-    done = run(case["script"], world)
+    done = run_script(case["script"], world)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(case["error"])
 
@@ -88,15 +90,17 @@ def under_imports(script: str, line: str) -> str:
 def test_the_line_heals_it(case: dict[str, str], place: str, world: Path) -> None:
     library = re.search(r'patch\("(\w+)"', case["line"])[1]
     script, line = case["script"], case["line"]
-    healed = line + script if place == "first" else under_imports(script, line)
-    done = run(healed + COMPARED[library], world)
+    if place == "first":
+        done = run_anew(line + script + COMPARED[library], world)
+    else:
+        done = run_script(under_imports(script, line) + COMPARED[library], world)
     assert done.returncode == 0, done.stderr
     assert case["printed"] in done.stdout.splitlines()
 
 
 def test_the_audit_is_as_shown(world: Path) -> None:
     (case,) = [case for case in CASES if '"accelerate"' in case["line"]]
-    done = run(case["line"] + case["script"] + "print(loadstone.audit(model))", world)
+    done = run_script(case["line"] + case["script"] + "print(loadstone.audit(model))", world)
     assert f"    {done.stdout.splitlines()[-1]}\n" in PAGE.read_text(encoding="utf-8")
 
 
@@ -107,7 +111,7 @@ def test_the_readme_tells_the_truth_about_its_script(world: Path) -> None:
     assert len(lines) == len(block.splitlines()) - 1
 
     def run_of(lines: list[str]) -> subprocess.CompletedProcess[str]:
-        return run("\n".join(lines).replace("qwen3-moe", "Qwen3-30B-A3B"), world)
+        return run_script("\n".join(lines).replace("qwen3-moe", "Qwen3-30B-A3B"), world)
 
     assert run_of(block.splitlines()).returncode == 0
     assert run_of(lines[:-1]).returncode == 0

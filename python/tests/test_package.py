@@ -12,6 +12,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+from forked import run_script
 from models import Tiny, assert_same, randomise, save
 
 import loadstone
@@ -21,7 +22,7 @@ SUBMODULES += ["loadstone._skeleton", "loadstone.torch"]
 
 
 def python(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_script(program, Path.cwd())
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -31,7 +32,8 @@ def test_import_loads_no_framework():
         import sys, loadstone
         print([m for m in ("torch", "numpy", "transformers", "diffusers") if m in sys.modules])
     """
-    assert python(textwrap.dedent(program)).strip() == "[]"
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("first", SUBMODULES)

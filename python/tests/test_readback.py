@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from codec_models import assert_equal
 from command import run
 from readback_cells import (
+    SOURCES,
     Cell,
     Output,
     Source,
@@ -64,15 +65,24 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     return Outputs(tmp_path_factory.mktemp("cells"))
 
 
-def each_cell(is_taken: Callable[[Source], bool] = lambda source: True) -> Any:
-    """The cells whose source is taken, but those whose oracle is not installed."""
+def each_cell(
+    is_taken: Callable[[Source], bool] = lambda source: True,
+    with_doors: Sequence[Callable[[Path], Any]] = (),
+) -> Any:
+    """The cells whose source is taken, but those whose oracle is not installed.
+
+    A cell has one of the doors, so that each door meets all encodings, styles and sources.
+    """
     found = []
-    for cell in filter(lambda each: is_taken(each.source), cells()):
+    for number, cell in enumerate(each for each in cells() if is_taken(each.source)):
         library = "compressed_tensors" if cell.style == "compressed-tensors" else "bitsandbytes"
         is_absent = cell.style != "modelopt" and importlib.util.find_spec(library) is None
         absent = pytest.mark.skipif(is_absent, reason=f"{library} is not installed")
-        found.append(pytest.param(cell, id=str(cell), marks=[absent]))
-    return pytest.mark.parametrize("cell", found)
+        turn = sum(divmod(number, len(SOURCES)))
+        doors = [with_doors[turn % len(with_doors)]] if with_doors else []
+        words = "-".join([str(cell), *(door.__name__ for door in doors)])
+        found.append(pytest.param(*[cell, *doors], id=words, marks=[absent]))
+    return pytest.mark.parametrize("cell, door" if with_doors else "cell", found)
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -154,8 +164,7 @@ def load_directly(folder: Path) -> Any:
     return ours(transformers.AutoModelForCausalLM, folder)
 
 
-@each_cell()
-@pytest.mark.parametrize("door", [load_by_rules, load_patched, load_directly])
+@each_cell(with_doors=(load_by_rules, load_patched, load_directly))
 def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> None:
     """Of bitsandbytes' outputs the library makes bitsandbytes' modules, as it always did."""
     output = outputs.of(cell)

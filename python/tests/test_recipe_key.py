@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import run_script
 
 pytest.importorskip("transformers")
 from transformers.core_model_loading import ConversionOps, WeightConverter
@@ -218,21 +219,31 @@ model = loadstone.transformers.from_pretrained(AutoModelForCausalLM, sys.argv[1]
 torch.save(model.lm_head.weight.detach(), sys.argv[2])
 """
 
+OF_A_FILE = """
+import os, runpy, sys
+os.environ["XDG_CACHE_HOME"] = {0!r}
+sys.argv = ["script.py", {1!r}, {2!r}]
+runpy.run_path("script.py", run_name="__main__")
+"""
+
 
 @pytest.mark.parametrize("is_file", [False, True])
 def test_an_edited_operation_is_run_anew(is_file, tmp_path):
     source = write_checkpoint(by_name("llama"), tmp_path / "model", "public")
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    cache, target = tmp_path / "cache", tmp_path / "found.pt"
     found = []
-    for index, rows in enumerate(("rows[0], rows[1]", "rows[1], rows[0]")):
+    for rows in ("rows[0], rows[1]", "rows[1], rows[0]"):
         text = textwrap.dedent(SCRIPT).replace("ROWS", rows)
-        (tmp_path / "script.py").write_text(text)
-        code = [str(tmp_path / "script.py")] if is_file else ["-c", text]
-        target = tmp_path / f"{index}.pt"
-        subprocess.run(
-            [sys.executable, *code, source, target], env=environment, check=True, timeout=300
-        )
+        if is_file:
+            (tmp_path / "script.py").write_text(text)
+            done = run_script(OF_A_FILE.format(*map(str, (cache, source, target))), tmp_path)
+            assert done.returncode == 0, done.stderr
+        else:
+            environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
+            command = [sys.executable, "-c", text, source, target]
+            subprocess.run(command, env=environment, check=True, timeout=300)
         found.append(torch.load(target))
+        target.unlink()
     assert torch.equal(found[1], torch.cat(list(reversed(found[0].chunk(2)))))
     assert not torch.equal(found[0], found[1])
     kept = list((tmp_path / "cache").rglob("*.json"))
