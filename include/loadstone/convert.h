@@ -234,8 +234,10 @@ struct Conversion {
   bool one_file = true;
   bool is_split = false;  // several files beside one another
   std::string stem;
-  // A config at the target that safetensors do not replace must declare codes if there are any, and
-  // may tie names that have a tensor each only if the source does, or has no config.
+  // The text of config.json for the output; empty if the source has none. A config at the target
+  // that safetensors do not replace must declare codes if there are any, in its words, and may tie
+  // names that have a tensor each only if the source does, or has no config.
+  std::string config;
   bool has_codes = false;
   bool has_tie = false;
   Budget budget;

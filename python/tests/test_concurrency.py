@@ -186,7 +186,7 @@ def test_many_skeletons_beside_everything_else(reference: Net, file: Path):
         time.sleep(0.1)
 
     others = (make_tuples, unpickle, collect_all, load)
-    assert problems_of(build, build, background=others, rounds=25) == []
+    assert problems_of(build, build, background=others, rounds=100) == []
     assert loads
     assert torch.get_default_dtype() is dtype
 

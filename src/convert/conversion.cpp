@@ -374,9 +374,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();
-  conversion.extras = extra_files(plan, conversion.repacked, given, has_decoded, plan.findings);
+  settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});
   if (options.merge) tell_other_models(*plan.catalog, *options.merge, plan.findings);
-  if (outputs.unties) untie_config(conversion.extras);
   settle_config(conversion, options, is_decoded, outputs.unties);
   choose_sizes(conversion, options);
   plan.bytes_to_read = conversion.bytes_to_read;

@@ -107,6 +107,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   WorkFolder work(conversion, place, run, files.writable());
   ConvertReport report;
   report.findings = conversion.plan.findings;
+  report.findings.insert(report.findings.end(), place.findings.begin(), place.findings.end());
   report.peak_bytes = conversion.peak_bytes - conversion.budget.bytes();
   if (work.was_committed()) {
     report.outputs = output_paths(conversion, place.path);

@@ -2,7 +2,11 @@
 
 #include <simdjson.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/json_dom.h"
@@ -177,6 +181,39 @@ std::string without_members_of_level(std::string_view text,
 }
 
 }  // namespace
+
+static bool same_value(simdjson::dom::element left, simdjson::dom::element right) {
+  if (left.type() != right.type()) return false;
+  if (simdjson::dom::array items; left.get(items) == simdjson::SUCCESS) {
+    const simdjson::dom::array others = right;
+    return std::ranges::equal(items, others, same_value);
+  }
+  simdjson::dom::object members;
+  if (left.get(members) != simdjson::SUCCESS) {
+    return std::string(simdjson::minify(left)) == std::string(simdjson::minify(right));
+  }
+  const simdjson::dom::object others = right;
+  return members.size() == others.size() && std::ranges::all_of(members, [&](const auto& member) {
+           simdjson::dom::element other;
+           return others.at_key(member.key).get(other) == simdjson::SUCCESS &&
+                  same_value(member.value, other);
+         });
+}
+
+std::vector<std::string> different_members(std::string_view left, std::string_view right) {
+  simdjson::dom::parser parsers[2];
+  const simdjson::dom::object a = parsed_json(parsers[0], python_json(left).text);
+  const simdjson::dom::object b = parsed_json(parsers[1], python_json(right).text);
+  std::set<std::string> keys;
+  for (const auto& [members, others] : {std::pair(a, b), std::pair(b, a)}) {
+    for (const auto& member : members) {
+      simdjson::dom::element other;
+      const bool is_there = others.at_key(member.key).get(other) == simdjson::SUCCESS;
+      if (!is_there || !same_value(member.value, other)) keys.emplace(member.key);
+    }
+  }
+  return {keys.begin(), keys.end()};
+}
 
 bool is_json_object(std::string_view text) {
   simdjson::dom::parser parser;

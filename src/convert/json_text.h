@@ -7,11 +7,17 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace loadstone {
 
 // Whether the text is one object of python_json().
 [[nodiscard]] bool is_json_object(std::string_view text);
+
+// Returns the keys of two objects for which they have different values, or one has none, sorted.
+// Spaces and the order of members do not count. Both must be such that is_json_object().
+[[nodiscard]] std::vector<std::string> different_members(std::string_view left,
+                                                         std::string_view right);
 
 // Of the object itself; empty or nothing where it is absent or something else.
 [[nodiscard]] std::string string_member(std::string_view text, std::string_view key);

@@ -414,41 +414,48 @@ std::string compressed_section(const QuantizedModules& modules) {
   return json.take();
 }
 
-std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedTensor>& repacked,
-                                   const ConvertOptions& options, bool is_decoded,
-                                   std::vector<Finding>& findings) {
-  tell_left(options.folder, findings);
-  if (options.one_file || options.is_split) return {};
-  std::vector<ExtraFile> files = options.folder.files;
-  QuantizedModules modules = quantized_modules(plan, repacked);
-  add_tied_modules(plan, options.folder.config, modules);
-  const bool is_changed = !modules.quantized.empty() || is_decoded;
-  if (is_changed) drop_claims(files, findings);
-  std::string section;
-  if (!modules.quantized.empty()) {
-    if (written_encoding(*modules.quantized.front().second).is_bitsandbytes()) {
-      const auto first = std::ranges::find_if(plan.targets, [](const PlannedTarget& target) {
-        return target.quantization.has_value();
-      });
-      section = section_of_bitsandbytes(modules, first->dtype);
-    } else if (options.quantize.style != QuantizeStyle::compressed_tensors) {
-      section = unified_section(modules);
-      files.push_back({.name = std::string(claim_name), .text = unified_config(modules)});
-    } else {
-      section = compressed_section(modules);
-    }
+// "quantization_config" for what the plan quantizes; empty if that is nothing.
+static std::string section_of(const Plan& plan, const QuantizedModules& modules,
+                              std::optional<QuantizeStyle> style) {
+  if (modules.quantized.empty()) return {};
+  if (written_encoding(*modules.quantized.front().second).is_bitsandbytes()) {
+    const auto first = std::ranges::find_if(
+        plan.targets, [](const PlannedTarget& target) { return target.quantization.has_value(); });
+    return section_of_bitsandbytes(modules, first->dtype);
   }
-  std::string config = options.folder.config;
+  return style == QuantizeStyle::compressed_tensors ? compressed_section(modules)
+                                                    : unified_section(modules);
+}
+
+void settle_extras(Conversion& conversion, const ConvertOptions& options, const ModelFolder& folder,
+                   ConfigChanges changes) {
+  Plan& plan = conversion.plan;
+  tell_left(folder, plan.findings);
+  if (options.format != FileFormat::safetensors) return;
+  std::string& config = conversion.config;
+  config = options.folder.config;
   if (!config.empty()) check_config(config, "config.json");
-  if (is_changed) config = with_section(config.empty() ? "{}\n" : config, section);
+  QuantizedModules modules = quantized_modules(plan, conversion.repacked);
+  add_tied_modules(plan, config, modules);
+  const std::string section = section_of(plan, modules, options.quantize.style);
+  const bool is_changed = !section.empty() || changes.is_decoded;
+  const bool has_config = !folder.config.empty() || options.one_file;
+  if (is_changed) config = with_section(has_config && !config.empty() ? config : "{}\n", section);
   const bool has_blocks = std::ranges::any_of(
       plan.catalog->tensors(), [](const TensorInfo& each) { return !each.encoding.is_dtype(); });
-  if (!config.empty() && (options.dtype || is_decoded || has_blocks)) {
+  if (!config.empty() && (options.dtype || changes.is_decoded || has_blocks)) {
     config = with_dtype_of(plan, config);
   }
-  if (!config.empty()) files.push_back({.name = "config.json", .text = std::move(config)});
+  if (!config.empty() && changes.is_untied) config = untied_config(config);
+  if (options.one_file) return;
+  std::vector<ExtraFile>& files = conversion.extras;
+  files = folder.files;
+  if (is_changed) drop_claims(files, plan.findings);
+  if (string_member(section, "quant_method") == "modelopt") {
+    files.push_back({.name = std::string(claim_name), .text = unified_config(modules)});
+  }
+  if (has_config || is_changed) files.push_back({.name = "config.json", .text = config});
   std::ranges::sort(files, {}, &ExtraFile::name);
-  return files;
 }
 
 }  // namespace loadstone

@@ -36,11 +36,14 @@ struct QuantizedModules {
 [[nodiscard]] std::string compressed_section(const QuantizedModules& modules);
 [[nodiscard]] std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype);
 
-// The files of the folder, config.json edited. `is_decoded`: what the source had quantized is
-// numbers now. Findings say what could not be written.
-[[nodiscard]] std::vector<ExtraFile> extra_files(const Plan& plan,
-                                                 const std::vector<RepackedTensor>& repacked,
-                                                 const ConvertOptions& options, bool is_decoded,
-                                                 std::vector<Finding>& findings);
+struct ConfigChanges {
+  bool is_decoded = false;  // what the source had quantized is numbers now
+  bool is_untied = false;   // tensors that the source ties have values of their own
+};
+
+// Sets the output's config and, for a folder, the files beside the model: those of `folder`, with
+// config.json edited. Adds findings for what could not be written.
+void settle_extras(Conversion& conversion, const ConvertOptions& options, const ModelFolder& folder,
+                   ConfigChanges changes);
 
 }  // namespace loadstone

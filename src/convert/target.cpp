@@ -15,11 +15,13 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/assembled_file.h"
+#include "catalog/config_claim.h"
 #include "catalog/locate.h"
 #include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/file_roles.h"
 #include "convert/files.h"
+#include "convert/json_text.h"
 #include "convert/left_out.h"
 #include "convert/output.h"
 #include "convert/tied_head.h"
@@ -101,9 +103,38 @@ std::string work_name(const std::string& path) {
   return ".loadstone-" + name + ".part";
 }
 
+// Members of a config that have nothing to do with the values of tensors, or that have a check.
+bool is_compared(const std::string& key) {
+  constexpr auto others =
+      std::to_array<std::string_view>({"_name_or_path", "_diffusers_version", "architectures",
+                                       "dtype", "torch_dtype", "transformers_version"});
+  return std::ranges::count(others, key) + std::ranges::count(quantization_members, key) == 0;
+}
+
+std::string declared_dtype(std::string_view config) {
+  const std::string dtype = string_member(config, "dtype");
+  return dtype.empty() ? string_member(config, "torch_dtype") : dtype;
+}
+
+// Warns of members in which the config of the folder differs from the output's.
+void compare_configs(std::string_view found, const Conversion& conversion, TargetPlace& place) {
+  const std::string& own = conversion.config;
+  std::vector<std::string> keys = different_members(found, own);
+  std::erase_if(keys, [](const std::string& key) { return !is_compared(key); });
+  if (declared_dtype(found) != declared_dtype(own)) keys.emplace_back("dtype");
+  if (keys.empty() || string_member(own, "model_type").empty()) return;
+  place.findings.push_back(
+      {.severity = Severity::warning,
+       .code = "convert.config_stays",
+       .message = "the folder has a config.json that stays, and differs from the source's in " +
+                  name_list(keys),
+       .suggestion = "copy the source's config.json there, or convert into a folder of its own"});
+}
+
 // A config of an older output that the new one does not replace must agree with it on encodings and
 // ties. `folder`: of the output's files.
-void require_no_stale_config(const std::string& folder, const Conversion& conversion) {
+void require_no_stale_config(const std::string& folder, const Conversion& conversion,
+                             TargetPlace& place) {
   const auto config = [&](std::string_view name) -> std::optional<ExtraFile> {
     if (is_extra_name(conversion, std::string(name))) return std::nullopt;
     const std::string path = fmt::format("{}/{}", folder, name);
@@ -128,12 +159,24 @@ void require_no_stale_config(const std::string& folder, const Conversion& conver
            "the folder has a config.json that declares no encoding, and the output holds codes and "
            "has none to replace it: remove the file, or convert a folder to a folder");
   }
+  const std::string& own = conversion.config;
+  const bool is_known = !own.empty() && is_json_object(beside.config);
+  const auto keys = is_known ? different_members(beside.config, own) : std::vector<std::string>();
+  const std::string_view section = quantization_members.front();
+  if (conversion.has_codes && has_member(own, section) && std::ranges::count(keys, section) > 0) {
+    refuse(folder,
+           "the folder has a config.json that declares another encoding than the output's, which "
+           "has none to replace it: remove the file, or convert a folder to a folder",
+           printable(object_member(beside.config, section)));
+  }
   const auto head = untied_head(conversion.plan, beside.config);
-  if (!head || conversion.has_tie) return;
-  refuse(folder,
-         "the folder has a config.json that ties two names (tie_word_embeddings), and the output "
-         "has a tensor for each and none to replace it: remove the file, or correct it",
-         printable(*head));
+  if (head && !conversion.has_tie) {
+    refuse(folder,
+           "the folder has a config.json that ties two names (tie_word_embeddings), and the output "
+           "has a tensor for each and none to replace it: remove the file, or correct it",
+           printable(*head));
+  }
+  if (is_known) compare_configs(beside.config, conversion, place);
 }
 
 // Files that declare the older output's encoding, or that it is an adapter, go with it.
@@ -149,6 +192,25 @@ bool is_other_model(const Conversion& conversion, std::string_view name) {
   constexpr std::string_view variant = ".safetensors.index.";
   return name.find(variant) != std::string_view::npos ||
          (name == "adapter_model.bin" && !is_adapter(*conversion.plan.catalog));
+}
+
+// Warns of files of an older model that libraries read with the new one.
+void tell_companions(const Conversion& conversion, TargetPlace& place) {
+  if (place.older.empty() || !is_extra_name(conversion, "config.json")) return;
+  const std::vector<std::string> usual = usual_companions();
+  std::vector<std::string> names;
+  std::ranges::copy_if(place.others, std::back_inserter(names), [&](const std::string& name) {
+    return std::ranges::count(usual, name) > 0 && !is_text_or_image(name) &&
+           !is_extra_name(conversion, name);
+  });
+  if (names.empty()) return;
+  place.findings.push_back({.severity = Severity::warning,
+                            .code = "convert.config_stays",
+                            .sources = names,
+                            .message = "the folder keeps files that the new model does not bring, "
+                                       "and libraries read them with it: " +
+                                       name_list(names),
+                            .suggestion = "remove them, if they belong to an older model"});
 }
 
 // An older output goes when the new one is whole; a model of somebody else's stays.
@@ -182,7 +244,7 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
       refuse(place.path, "the folder holds another model already", printable(name));
     }
     if (name == "config.json" && !conversion.is_split) {
-      require_no_stale_config(place.path, conversion);
+      require_no_stale_config(place.path, conversion, place);
     }
     place.others.push_back(name);
   }
@@ -196,10 +258,11 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
            printable(place.older.front()));
   }
   if (problem != 0) fail_write(problem, "cannot look into the folder", place.path);
+  tell_companions(conversion, place);
 }
 
 // One file of a name that libraries look for in a folder becomes the folder's model.
-void check_parent(const Conversion& conversion, const TargetPlace& place) {
+void check_parent(const Conversion& conversion, TargetPlace& place) {
   const std::string name = fs::path(place.path).filename().string();
   if (std::ranges::find(usual_files, name) == usual_files.end()) return;
   const std::string index =
@@ -207,7 +270,7 @@ void check_parent(const Conversion& conversion, const TargetPlace& place) {
   if (status_of(place.parent + "/" + index, false)) {
     refuse(place.path, "the folder holds another model already", index);
   }
-  require_no_stale_config(place.parent, conversion);
+  require_no_stale_config(place.parent, conversion, place);
 }
 
 }  // namespace

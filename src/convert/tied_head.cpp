@@ -231,18 +231,14 @@ std::optional<std::string> untied_head(const Plan& plan, std::string_view config
   return TiedHead(config).stored_in(names);
 }
 
-void untie_config(std::vector<ExtraFile>& files) {
-  const auto config = std::ranges::find(files, "config.json", &ExtraFile::name);
-  if (config == files.end()) return;
+std::string untied_config(std::string_view config) {
   const auto untie = [](std::string_view key, std::string_view) {
     return key == member ? std::optional<std::string>("false") : std::nullopt;
   };
-  config->text = with_member(with_changes(config->text, untie), member, "false");
-  if (!first_of_member(config->text, "architectures").ends_with(composite)) return;
-  const std::string_view part = object_member(config->text, decoder);
-  if (part.empty()) return;
-  const std::string text = with_member(part, member, "false");
-  config->text = with_member(config->text, decoder, text);
+  std::string text = with_member(with_changes(config, untie), member, "false");
+  if (!first_of_member(text, "architectures").ends_with(composite)) return text;
+  const std::string_view part = object_member(text, decoder);
+  return part.empty() ? text : with_member(text, decoder, with_member(part, member, "false"));
 }
 
 }  // namespace loadstone

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
-#include "loadstone/convert.h"
 #include "loadstone/finding.h"
 #include "loadstone/plan.h"
 #include "loadstone/shape.h"
@@ -65,7 +64,7 @@ class TiedHead {
 // The head that is a target of its own, like its embedding, although the config ties them.
 [[nodiscard]] std::optional<std::string> untied_head(const Plan& plan, std::string_view config);
 
-// The files with a config.json that declares no tie.
-void untie_config(std::vector<ExtraFile>& files);
+// Returns the config without a tie.
+[[nodiscard]] std::string untied_config(std::string_view config);
 
 }  // namespace loadstone

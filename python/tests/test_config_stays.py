@@ -1,0 +1,104 @@
+"""Files at a target that an output does not replace are named if they belong to another model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import run
+from safetensors.torch import save_file
+
+import loadstone
+
+EMBEDDING = "model.embed_tokens.weight"
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "dtype": "float32",
+    "transformers_version": "5.0.0",
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "model_type": {"model_type": "qwen2"},
+    "rope_theta": {"rope_theta": 500000.0},
+    "rope_scaling": {"rope_scaling": {"factor": 8.0}},
+    "tie_word_embeddings": {"tie_word_embeddings": False},
+    "dtype": {"dtype": "bfloat16"},
+}
+LEFT = {
+    "chat_template.jinja": "{{ old }}",
+    "generation_config.json": '{"do_sample": true}',
+    "tokenizer.json": "{}",
+}
+
+
+def model(folder: Path, config: dict[str, Any], files: dict[str, str] | None = None) -> Path:
+    folder.mkdir(parents=True)
+    save_file({EMBEDDING: torch.randn(32, 16)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    for name, text in (files or {}).items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def told(source: Path, target: Path, **options: Any) -> str:
+    """The messages of the code, the same from Python and from the command."""
+    report = loadstone.convert(source, target, **options)
+    found = [each for each in report.findings if each.code == "convert.config_stays"]
+    assert all(each.severity == "warning" for each in found)
+    return " ".join(each.message for each in found)
+
+
+@pytest.mark.parametrize("member", OTHERS)
+def test_a_config_of_another_model_is_named_by_its_members(member: str, tmp_path: Path) -> None:
+    source = model(tmp_path / "source", CONFIG)
+    beside = model(tmp_path / "beside", CONFIG | OTHERS[member])
+    assert told(source, beside / "model.safetensors").endswith(
+        f"differs from the source's in {member}"
+    )
+    done = run("convert", source, beside / "model.safetensors")
+    assert done.returncode == 0 and f"in {member}" in done.stderr, done
+
+
+def test_the_same_config_is_not_named(tmp_path: Path) -> None:
+    """Nor what a library adds when it saves the config again, nor a file of another name."""
+    source = model(tmp_path / "source", CONFIG)
+    saved = dict(reversed(CONFIG.items())) | {"transformers_version": "5.9", "_name_or_path": "x"}
+    saved["torch_dtype"] = saved.pop("dtype")
+    beside = model(tmp_path / "beside", saved)
+    assert told(source, beside / "model.safetensors") == ""
+    (beside / "config.json").write_text(json.dumps(CONFIG | OTHERS["model_type"]))
+    assert told(source, beside / "other.safetensors") == ""
+    assert told(source / "model.safetensors", source.parent / "model.safetensors") == ""
+
+
+def test_a_dtype_that_the_output_no_longer_has_is_named(tmp_path: Path) -> None:
+    source = model(tmp_path / "source", CONFIG)
+    beside = model(tmp_path / "beside", CONFIG)
+    target = beside / "model.safetensors"
+    assert told(source, target, dtype="bfloat16").endswith("in dtype")
+    (beside / "config.json").write_text(json.dumps(CONFIG | {"dtype": "bfloat16"}))
+    assert told(source, target, dtype="bfloat16") == ""
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_files_of_an_older_model_are_named(name: str, tmp_path: Path) -> None:
+    older = model(tmp_path / "older", CONFIG, {name: LEFT[name], "README.md": "old"})
+    newer = model(tmp_path / "newer", CONFIG)
+    out = tmp_path / "out"
+    assert told(older, out) == ""
+    assert told(newer, out).endswith(f"libraries read them with it: '{name}'")
+    assert (out / name).read_text() == LEFT[name]
+    (newer / name).write_text("{}")
+    assert told(newer, out) == "" and (out / name).read_text() == "{}"
+
+
+def test_files_without_an_older_model_are_not_named(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "tokenizer.json").write_text("{}")
+    assert told(model(tmp_path / "source", CONFIG), out) == ""
