@@ -73,7 +73,7 @@ def _require_kinds(plan: Plan, slots: list[TensorSlot]) -> None:
     """Refuses a tensor that checkpoints hold where the plan is for one that they do not, or the
     other way round.
 
-    A skeleton file need not tell parameters from persistent buffers, so neither does this.
+    Skeleton files may list persistent buffers as parameters, so the two count as one kind.
     """
     for target, slot in zip(plan.targets, slots, strict=True):
         if (target.kind in SAVED) != (slot.kind in SAVED):

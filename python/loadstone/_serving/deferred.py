@@ -165,7 +165,7 @@ class Copies:
         self._given.update(map(storage_of, tensors))
 
     def takes(self, place: torch.Tensor) -> bool:
-        """Whether copies to a place can wait."""
+        """Return ``True`` if copies to a place can wait."""
         return storage_of(place) not in self._given
 
     def keep_as_it_is(self, memory: torch.Tensor, pages: mmap.mmap) -> None:

@@ -102,7 +102,7 @@ class Writes(DispatchMode):
         return Hole(_index(tensor, int(gaps[0, 0])), count)
 
 
-# They give a tensor's memory to code whose reads and writes are no operations of torch.
+# They give a tensor's memory to code whose reads and writes bypass torch's operations.
 _GIVES_MEMORY = {torch.Tensor.__cuda_array_interface__.__get__} | {
     getattr(torch.Tensor, name)
     for name in (
@@ -115,7 +115,7 @@ _GIVES_MEMORY = {torch.Tensor.__cuda_array_interface__.__get__} | {
 
 
 class Handing(TorchFunctionMode):
-    """Tells of each tensor whose memory is given to others, while it is entered as a context.
+    """Reports each tensor whose memory is given to others, while it is entered as a context.
 
     Args:
         before: gets the tensors, before the memory is given.
@@ -145,7 +145,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage, which :class:`Handing` is not told of."""
+    """The address of a tensor's storage, without notice to :class:`Handing`."""
     with torch._C.DisableTorchFunction():
         return tensor.untyped_storage().data_ptr()
 
