@@ -8,6 +8,7 @@ from loadstone import _collector, _overlap, _ties
 from loadstone._dtypes import element_dtype
 from loadstone._errors import make
 from loadstone._ranks import reshard
+from loadstone._targets import SAVED
 from loadstone._turns import slots_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def planned_slots(plan: Plan, model: Any) -> list[TensorSlot]:
             found=f"{name} {list(shape)}{place}" if changed[0] in found else "no such tensor",
         )
     _require_wholes(plan, slots)
+    _require_kinds(plan, slots)
     _require_forms(plan, slots)
     _require_kept(plan, slots)
     for finding in _overlap.findings(_overlap.overlapping(slots), plan.targets):
@@ -64,6 +66,23 @@ def _require_wholes(plan: Plan, slots: list[TensorSlot]) -> None:
                 tensor=slot.name,
                 found=f"a slice of {list(slot.shape)}",
                 expected=f"a slice of {list(planned)}",
+            )
+
+
+def _require_kinds(plan: Plan, slots: list[TensorSlot]) -> None:
+    """Refuses a tensor that checkpoints hold where the plan is for one that they do not, or the
+    other way round.
+
+    Skeleton files may list persistent buffers as parameters, so the two count as one kind.
+    """
+    for target, slot in zip(plan.targets, slots, strict=True):
+        if (target.kind in SAVED) != (slot.kind in SAVED):
+            raise make(
+                "plan.model_changed",
+                "the model is not the planned one: a tensor is of another kind",
+                tensor=slot.name,
+                found=slot.kind.replace("_", " "),
+                expected=target.kind.replace("_", " "),
             )
 
 

@@ -9,7 +9,10 @@ from loadstone import _core
 from loadstone._terminal import warn
 
 # Modules whose frames are passed over to find the user's line.
-_LOADING = ("loadstone", "diffusers", "huggingface_hub", "contextlib")
+_LOADING = (
+    *("loadstone", "accelerate", "diffusers", "transformers", "huggingface_hub"),
+    *("contextlib", "functools"),
+)
 
 
 def users_level() -> int:

@@ -37,6 +37,7 @@ from loadstone._plan import Plan
 from loadstone._report import OFFLOADED, Report
 from loadstone._skeleton_walk import walk
 from loadstone._terminal import printable
+from loadstone._warn import warn_of_findings
 
 _logger = logging.getLogger("loadstone.accelerate")
 
@@ -95,6 +96,7 @@ def load_checkpoint_in_model(
     if reason or catalog is None:
         _leave_to_library(model, checkpoint, reason, arguments)
         return
+    warn_of_findings(catalog.findings)
     if device_map is not None:
         device_map = expanded(model, device_map)
         if offload_folder is None and "disk" in device_map.values():

@@ -15,7 +15,13 @@ from accelerate_models import TOKENS, empty, saved
 from models import all_tensors, assert_same, randomise
 from offload_folders import written
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    MixtralConfig,
+    Qwen3MoeConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import loadstone
 from loadstone import accelerate as ours
@@ -270,3 +276,22 @@ def test_a_reset_state_has_accelerates_own_error():
     with loadstone.patch("accelerate"), pytest.raises(AttributeError, match="reinitialized"):
         accelerator.prepare(torch.nn.Linear(1, 1))
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_a_model_keeps_the_modules_that_it_wants_in_float32(tmp_path):
+    """As ``from_pretrained`` does; a row of docs/accelerate.md."""
+    small = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    config = T5Config(vocab_size=32, **small)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    found = {}
+    for name, load in {"theirs": bound_before, "ours": ours.load_checkpoint_and_dispatch}.items():
+        with init_empty_weights():
+            model = T5ForConditionalGeneration(config)
+        model.tie_weights()
+        load(model, tmp_path, device_map={"": "cpu"}, dtype=torch.float16)
+        found[name] = {key: tensor.dtype for key, tensor in model.named_parameters()}
+    kept = {key for key, dtype in found["ours"].items() if dtype == torch.float32}
+    assert kept and all(".wo." in key for key in kept)
+    assert set(found["theirs"].values()) == {torch.float16}
+    library = T5ForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float16)
+    assert found["ours"] == {key: tensor.dtype for key, tensor in library.named_parameters()}

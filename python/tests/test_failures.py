@@ -157,6 +157,48 @@ def test_a_model_that_changed_after_the_plan(tmp_path, state):
     assert caught.value.code == "plan.model_changed" and "extra" in str(caught.value)
 
 
+class Table(torch.nn.Module):
+    """A tensor of one name, which is of another kind from model to model."""
+
+    def __init__(self, kind):
+        super().__init__()
+        if kind == "parameter":
+            self.table = torch.nn.Parameter(torch.arange(4.0))
+        else:
+            self.register_buffer("table", torch.arange(4.0), persistent=kind == "persistent")
+
+
+@pytest.mark.parametrize("found", ["parameter", "persistent", "non_persistent"])
+@pytest.mark.parametrize("planned", ["parameter", "persistent", "non_persistent"])
+def test_a_plan_is_for_the_kinds_of_its_model(planned, found, tmp_path):
+    """A checkpoint's value was left out, or a parameter stayed on meta, without a word."""
+    save_file({"table": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
+    loadstone.plan(Table(planned), tmp_path).save(tmp_path / "plan.json")
+    with loadstone.skeleton():
+        model = Table(found)
+    plan = loadstone.Plan.load(tmp_path / "plan.json")
+    if (planned == "non_persistent") == (found == "non_persistent"):
+        plan.execute(model=model)
+        value = torch.arange(4.0) if found == "non_persistent" else torch.full((4,), 9.0)
+        assert torch.equal(model.table, value)
+        return
+    before = snapshot(model)
+    with pytest.raises(loadstone.PlanError, match=r"table.*another kind") as caught:
+        plan.execute(model=model)
+    assert caught.value.code == "plan.model_changed"
+    assert_untouched(model, before)
+
+
+def test_a_buffer_that_became_persistent_after_the_plan(tmp_path):
+    save_file({"table": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
+    model = Table("non_persistent")
+    plan = loadstone.plan(model, tmp_path)
+    model._non_persistent_buffers_set.clear()
+    with pytest.raises(loadstone.PlanError, match="expected non persistent buffer") as caught:
+        plan.execute()
+    assert caught.value.code == "plan.model_changed"
+
+
 def test_an_error_in_the_progress_callback_stops_the_load(state, tmp_path):
     model = skeleton()
     before = snapshot(model)

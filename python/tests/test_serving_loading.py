@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from codec_files import CODECS
@@ -93,6 +97,73 @@ def test_what_needs_memory_gets_it(take: Any, values: torch.Tensor, tmp_path: Pa
     if take in IN_PLACE:  # once more, on whole tensors, and the log says why
         assert not is_as_always and "each tensor was read whole, as" in line
         assert "'weight'" in line or "a tensor" in line
+
+
+def _element_by_element(tensor: torch.Tensor) -> torch.Tensor:
+    found: list[float] = []
+    tensor.map_(tensor, lambda one, _: found.append(one) or one)  # type: ignore[func-returns-value]
+    return torch.tensor(found).view(tensor.shape)
+
+
+def _by_address(tensor: torch.Tensor) -> torch.Tensor:
+    kind = ctypes.c_float * tensor.numel()
+    return torch.tensor(list(kind.from_address(tensor.data_ptr()))).view(tensor.shape)
+
+
+def _by_storage(storage: Any, tensor: torch.Tensor) -> torch.Tensor:
+    kind = ctypes.c_float * tensor.numel()
+    return torch.tensor(list(kind.from_address(storage.data_ptr()))).view(tensor.shape)
+
+
+LOOKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "tolist": lambda tensor: torch.tensor(tensor.tolist()),
+    "numpy": lambda tensor: torch.from_numpy(tensor.numpy().copy()),
+    "asarray": lambda tensor: torch.from_numpy(np.asarray(tensor) * 1),
+    "from_dlpack": lambda tensor: torch.from_numpy(np.from_dlpack(tensor).copy()),
+    "data_ptr": _by_address,
+    "untyped_storage": lambda tensor: _by_storage(tensor.untyped_storage(), tensor),
+    "storage": lambda tensor: _by_storage(tensor.storage(), tensor),
+    "pickle": lambda tensor: pickle.loads(pickle.dumps(tensor)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "map_": _element_by_element,
+    "sum": lambda tensor: tensor + tensor.sum() * 0,  # the control: an operation of torch
+}
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.parametrize("is_parameter", [True, False])
+@pytest.mark.parametrize("look", LOOKS)
+def test_whatever_looks_at_memory_sees_the_values(
+    look: str, is_parameter: bool, values: torch.Tensor, tmp_path: Path
+) -> None:
+    """Reads past torch's operations, of a parameter that was copied to or of the tensor itself."""
+
+    def take(weight: torch.nn.Parameter, tensor: torch.Tensor) -> None:
+        weight.data.copy_(tensor)
+        seen.append(LOOKS[look](weight.data if is_parameter else tensor))
+
+    seen: list[torch.Tensor] = []
+    model = Model(take)
+    line, is_as_always = loaded(tmp_path, model)
+    assert same(seen[-1].clone() + 0, values) and same(model.weight.data, values)
+    needs_memory = look in ("data_ptr", "untyped_storage", "storage", "map_") and not is_parameter
+    assert is_as_always != needs_memory
+    assert not needs_memory or "each tensor was read whole, as" in line
+
+
+def test_memory_that_was_given_away_gets_values_at_once(
+    values: torch.Tensor, tmp_path: Path
+) -> None:
+    def take(weight: torch.nn.Parameter, tensor: torch.Tensor) -> None:
+        array = weight.detach().numpy()
+        weight.data[:4].copy_(tensor[:4])
+        weight.data[4:].copy_(tensor[4:])
+        seen.append(torch.from_numpy(array.copy()))
+
+    seen: list[torch.Tensor] = []
+    assert loaded(tmp_path, Model(take))[1]
+    assert same(seen[0], values)
 
 
 @pytest.mark.parametrize("looks_at_it", [False, True])

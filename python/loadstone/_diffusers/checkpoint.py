@@ -12,6 +12,7 @@ from loadstone._catalog import RANK_MAX, Catalog, inspect
 from loadstone._diffusers.absent import Lacks, Shape, file_key
 from loadstone._dtypes import is_dtype
 from loadstone._errors import make
+from loadstone._warn import warn_of_findings
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._absent import AbsentSymbol
 
@@ -53,7 +54,9 @@ class Checkpoint(dict[str, torch.Tensor]):
     @classmethod
     def open(cls, files: list[str]) -> Checkpoint:
         """Reads headers only."""
-        return cls(inspect(files, allow_links=True, gguf_rank_max=RANK_MAX))
+        catalog = inspect(files, allow_links=True, gguf_rank_max=RANK_MAX)
+        warn_of_findings(catalog.findings)
+        return cls(catalog)
 
     def fresh(self, lacks: Lacks | None = None) -> Checkpoint:
         """The same files, before any converter."""

@@ -14,7 +14,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -25,6 +25,7 @@ from loadstone._errors import Error, make
 from loadstone._progress import ProgressCallback
 from loadstone._read import Entry, TensorReader, plan_for
 from loadstone._serving.receipts import Place
+from loadstone._serving.written import storage_of
 from loadstone._transformers.gguf import in_published_names
 from loadstone.tracing import Symbol, Trace, _operations
 from loadstone.tracing._absent import leaves
@@ -35,6 +36,16 @@ if TYPE_CHECKING:
     from loadstone._serving.options import Options
 
 aten = torch.ops.aten
+
+
+def _without_memory(name: str) -> Callable[..., NoReturn]:
+    """A method that asks for memory, which a tensor that is not read has not got."""
+
+    def refuse(symbol: Deferred, *_: Any) -> NoReturn:
+        why = "asks for the memory of a tensor that is not read; set deferred to false"
+        raise refusal("plan.untraceable", name, [symbol], why)
+
+    return refuse
 
 
 class Deferred(Symbol):
@@ -70,6 +81,20 @@ class Deferred(Symbol):
         """The values as an array."""
         return self.own.numpy(**options)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """The values, for another library."""
+        return self.own.__dlpack__(**options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A pickle or a shallow copy has the values."""
+        return self.own.__reduce_ex__(protocol)
+
+    untyped_storage = _without_memory("untyped_storage")
+    data_ptr = _without_memory("data_ptr")
+    const_data_ptr = _without_memory("const_data_ptr")
+    apply_ = _without_memory("apply_")
+    map_ = _without_memory("map_")
+
 
 @dataclass(frozen=True)
 class Copy:
@@ -99,6 +124,7 @@ class Copies:
         self._begins: dict[int, list[int]] = defaultdict(list)  # by storage, sorted
         self._copies: dict[int, tuple[Deferring, Copy]] = {}  # by where they begin
         self._read: dict[int, weakref.ref[mmap.mmap]] = {}  # by storage
+        self._given: set[int] = set()  # storages that code reads without operations of torch
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -110,13 +136,13 @@ class Copies:
         if there is not None and there[1].place.nbytes == copy.place.nbytes:
             self._copies[begin] = (checkpoint, copy)
             return
-        begins = self._begins[_storage(copy.place)]
+        begins = self._begins[storage_of(copy.place)]
         at = bisect.bisect_left(begins, begin)
         before = self._copies[begins[at - 1]][1].place if at > 0 else None
         overlaps = before is not None and before.data_ptr() + before.nbytes > begin
         if overlaps or (at < len(begins) and begins[at] < begin + copy.place.nbytes):
             self.carry_out()
-            begins, at = self._begins[_storage(copy.place)], 0
+            begins, at = self._begins[storage_of(copy.place)], 0
         begins.insert(at, begin)
         self._copies[begin] = (checkpoint, copy)
 
@@ -133,15 +159,24 @@ class Copies:
             return
         self.settle([*_real_in(args), *_real_in(kwargs)])
 
+    def give(self, tensors: list[torch.Tensor]) -> None:
+        """Memory is given to others: values are there now, and later ones are at once."""
+        self.settle(tensors)
+        self._given.update(map(storage_of, tensors))
+
+    def takes(self, place: torch.Tensor) -> bool:
+        """Return ``True`` if copies to a place can wait."""
+        return storage_of(place) not in self._given
+
     def keep_as_it_is(self, memory: torch.Tensor, pages: mmap.mmap) -> None:
         """Notes memory with values that were read, and that other tensors may be made of yet."""
-        self._read[_storage(memory)] = weakref.ref(pages)
+        self._read[storage_of(memory)] = weakref.ref(pages)
 
     def _require_private(self, func: Any, args: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in _real_in(value):
-                    pages = self._read.get(_storage(tensor)) if not tensor.is_meta else None
+                    pages = self._read.get(storage_of(tensor)) if not tensor.is_meta else None
                     if pages is not None and pages() is not None:
                         raise changes_in_place(func, [])
 
@@ -162,7 +197,7 @@ class Copies:
             checkpoint.fill(copies, device, progress)
 
     def _is_awaited(self, tensor: torch.Tensor) -> bool:
-        return tensor.layout is torch.strided and _storage(tensor) in self._begins
+        return tensor.layout is torch.strided and storage_of(tensor) in self._begins
 
 
 class Deferring:
@@ -260,7 +295,8 @@ class Deferring:
         place = place.view(symbol.shape)
         if symbol.numel():
             sources = tuple(leaves(symbol)[0])
-            self.fill([Copy(place, symbol.value, place.dtype, sources)], "cpu")
+            with torch._C.DisableTorchFunction():  # the addresses are for us
+                self.fill([Copy(place, symbol.value, place.dtype, sources)], "cpu")
         return place
 
     def fill(
@@ -309,6 +345,8 @@ class Deferring:
             return False
         if place.numel() == 0:
             return True
+        if not self._copies.takes(place):
+            return False
         shaped: Any = value if value.shape == place.shape else value.expand(place.shape)
         # The core casts no scales, as they mean nothing without their codes: torch does.
         is_scale = any(self._reader.is_component(name) for name in leaves(shaped)[0])
@@ -364,7 +402,7 @@ def _require_memory(name: str, parameter: torch.Tensor) -> None:
     if isinstance(parameter, Deferred) or parameter.is_meta:
         return
     try:
-        parameter.untyped_storage().data_ptr()
+        storage_of(parameter)
     except RuntimeError as reason:
         raise lost_memory(name) from reason
 
@@ -393,10 +431,6 @@ def _moves(kwargs: dict[str, Any]) -> bool:
 
 def _is_single(entry: Entry) -> bool:
     return torch.Size(entry.shape).numel() == 1
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _device(tensor: torch.Tensor) -> str:

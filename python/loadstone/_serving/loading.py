@@ -20,7 +20,7 @@ from loadstone._serving.deferred import Copies, Deferred, Deferring, lost_memory
 from loadstone._serving.options import Options
 from loadstone._serving.proof import require_written
 from loadstone._serving.receipts import receipt_of
-from loadstone._serving.written import Writes
+from loadstone._serving.written import Handing, Writes
 
 
 class Loading:
@@ -57,7 +57,13 @@ class Loading:
         """
         checkpoint = self._checkpoint(path, is_beside)
         self._checkpoints.append(checkpoint)
-        for name, tensor in checkpoint.tensors(wants):
+        named = iter(checkpoint.tensors(wants))
+        while True:
+            with torch._C.DisableTorchFunction():  # addresses that it asks for are ours
+                following = next(named, None)
+            if following is None:
+                break
+            name, tensor = following
             if not isinstance(tensor, Deferred):
                 self._writes.note(tensor)  # a model may keep it
             self._now = path, name, tensor
@@ -122,7 +128,7 @@ class Loading:
         return receipt_of(model, self.options.digest, reads, self._copies.done)
 
     def _run(self, load: Callable[[], Any], model: torch.nn.Module) -> None:
-        with self._writes:
+        with self._writes, Handing(self._copies.give):
             try:
                 load()
                 settle(model, self._writes.note)

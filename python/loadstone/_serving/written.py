@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from loadstone._torch_state import DispatchMode
 from loadstone.tracing import Symbol
@@ -72,12 +73,12 @@ class Writes(DispatchMode):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in _tensors(values.get(argument.name)):
                     self.note(tensor)
-        given_storages = {_storage(each) for value in values.values() for each in _tensors(value)}
+        given_storages = {storage_of(each) for value in values.values() for each in _tensors(value)}
         results = made if len(schema.returns) > 1 else (made,)
         for result, tensors in zip(schema.returns, results, strict=False):
             for tensor in _tensors(tensors) if result.alias_info is None else ():
-                if _storage(tensor) not in given_storages:
-                    self._runs.pop(_storage(tensor), None)
+                if storage_of(tensor) not in given_storages:
+                    self._runs.pop(storage_of(tensor), None)
                     if has_values:
                         self.note(tensor)
         return made
@@ -85,13 +86,13 @@ class Writes(DispatchMode):
     def note(self, tensor: torch.Tensor) -> None:
         """This tensor has all its values."""
         if tensor.numel():
-            self._runs[_storage(tensor)].append(_runs_of(tensor))
+            self._runs[storage_of(tensor)].append(_runs_of(tensor))
 
     def hole(self, tensor: torch.Tensor) -> Hole | None:
         """The elements of a tensor that were not written; ``None``: all were."""
         if not tensor.numel():
             return None
-        runs = self._runs.get(_storage(tensor))
+        runs = self._runs.get(storage_of(tensor))
         wanted = _runs_of(tensor)
         gaps = _without(wanted, np.concatenate(runs) if runs else np.empty((0, 2), np.int64))
         if not len(gaps):
@@ -99,6 +100,35 @@ class Writes(DispatchMode):
         width = tensor.element_size()
         count = int((gaps[:, 1] - gaps[:, 0]).sum()) // width
         return Hole(_index(tensor, int(gaps[0, 0])), count)
+
+
+# They give a tensor's memory to code whose reads and writes bypass torch's operations.
+_GIVES_MEMORY = {torch.Tensor.__cuda_array_interface__.__get__} | {
+    getattr(torch.Tensor, name)
+    for name in (
+        *("__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "apply_", "const_data_ptr"),
+        *("data_ptr", "map_", "map2_", "numpy", "share_memory_", "storage", "tolist"),
+        "untyped_storage",
+    )
+    if hasattr(torch.Tensor, name)  # the oldest torch lacks one
+}
+
+
+class Handing(TorchFunctionMode):
+    """Reports each tensor whose memory is given to others, while it is entered as a context.
+
+    Args:
+        before: gets the tensors, before the memory is given.
+    """
+
+    def __init__(self, before: Callable[[list[torch.Tensor]], None]) -> None:
+        super().__init__()
+        self._before = before
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _GIVES_MEMORY:
+            self._before(_tensors(args))
+        return func(*args, **(kwargs or {}))
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -114,8 +144,10 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     ]
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage, without notice to :class:`Handing`."""
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage().data_ptr()
 
 
 def _runs_of(tensor: torch.Tensor) -> _Runs:

@@ -20,6 +20,7 @@ from loadstone._transformers import cache, quantized, releases
 from loadstone._transformers.gaps import DEFAULTS, Gaps, TransformersOptions, mismatch
 from loadstone._transformers.question import Derived, Question
 from loadstone._turns import slots_of
+from loadstone._warn import warn_of_findings
 from loadstone._weighted import Adapters
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Load(Gaps):
         self.model = model
         self.fills_gaps = True
         catalog = inspect(files, allow_links=True)
+        warn_of_findings(catalog.findings)
         self.claim.check(catalog)
         keeps = releases.dtype_plan(model, config.dtype)
         question = Question(model, config.dtype, keeps, config.weight_mapping, config.hf_quantizer)

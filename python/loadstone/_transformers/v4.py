@@ -32,6 +32,7 @@ from loadstone._transformers import claim, quantized
 from loadstone._transformers.call import constructing_in, current, reason_against, refused
 from loadstone._transformers.gaps import Gaps, mismatch
 from loadstone._transformers.question import PLAIN_FLOATS
+from loadstone._warn import warn_of_findings
 from loadstone.tracing import Trace
 
 _Names = dict[str, str]
@@ -66,6 +67,7 @@ class Load(Gaps):
             The index of the offload folder.
         """
         catalog = inspect(files, allow_links=True)
+        warn_of_findings(catalog.findings)
         if quantized.is_decodable(catalog):
             _require_own_names(catalog)
             claim.take_off(model.config)

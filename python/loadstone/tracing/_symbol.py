@@ -81,6 +81,11 @@ class Symbol(torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         raise refusal("plan.untraceable", "data", [self], "gets another value")
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """The same value."""
+        made = memo[id(self)] = self.clone()
+        return made
+
     def tolist(self) -> NoReturn:
         """Refused: there are no values to list."""
         raise refusal("plan.data_dependent", "tolist", [self])
