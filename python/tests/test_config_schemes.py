@@ -103,8 +103,8 @@ def test_a_lost_cache_is_told_once(tmp_path: Path, source: str, request_name: st
 def test_scales_of_cache_and_activations_are_told_apart(tmp_path: Path) -> None:
     stored = quantized(tmp_path, "fp8", "modelopt")
     add_scales(stored, [INPUT, *CACHE])
-    for request in (REQUESTS["modelopt"], REQUESTS["nvfp4"]):
-        report = loadstone.convert(stored, tmp_path / str(len(request)), **request)
+    for name in ("modelopt", "nvfp4"):
+        report = loadstone.convert(stored, tmp_path / name, **REQUESTS[name])
         found = [f.target for f in report.findings if f.code == "convert.activations"]
         assert sorted(found) == sorted([INPUT, CACHE[0]])
     report = loadstone.convert(stored, tmp_path / "numbers", dequantize=True)
@@ -188,7 +188,8 @@ def test_lists_with_names_before_the_rules_are_told(tmp_path: Path, name: str) -
     encoding, style, lists = LISTS[name]
     stored = quantized(tmp_path, encoding, style)
     (stored / "hf_quant_config.json").unlink(missing_ok=True)
-    section: Config = {"quant_method": "any"} | lists
+    config = json.loads((stored / "config.json").read_text())["quantization_config"]
+    section: Config = {"quant_method": config["quant_method"]} | lists
     edit(stored, lambda config: config.update(quantization_config=section))
     (entry,) = re.findall(r'\["(.*?)"\]', json.dumps(lists))
     report = loadstone.convert(stored, tmp_path / "out", rules=moved("transformer.layers"))

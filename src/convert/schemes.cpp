@@ -65,7 +65,7 @@ constexpr auto algorithms = std::to_array<Known>({
 });
 
 struct Declared {
-  std::vector<Scheme> activations;  // each once; none: the configs do not say
+  std::vector<Scheme> activations;  // each once; empty: not declared
   std::string cache;                // empty: it is not quantized
 };
 
