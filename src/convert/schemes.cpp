@@ -69,9 +69,14 @@ struct Declared {
   std::string cache;                // empty: it is not quantized
 };
 
+template <typename Value>
+Value value_at(const Object& object, std::string_view key, Value otherwise) {
+  Value value{};
+  return object[key].get(value) == simdjson::SUCCESS ? value : otherwise;
+}
+
 std::string text_at(const Object& object, std::string_view key) {
-  std::string_view text;
-  return object[key].get(text) == simdjson::SUCCESS ? std::string(text) : std::string();
+  return std::string(value_at(object, key, std::string_view()));
 }
 
 std::string lower(std::string text) {
@@ -85,14 +90,10 @@ std::string lower(std::string text) {
 Scheme scheme_of(const Element& value) {
   Object object;
   if (value.get(object) != simdjson::SUCCESS) return {std::string(no_scheme), {}};
-  std::int64_t bits = 8;
-  std::int64_t group = 0;
-  bool is_dynamic = false;
-  bool is_symmetric = true;
-  static_cast<void>(object["num_bits"].get(bits));
-  static_cast<void>(object["group_size"].get(group));
-  static_cast<void>(object["dynamic"].get(is_dynamic));
-  static_cast<void>(object["symmetric"].get(is_symmetric));
+  const auto bits = value_at<std::int64_t>(object, "num_bits", 8);
+  const auto group = value_at<std::int64_t>(object, "group_size", 0);
+  const bool is_dynamic = value_at(object, "dynamic", false);
+  const bool is_symmetric = value_at(object, "symmetric", true);
   const auto or_else = [](std::string text, std::string_view other) {
     return text.empty() ? std::string(other) : text;
   };
