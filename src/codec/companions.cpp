@@ -193,6 +193,15 @@ bool is_module_companion(std::string_view name) {
   return row != nullptr && row->place == Place::module;
 }
 
+ScalesOf scales_of(std::string_view name) {
+  std::string_view stem;
+  const Row* const row = row_of(name, stem);
+  if (row == nullptr || row->leaf == marker_leaf || row->place == Place::model) {
+    return ScalesOf::none;
+  }
+  return row->place == Place::attention ? ScalesOf::cache : ScalesOf::activations;
+}
+
 void attach_companions(const TensorTable& table, std::vector<QuantizedTensor>& found,
                        std::vector<bool>& marks) {
   if (found.empty()) return;

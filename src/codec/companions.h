@@ -2,6 +2,7 @@
 // encoding by, scales and zero points of activations and of a server's cache.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -17,6 +18,10 @@ inline constexpr std::string_view layers_metadata_key = "_quantization_metadata"
 [[nodiscard]] bool is_companion_name(std::string_view name);
 // Returns whether it is one of a single module, such as "P.input_scale" of "P.weight".
 [[nodiscard]] bool is_module_companion(std::string_view name);
+
+// Returns the numbers that a companion of this name scales. Markers scale none.
+enum class ScalesOf : std::uint8_t { none, activations, cache };
+[[nodiscard]] ScalesOf scales_of(std::string_view name);
 
 // Adds each companion to `unneeded` of the quantized tensor that it goes with, and marks it. A
 // companion above modules goes with the nearest of them.

@@ -23,12 +23,14 @@
 #include "convert/layout.h"
 #include "convert/left_out.h"
 #include "convert/moved_codes.h"
+#include "convert/old_names.h"
 #include "convert/other_models.h"
 #include "convert/outputs.h"
 #include "convert/plain_codes.h"
 #include "convert/quantize_config.h"
 #include "convert/quantize_style.h"
 #include "convert/repack.h"
+#include "convert/schemes.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"
 #include "loadstone/convert.h"
@@ -317,6 +319,21 @@ static void settle_config(Conversion& conversion, const ConvertOptions& options,
   conversion.has_tie = !is_untied && (config.empty() || untied_head(plan, config).has_value());
 }
 
+// Compares the source's configs with those of the output, which are copies or new ones.
+static void tell_configs(Conversion& conversion, const ConvertOptions& options, bool has_decoded) {
+  auto& findings = conversion.plan.findings;
+  const bool is_new = options.merge || has_decoded || !conversion.repacked.empty() ||
+                      options.format != FileFormat::safetensors ||
+                      std::ranges::any_of(conversion.plan.targets, [](const PlannedTarget& target) {
+                        return target.quantization.has_value();
+                      });
+  if (is_new) {
+    tell_schemes(conversion, options, findings);
+  } else if (names_are_given(options)) {
+    tell_old_names(conversion, findings);
+  }
+}
+
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& given) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
@@ -377,6 +394,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});
   if (options.merge) tell_other_models(*plan.catalog, *options.merge, plan.findings);
   settle_config(conversion, options, is_decoded, outputs.unties);
+  tell_configs(conversion, options, has_decoded);
   choose_sizes(conversion, options);
   plan.bytes_to_read = conversion.bytes_to_read;
   plan.bytes_to_write = conversion.bytes_to_write;

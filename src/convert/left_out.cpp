@@ -52,7 +52,8 @@ ModelFolder claims_beside(const Catalog& catalog) {
   std::vector<std::string_view> names = {claim_name};
   std::ranges::transform(own_configs, std::back_inserter(names), &OwnConfig::name);
   for (const std::string_view name : names) {
-    if (text(name)) folder.files.push_back({.name = std::string(name)});
+    auto found = text(name);
+    if (found) folder.files.push_back({.name = std::string(name), .text = *std::move(found)});
   }
   return folder;
 }

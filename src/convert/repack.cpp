@@ -12,7 +12,6 @@
 
 #include "base/text.h"
 #include "catalog/assembled_file.h"
-#include "codec/companions.h"
 #include "codec/encode.h"
 #include "codec/fp4/blocks.h"
 #include "convert/choose.h"
@@ -101,15 +100,7 @@ class Repacker {
     }
     const auto& sources = quantized.decoding.sources;
     made_.dropped.insert(made_.dropped.end(), sources.begin(), sources.end());
-    for (const std::uint32_t source : quantized.unneeded) {
-      made_.dropped.push_back(source);
-      const std::string& name = catalog_.tensors()[source].name;
-      const Encoding encoding = catalog_.tensors()[source].encoding;
-      const bool is_scale = is_companion_name(name) && encoding.is_dtype() &&
-                            kind(encoding.dtype()) == DtypeKind::floating;
-      if (!is_scale) continue;
-      if (activations_++ == 0) first_activation_ = name;
-    }
+    made_.dropped.insert(made_.dropped.end(), quantized.unneeded.begin(), quantized.unneeded.end());
   }
 
   // GGUF's blocks, whose scale stands before the codes.
@@ -254,16 +245,6 @@ class Repacker {
            .suggestion = "--quantize rounds the numbers once more, --dequantize makes numbers",
            .found = key.first});
     }
-    if (activations_ == 0) return;
-    findings_.push_back(
-        {.severity = Severity::warning,
-         .code = "convert.activations",
-         .target = first_activation_,
-         .message =
-             fmt::format("{} of activations {} left out, '{}'{}: the output is of quantized "
-                         "weights",
-                         activations_ > 1 ? "scales" : "a scale", activations_ > 1 ? "are" : "is",
-                         printable(first_activation_), activations_ > 1 ? " ..." : "")});
   }
 
   struct Lossy {
@@ -278,8 +259,6 @@ class Repacker {
   std::vector<std::shared_ptr<ByteSource>> files_;
   RepackedValues made_;
   std::map<std::pair<std::string, std::string>, Lossy> lossy_;  // by encoding and like names
-  std::size_t activations_ = 0;
-  std::string first_activation_;
 };
 
 }  // namespace
