@@ -123,6 +123,11 @@ OTHERS: dict[str, dict[str, torch.Tensor]] = {
         f"{UP}._data": torch.randint(-9, 9, (64, 64), dtype=torch.int8),
         f"{UP}._scale": torch.rand(64, 1),
     },
+    "quanto of 4 bits": {
+        f"{UP}._data._data": torch.randint(0, 99, (32, 64), dtype=torch.uint8),
+        f"{UP}._scale": torch.rand(64, 1),
+        f"{UP}._shift": torch.rand(64, 1),
+    },
     "an order of groups": {
         UP: torch.randint(-9, 9, (64, 64), dtype=torch.int8),
         f"{UP}_scale": torch.rand(64, 2),
@@ -150,8 +155,13 @@ def test_layouts_that_are_not_decoded_are_refused(tmp_path: Path, layout: str) -
     plain = {GATE: torch.randn(64, 64).bfloat16()}
     source = folder(tmp_path / "source", OTHERS[layout] | plain, {"model_type": "llama"})
     out = tmp_path / "out"
-    for options in (["--dequantize"], ["--quantize", "fp8"]):
-        done = run("convert", source, out, *options)
+    both = (f"{source}:0.5", f"{source}:0.5", "-o", out)
+    for words in (
+        ("convert", source, out, "--dequantize"),
+        ("convert", source, out, "--quantize", "fp8"),
+        ("merge", *both),
+    ):
+        done = run(*words)
         assert done.returncode == 1 and "plan.encoding" in done.stderr, done
         assert not out.exists()
     assert run("convert", source, out).returncode == 0

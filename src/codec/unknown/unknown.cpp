@@ -6,7 +6,8 @@ namespace loadstone {
 
 namespace {
 
-// Quanto's "P._data" with "P._scale"; words of GPTQ and AWQ that are no matrices of I32.
+// Quanto's "P._data" with "P._scale", whose words of several codes are "P._data._data" and have a
+// "P._shift" too; words of GPTQ and AWQ that are no matrices of I32.
 std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
   const std::string& name = table[tensor].name;
   if (name.ends_with(".qweight")) {
@@ -18,11 +19,14 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
     refuse_layout(table, words);
     return words;
   }
-  const bool is_quanto = name.ends_with("._data");
-  if (!is_quanto) return std::nullopt;
-  const auto scale = table.find(without_suffix(name, "data") + "scale");
+  std::string weight = name;
+  while (weight.ends_with("._data")) weight = without_suffix(weight, "._data");
+  if (weight.size() == name.size()) return std::nullopt;
+  const auto scale = table.find(weight + "._scale");
   if (scale == TensorTable::none) return std::nullopt;
   QuantizedTensor made = quantized_tensor(name, tensor, {scale});
+  const auto shift = table.find(weight + "._shift");
+  if (shift != TensorTable::none) made.states.push_back(shift);
   refuse_layout(table, made);
   return made;
 }
