@@ -30,6 +30,7 @@ from readback_cells import (
     write_cell,
     write_source,
 )
+from readback_oracles import numbers_in
 
 import loadstone
 
@@ -189,6 +190,39 @@ def test_the_page_tells_what_transformers_makes_of_it(cell: Cell, outputs: Outpu
     if (told := foreign.releases_told()) != foreign.releases():
         pytest.skip(f"the page was made with {told}")
     assert foreign.told(cell) == foreign.outcome(cell, outputs.of(cell))
+
+
+def unread(report: Any) -> list[str]:
+    return [each.message for each in report.findings if each.code == "convert.unread"]
+
+
+@each_cell()
+def test_a_conversion_warns_of_what_transformers_does_not_read(
+    cell: Cell, outputs: Outputs, tmp_path: Path
+) -> None:
+    """It warns in no other cell; ModelOpt's style is for servers."""
+    report = loadstone.convert(outputs.source(cell.source), tmp_path / "out", **cell.options)
+    is_read = cell.style == "modelopt" or foreign.told(cell) == "right"
+    assert is_read == (not unread(report))
+
+
+@pytest.mark.parametrize(
+    "exclude", [r"experts\.1\.", r"experts\.1\.down", "gate_proj", "down_proj", "experts"]
+)
+def test_a_conversion_warns_of_experts_in_several_encodings(
+    exclude: str, outputs: Outputs, tmp_path: Path
+) -> None:
+    """A layer's experts that are quantized in part; those by role are read."""
+    pytest.importorskip("compressed_tensors")
+    cell = Cell("fp8-channel", "compressed-tensors", Source("qwen3_moe", shard_size=200_000))
+    out = tmp_path / "out"
+    report = loadstone.convert(
+        outputs.source(cell.source), out, quantize=cell.encoding, style=cell.style, exclude=exclude
+    )
+    outcome = foreign.outcome(cell, Output(out, numbers_in(out)))
+    assert (outcome == "right") == (not unread(report))
+    assert all("several encodings" in each for each in unread(report))
+    assert ("1" in exclude) == bool(unread(report))
 
 
 # ---- refused

@@ -151,6 +151,26 @@ def test_stacks_that_are_taken_apart_have_a_layout(tmp_path: Path) -> None:
     assert max(value.dim() for value in load_file(tmp_path / "out/model.safetensors").values()) == 2
 
 
+@pytest.mark.parametrize("encoding", [each for each in written_encodings() if styles_of(each)])
+def test_experts_of_a_layer_in_several_encodings_warn(encoding: str, tmp_path: Path) -> None:
+    folder = stack_model(tmp_path, "qwen3_moe")
+    stack = "model.layers.0.mlp.experts"
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"quantize": encoding, "exclude": r"experts\.1\."}, True),
+        ({"quantize": {r"experts\.1\.": encoding, "": "fp8"}}, encoding != "fp8"),
+        ({"quantize": encoding}, False),
+        ({"quantize": encoding, "exclude": "experts"}, False),
+    ]
+    for style in styles_of(encoding):
+        for i, (options, is_mixed) in enumerate(cases):
+            if style is None and isinstance(options["quantize"], dict):
+                continue  # of bitsandbytes, which has one encoding
+            out = tmp_path / f"{style}-{i}"
+            found = unread(loadstone.convert(folder, out, **options, style=style).findings)
+            assert (stack in found) == is_mixed
+            assert "several encodings" in found.get(stack, "several encodings")
+
+
 def test_a_matrix_that_is_no_layers_weight_warns(tmp_path: Path) -> None:
     tensors = {"a.table": torch.randn(128, 128), "a.proj.weight": torch.randn(128, 128)}
     save_file(tensors, tmp_path / "a.safetensors")

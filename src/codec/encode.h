@@ -103,6 +103,8 @@ struct WrittenEncoding {
 
   UnifiedConfig unified{};
   CompressedConfig compressed{};
+  // transformers decodes single experts in the style of compressed-tensors before it joins them.
+  bool decodes_experts = false;
 
   std::span<const std::string_view> dialects = scaled_dialects;
   // The dialect of files that ModelOpt exports, which is not always that of a compressed model.

@@ -1,10 +1,13 @@
 #include "convert/choose.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -96,6 +99,32 @@ void transpose_conv1d(TargetRecipe& recipe, std::string_view encoding,
        .suggestion = "write the merged model without --quantize, and convert it"});
 }
 
+// Holds the encodings of one layer of experts. Not thread-safe.
+class MixedExperts {
+ public:
+  void add(ExpertRole role, const std::string& kind) { roles_[role].insert(kind); }
+
+  [[nodiscard]] std::set<std::string> kinds() const {
+    std::set<std::string> all;
+    for (const auto& [role, kinds] : roles_) all.insert(kinds.begin(), kinds.end());
+    return all;
+  }
+
+  // transformers joins each role by itself; but only FP8 is decoded without a look at the others.
+  [[nodiscard]] bool is_mixed() const {
+    const auto is_apart = [](const std::string& kind) {
+      const WrittenEncoding* const written = find_written_encoding(kind);
+      return written == nullptr || (written->bits == 8 && written->code_type == "float");
+    };
+    const std::set<std::string> all = kinds();
+    if (all.size() > 1 && !std::ranges::all_of(all, is_apart)) return true;
+    return std::ranges::any_of(roles_, [](const auto& each) { return each.second.size() > 1; });
+  }
+
+ private:
+  std::map<ExpertRole, std::set<std::string>> roles_;
+};
+
 // Not thread-safe.
 class Choosing {
  public:
@@ -119,6 +148,7 @@ class Choosing {
     }
     misfits_.report(findings_);
     report_unread();
+    report_mixed(recipes);
     report_stacks();
   }
 
@@ -155,6 +185,35 @@ class Choosing {
     }
   }
 
+  // Warns of layers whose experts a library cannot join.
+  void report_mixed(const Recipes& recipes) {
+    std::map<std::string, MixedExperts, std::less<>> layers;
+    for (const TargetRecipe& recipe : recipes.targets) {
+      const auto expert = expert_name(recipe.target);
+      if (!expert) continue;
+      const auto found = choices_.quantize.find(recipe.target);
+      const bool is_plain = found == choices_.quantize.end();
+      layers[expert->prefix].add(expert->role, is_plain ? "plain" : found->second.encoding);
+    }
+    std::vector<std::string> names;
+    std::set<std::string> kinds;
+    for (auto& [name, experts] : layers) {
+      if (!experts.is_mixed()) continue;
+      names.push_back(name);
+      kinds.merge(experts.kinds());
+    }
+    if (names.empty()) return;
+    std::string message = fmt::format(
+        "{} would have experts in several encodings ({}), and libraries read those of "
+        "a layer as one: {}",
+        counted(names.size(), "layer"), fmt::join(kinds, ", "), name_list(names));
+    findings_.push_back({.severity = Severity::warning,
+                         .code = "convert.unread",
+                         .sources = std::move(names),
+                         .message = std::move(message),
+                         .suggestion = "give all experts of a layer the same encoding"});
+  }
+
   // Why the tensor stays as it is; nothing if it gets an encoding.
   std::optional<std::string_view> choose(TargetRecipe& recipe) {
     Chooser::Format* const format = chooser_.encoding_for(recipe.target);
@@ -185,7 +244,7 @@ class Choosing {
       return "its shape does not fit the encoding";
     }
     ++format->made;
-    if (written != nullptr) look_at_reader(recipe, naming_style(*written, style_), unread);
+    if (written != nullptr) look_at_reader(recipe, *written, unread);
     if (unread) unread_[*unread].names.push_back(recipe.target);
     quantization.group = chooser_.group_of(recipe.target);
     choices_.quantize.emplace(recipe.target, std::move(quantization));
@@ -193,15 +252,16 @@ class Choosing {
   }
 
   // `unread`: why readers of the style take the codes for numbers.
-  void look_at_reader(const TargetRecipe& recipe, NamingStyle naming,
+  void look_at_reader(const TargetRecipe& recipe, const WrittenEncoding& written,
                       std::optional<std::string_view>& unread) {
+    const NamingStyle naming = naming_style(written, style_);
     if (naming == NamingStyle::unified) return;
     if (naming == NamingStyle::compressed && recipe.shape.rank() > 2) {
       stacks_.push_back(recipe.target);
     }
     if (unread) return;
-    const PlainRule* const rule =
-        chooser_.changed_layer(recipe.target, naming != NamingStyle::compressed);
+    const bool joins_codes = naming != NamingStyle::compressed || !written.decodes_experts;
+    const PlainRule* const rule = chooser_.changed_layer(recipe.target, joins_codes);
     if (rule == nullptr) return;
     unread = rule->reason;
     unread_[rule->reason].advice = rule->advice;

@@ -119,9 +119,9 @@ std::optional<std::string_view> Chooser::other_layer(const std::string& name) co
   return std::nullopt;
 }
 
-const PlainRule* Chooser::changed_layer(const std::string& name, bool is_bitsandbytes) const {
+const PlainRule* Chooser::changed_layer(const std::string& name, bool joins_codes) const {
   const PlainRule* const rule = first_rule(split_, name);
-  return rule == nullptr && is_bitsandbytes ? first_rule(joined_, name) : rule;
+  return rule == nullptr && joins_codes ? first_rule(joined_, name) : rule;
 }
 
 const PlainRule* Chooser::first_rule(const Reasons& rules, const std::string& name) {

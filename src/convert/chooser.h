@@ -45,7 +45,8 @@ class Chooser {
   [[nodiscard]] std::optional<std::string_view> reason_in_bnb(
       const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const;
   // Returns the rule by which transformers takes codes of the tensor for numbers; null if none.
-  [[nodiscard]] const PlainRule* changed_layer(const std::string& name, bool is_bitsandbytes) const;
+  // `joins_codes`: of experts too.
+  [[nodiscard]] const PlainRule* changed_layer(const std::string& name, bool joins_codes) const;
   // The first whose pattern finds the name. Null: there is none.
   [[nodiscard]] Format* format_for(const std::string& name);
   // The same, and null for "none": it stays as it is.

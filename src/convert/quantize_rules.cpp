@@ -59,7 +59,9 @@ constexpr PlainRule not_replaced[] = {
 constexpr std::string_view single_expert = R"(\.experts\.\d+\.)";
 constexpr std::string_view is_joined =
     "single experts, which transformers joins without their scales";
-constexpr PlainRule joined[] = {{single_expert, is_joined, ".+"}};
+constexpr PlainRule joined[] = {
+    {single_expert, is_joined, ".+", true,
+     "transformers reads fp8 and fp8-channel in the style compressed-tensors"}};
 
 constexpr PlainRule split[] = {
     {R"((qkv|\bw(_qkv|12|13_dn)|shared_w13_weight|(qkv|att|ff|gate_up|up_gate|in)_proj|weights_in))"

@@ -44,7 +44,8 @@ inline constexpr std::string_view weight_pattern =
 [[nodiscard]] std::span<const PlainRule> plain_rules() noexcept;
 // More of them, for encodings of bitsandbytes.
 [[nodiscard]] std::span<const PlainRule> bnb_plain_rules() noexcept;
-// Layers whose codes transformers takes for numbers: of bitsandbytes, and in any style it reads.
+// Layers whose codes transformers takes for numbers: unless WrittenEncoding::decodes_experts, and
+// in any style it reads.
 [[nodiscard]] std::span<const PlainRule> joined_rules() noexcept;
 [[nodiscard]] std::span<const PlainRule> split_rules() noexcept;
 [[nodiscard]] std::span<const PartnerRule> partner_rules() noexcept;

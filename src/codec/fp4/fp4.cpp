@@ -288,6 +288,7 @@ constexpr std::array written = {
         .compressed_names = std::span(compressed_names).first(2),
         .unified = {"mxfp4"},
         .compressed = {"mxfp4-pack-quantized", "group", {}, mx_block, "torch.uint8"},
+        .decodes_experts = true,
         .exported_dialect = "modelopt-compat",
         .row_block = mx_block,
     },

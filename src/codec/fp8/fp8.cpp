@@ -224,6 +224,7 @@ constexpr std::array written = {
         .compressed_names = names<ComponentForm::one>,
         .unified = {"FP8", Described::weights_and_activations, 0, {}, false, true},
         .compressed = {"float-quantized", "tensor", "token"},
+        .decodes_experts = true,
         .dialects = dialects,
         .exported_dialect = "modelopt-export",
     },
@@ -238,6 +239,7 @@ constexpr std::array written = {
         .compressed_names = names<ComponentForm::column>,
         .unified = {"FP8_PER_CHANNEL_PER_TOKEN", Described::weights_and_activations, 0, "channel"},
         .compressed = {"float-quantized", "channel", "token"},
+        .decodes_experts = true,
     },
     WrittenEncoding{
         .name = "fp8-block",
