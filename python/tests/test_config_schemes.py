@@ -142,7 +142,7 @@ SCHEMES: dict[str, Scheme] = {
         CT,
         ("dynamic, asymmetric", "dynamic, per token"),
     ),
-    "blocks": ("fp8-block", CT, nothing, MO, ("group of 128", "none")),
+    "blocks": ("fp8-block", CT, nothing, MO, ("group of 128", "static, per tensor")),
     "W4A4": ("mxfp4", CT, activations(MX), CT, ("4-bit float, dynamic", "none")),
     "channels": ("fp8-channel", CT, nothing, MO, None),
     "channels back": ("fp8-channel", MO, nothing, CT, None),

@@ -58,10 +58,10 @@ def test_a_config_of_another_model_is_named_by_its_members(member: str, tmp_path
     source = model(tmp_path / "source", CONFIG)
     beside = model(tmp_path / "beside", CONFIG | OTHERS[member])
     assert told(source, beside / "model.safetensors").endswith(
-        f"differs from the source's in {member}"
+        f"differs from the source's in '{member}'"
     )
     done = run("convert", source, beside / "model.safetensors")
-    assert done.returncode == 0 and f"in {member}" in done.stderr, done
+    assert done.returncode == 0 and f"in '{member}'" in done.stderr, done
 
 
 def test_the_same_config_is_not_named(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_dtype_that_the_output_no_longer_has_is_named(tmp_path: Path) -> None:
     source = model(tmp_path / "source", CONFIG)
     beside = model(tmp_path / "beside", CONFIG)
     target = beside / "model.safetensors"
-    assert told(source, target, dtype="bfloat16").endswith("in dtype")
+    assert told(source, target, dtype="bfloat16").endswith("in 'dtype'")
     (beside / "config.json").write_text(json.dumps(CONFIG | {"dtype": "bfloat16"}))
     assert told(source, target, dtype="bfloat16") == ""
 

@@ -72,6 +72,10 @@ FileRole file_role(std::string_view name) {
 
 bool is_text_or_image(std::string_view name) { return has_ending(name, readable_endings); }
 
+bool is_usual_companion(std::string_view name) {
+  return std::ranges::find(usual_names, name) != std::end(usual_names);
+}
+
 std::vector<std::string> usual_companions() {
   std::vector<std::string> names(std::begin(usual_names), std::end(usual_names));
   for (const std::string_view text : usual_texts) {

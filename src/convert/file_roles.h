@@ -21,6 +21,9 @@ enum class FileRole : std::uint8_t {
 // Returns true for texts and images: a folder that has nothing else comes along as a whole.
 [[nodiscard]] bool is_text_or_image(std::string_view name);
 
+// Returns true for files that libraries read with a model.
+[[nodiscard]] bool is_usual_companion(std::string_view name);
+
 // Names of companions to ask a host for that lists nothing.
 [[nodiscard]] std::vector<std::string> usual_companions();
 

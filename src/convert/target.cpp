@@ -197,11 +197,9 @@ bool is_other_model(const Conversion& conversion, std::string_view name) {
 // Warns of files of an older model that libraries read with the new one.
 void tell_companions(const Conversion& conversion, TargetPlace& place) {
   if (place.older.empty() || !is_extra_name(conversion, "config.json")) return;
-  const std::vector<std::string> usual = usual_companions();
   std::vector<std::string> names;
   std::ranges::copy_if(place.others, std::back_inserter(names), [&](const std::string& name) {
-    return std::ranges::count(usual, name) > 0 && !is_text_or_image(name) &&
-           !is_extra_name(conversion, name);
+    return is_usual_companion(name) && !is_extra_name(conversion, name);
   });
   if (names.empty()) return;
   place.findings.push_back({.severity = Severity::warning,
