@@ -28,7 +28,7 @@ def users_level() -> int:
 def warn_of_findings(findings: Iterable[_core.Finding]) -> None:
     """Warn of each finding that is a warning, where no report hands it on.
 
-    A wrong total in an index is not told here: no value depends on it, and many files have one.
+    Skips a wrong total in an index: no value depends on it, and many files have one.
     """
     for each in findings:
         if each.severity == "warning" and each.code != "ix.total_size":

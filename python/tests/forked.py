@@ -1,4 +1,4 @@
-"""Scripts in processes of their own that need not import the libraries anew.
+"""Scripts in processes of their own that import no library again.
 
 A server imports them and forks for each script; loadstone is imported by the script itself.
 """
@@ -39,7 +39,7 @@ def _server() -> subprocess.Popen[str]:
 
 
 def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """As ``python FILE`` in a folder, with the tests and the tools of this repository in reach."""
+    """Runs a script in a folder as ``python FILE``, with this repository in reach."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory() as place:

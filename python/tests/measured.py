@@ -1,4 +1,4 @@
-"""Cases of ``bench`` in processes that need not import the libraries anew.
+"""Cases of ``bench`` in processes that import no library again.
 
 A server imports them once and forks for each case. What the interpreter had is in the child before
 the work, as in ``bench.measure.run``; pages of libraries' files may come back during it.
@@ -30,7 +30,7 @@ def _child(there: Connection, case: str, folder: Path) -> None:
 
 
 def run(case: str, folder: Path, *libraries: str) -> measure.Result:
-    """As ``bench.loaders --child``; a server is of the libraries that its first case names."""
+    """Runs as ``bench.loaders --child``; a server is of the libraries that its first case names."""
     CONTEXT.set_forkserver_preload(["torch", *libraries])
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(target=_child, args=(there, case, folder))

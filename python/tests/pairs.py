@@ -1,4 +1,4 @@
-"""Rows for ``parametrize`` that stand for a product."""
+"""Rows for ``parametrize`` in place of a product."""
 
 from __future__ import annotations
 

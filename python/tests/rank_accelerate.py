@@ -275,7 +275,7 @@ def rank(number: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Forks the ranks, which need not import the libraries anew."""
+    """Forks the ranks, which import no library again."""
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=rank, args=(i, Path(sys.argv[1]))) for i in range(WORLD)]
     for each in ranks:

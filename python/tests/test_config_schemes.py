@@ -1,4 +1,4 @@
-"""What configs declare besides the weights: a cache and activations that are quantized, and lists
+"""Configs declare more than the weights: a cache and activations that are quantized, and lists
 of modules. An output that lacks any of it says so."""
 
 from __future__ import annotations

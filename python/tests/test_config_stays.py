@@ -56,11 +56,11 @@ def told(source: Path, target: Path, **options: Any) -> str:
 @pytest.mark.parametrize("member", OTHERS)
 def test_a_config_of_another_model_is_named_by_its_members(member: str, tmp_path: Path) -> None:
     source = model(tmp_path / "source", CONFIG)
-    beside = model(tmp_path / "beside", CONFIG | OTHERS[member])
-    assert told(source, beside / "model.safetensors").endswith(
+    held = model(tmp_path / "held", CONFIG | OTHERS[member])
+    assert told(source, held / "model.safetensors").endswith(
         f"differs from the source's in '{member}'"
     )
-    done = run("convert", source, beside / "model.safetensors")
+    done = run("convert", source, held / "model.safetensors")
     assert done.returncode == 0 and f"in '{member}'" in done.stderr, done
 
 
@@ -69,19 +69,19 @@ def test_the_same_config_is_not_named(tmp_path: Path) -> None:
     source = model(tmp_path / "source", CONFIG)
     saved = dict(reversed(CONFIG.items())) | {"transformers_version": "5.9", "_name_or_path": "x"}
     saved["torch_dtype"] = saved.pop("dtype")
-    beside = model(tmp_path / "beside", saved)
-    assert told(source, beside / "model.safetensors") == ""
-    (beside / "config.json").write_text(json.dumps(CONFIG | OTHERS["model_type"]))
-    assert told(source, beside / "other.safetensors") == ""
+    held = model(tmp_path / "held", saved)
+    assert told(source, held / "model.safetensors") == ""
+    (held / "config.json").write_text(json.dumps(CONFIG | OTHERS["model_type"]))
+    assert told(source, held / "other.safetensors") == ""
     assert told(source / "model.safetensors", source.parent / "model.safetensors") == ""
 
 
 def test_a_dtype_that_the_output_no_longer_has_is_named(tmp_path: Path) -> None:
     source = model(tmp_path / "source", CONFIG)
-    beside = model(tmp_path / "beside", CONFIG)
-    target = beside / "model.safetensors"
+    held = model(tmp_path / "held", CONFIG)
+    target = held / "model.safetensors"
     assert told(source, target, dtype="bfloat16").endswith("in 'dtype'")
-    (beside / "config.json").write_text(json.dumps(CONFIG | {"dtype": "bfloat16"}))
+    (held / "config.json").write_text(json.dumps(CONFIG | {"dtype": "bfloat16"}))
     assert told(source, target, dtype="bfloat16") == ""
 
 

@@ -34,7 +34,7 @@ struct TargetPlace {
   std::vector<std::string> older;   // an older output, that goes
   // Files of the work folder that an ended run has given their names already.
   std::vector<std::string> named;
-  std::vector<Finding> findings;  // warnings about files that stay beside the output
+  std::vector<Finding> findings;  // warnings about files that stay next to the output
 };
 
 // Looks at what stands there. Throws Error "convert.target" where it may not be written, and

@@ -41,7 +41,7 @@ struct ConfigChanges {
   bool is_untied = false;   // tensors that the source ties have values of their own
 };
 
-// Sets the output's config and, for a folder, the files beside the model: those of `folder`, with
+// Sets the output's config and, for a folder, the files next to the model: those of `folder`, with
 // config.json edited. Adds findings for what could not be written.
 void settle_extras(Conversion& conversion, const ConvertOptions& options, const ModelFolder& folder,
                    ConfigChanges changes);

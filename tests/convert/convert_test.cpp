@@ -6,13 +6,13 @@
 #include <filesystem>
 
 #include "codec/decode.h"
-#include "support/samples.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/recipe_builder.h"
 #include "loadstone/verify.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 

@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <set>
 
-#include "support/samples.h"
 #include "loadstone/error.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 namespace {

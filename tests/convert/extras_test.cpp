@@ -5,11 +5,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 

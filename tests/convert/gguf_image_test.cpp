@@ -5,9 +5,9 @@
 
 #include <memory>
 
-#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 

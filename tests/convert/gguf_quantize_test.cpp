@@ -6,12 +6,12 @@
 #include <filesystem>
 #include <memory>
 
-#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/verify.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 

@@ -5,12 +5,12 @@
 #include <filesystem>
 #include <limits>
 
-#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/verify.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 

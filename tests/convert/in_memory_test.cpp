@@ -7,10 +7,10 @@
 #include <span>
 #include <string>
 
-#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "support/samples.h"
 #include "execute/mapped_shard.h"
 #include "loadstone/execute.h"
 #include "loadstone/verify.h"
 #include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 namespace {

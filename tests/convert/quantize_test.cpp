@@ -13,11 +13,11 @@
 #include "convert/choose.h"
 #include "convert/json_text.h"
 #include "convert/quantize_config.h"
-#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 

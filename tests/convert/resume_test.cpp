@@ -10,10 +10,10 @@
 #include <filesystem>
 #include <map>
 
-#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/samples.h"
 #include "support/watched_storage.h"
 
 namespace loadstone::test {

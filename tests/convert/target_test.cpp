@@ -6,11 +6,11 @@
 #include <chrono>
 #include <filesystem>
 
-#include "support/samples.h"
 #include "loadstone/convert.h"
 #include "loadstone/verify.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/samples.h"
 #include "support/watched_storage.h"
 
 namespace loadstone::test {

@@ -1,9 +1,9 @@
 // A load reads as many bytes as its plan says, also of columns.
 #include <gtest/gtest.h>
 
-#include "support/plan_builder.h"
 #include "loadstone/execute.h"
 #include "plan/budget.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <random>
 
-#include "support/plan_builder.h"
 #include "loadstone/execute.h"
 #include "plan/costs.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "device/fake/fake_cuda.h"
-#include "support/plan_builder.h"
 #include "execute/random_plan.h"
 #include "loadstone/audit.h"
 #include "loadstone/execute.h"
 #include "plan/budget.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <cstring>
 
-#include "support/plan_builder.h"
 #include "loadstone/error.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {

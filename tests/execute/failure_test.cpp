@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "support/plan_builder.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {

@@ -16,10 +16,10 @@
 #include <utility>
 
 #include "execute/offload_folder.h"
-#include "support/offload_values.h"
-#include "support/plan_builder.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
+#include "support/offload_values.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {

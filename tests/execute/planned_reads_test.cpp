@@ -3,8 +3,8 @@
 
 #include <gmock/gmock.h>
 
-#include "support/plan_builder.h"
 #include "loadstone/execute.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "support/plan_builder.h"
 #include "execute/planned_reads.h"
 #include "loadstone/execute.h"
 #include "plan/budget.h"
 #include "receipt/file_digest.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "support/plan_builder.h"
 #include "loadstone/execute.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/plan_builder.h"
 
 namespace loadstone::test {
 namespace {

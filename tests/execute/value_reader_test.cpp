@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <random>
 
-#include "support/plan_builder.h"
 #include "execute/random_plan.h"
 #include "execute/shard_files.h"
 #include "loadstone/execute.h"
 #include "plan/costs.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {

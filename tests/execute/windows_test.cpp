@@ -8,11 +8,11 @@
 #include <random>
 
 #include "codec/encode.h"
-#include "support/plan_builder.h"
 #include "execute/random_plan.h"
 #include "loadstone/audit.h"
 #include "loadstone/execute.h"
 #include "plan/budget.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {

@@ -1,5 +1,7 @@
 // A conversion whose every call of the system fails once, in every way, or is the process's last:
 // the target is the old one or the new one, nothing is left open, and the next try works.
+#include "loadstone/convert.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,11 +11,10 @@
 #include <random>
 #include <stdexcept>
 
-#include "support/samples.h"
-#include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "support/faulty_files.h"
 #include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 

@@ -11,11 +11,11 @@
 #include <set>
 
 #include "execute/offload_files.h"
-#include "support/offload_values.h"
-#include "support/plan_builder.h"
 #include "loadstone/execute.h"
 #include "support/faulty_files.h"
 #include "support/files.h"
+#include "support/offload_values.h"
+#include "support/plan_builder.h"
 
 namespace loadstone {
 namespace {
