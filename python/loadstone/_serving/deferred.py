@@ -87,7 +87,7 @@ class Deferred(Symbol):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A pickle or a shallow copy has the values."""
-        return self.own.__reduce_ex__(protocol)
+        return self.own.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     untyped_storage = _without_memory("untyped_storage")
     data_ptr = _without_memory("data_ptr")
