@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "faults/no_memory.h"
 #include "support/errors.h"
+#include "support/no_memory.h"
 
 namespace loadstone::test {
 namespace {

@@ -6,10 +6,10 @@
 #include <set>
 #include <vector>
 
-#include "faults/no_memory.h"
 #include "loadstone/loadstone.h"
 #include "support/files.h"
 #include "support/imatrix_file.h"
+#include "support/no_memory.h"
 
 namespace loadstone::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "faults/no_memory.h"
+#include "support/no_memory.h"
 
 #include <dlfcn.h>
 #include <execinfo.h>
