@@ -99,10 +99,8 @@ void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
                           "its finished shards");
 }
 
-int dry_run(const WriteArgs& args, const Conversion& conversion, const ConvertRun& run,
-            bool is_strict, bool json) {
+int dry_run(const WriteArgs& args, const Conversion& conversion, bool is_strict, bool json) {
   const Finding* const first = obstacle(conversion.plan.findings, is_strict);
-  if (first == nullptr) check_target(conversion, args.target, run);
   print_line(json ? to_json(conversion) : to_table(conversion, args.tensors));
   if (first == nullptr) return 0;
   return first->severity == Severity::error ? exit_status(first->code) : 3;
@@ -199,8 +197,12 @@ ConvertOptions write_options(const WriteArgs& args, const std::string& source,
 int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                      const WriteArgs& args, bool is_strict, bool json) {
   const ConvertRun run = run_options(args);
-  const Conversion conversion = make_conversion(catalog, options);
-  if (args.dry_run) return dry_run(args, conversion, run, is_strict, json);
+  Conversion conversion = make_conversion(catalog, options);
+  if (conversion.ok()) {
+    std::ranges::move(check_target(conversion, args.target, run),
+                      std::back_inserter(conversion.plan.findings));
+  }
+  if (args.dry_run) return dry_run(args, conversion, is_strict, json);
   if (const Finding* const first = obstacle(conversion.plan.findings, is_strict)) {
     return refuse(conversion.plan.findings, *first, "--dry-run", json);
   }

@@ -306,9 +306,11 @@ struct ConvertReport {
 // Whether the target may be written: Error "convert.target" where it is a source, lies among the
 // shards of the source, or is a folder that holds a model that is no older output of this name;
 // "convert.extra" where a file that is to stand beside the model cannot be copied; "io.no_space"
-// where the disk has no room. convert() asks first; a dry run may want to know too.
-LOADSTONE_API void check_target(const Conversion& conversion, const std::string& target,
-                                const ConvertRun& run = {});
+// where the disk has no room. convert() asks first; a dry run may want to know too. Returns
+// warnings about files of another model that stay there, which the report has as well.
+LOADSTONE_API std::vector<Finding> check_target(const Conversion& conversion,
+                                                const std::string& target,
+                                                const ConvertRun& run = {});
 
 // Which files a share has: balanced by bytes, the same in every process.
 [[nodiscard]] LOADSTONE_API std::vector<std::uint32_t> files_of_part(const Conversion& conversion,

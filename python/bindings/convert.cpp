@@ -170,7 +170,9 @@ void bind_convert(nb::module_& module) {
       .def_prop_ro("file_count", [](const Conversion& self) { return self.files.size(); })
       .def(
           "check_target",
-          [](const Conversion& self, const std::string& target) { check_target(self, target); },
+          [](const Conversion& self, const std::string& target) {
+            return check_target(self, target);
+          },
           nb::arg("target"))
       .def_prop_ro("files", &rows_of)
       .def("extra_text", &extra_text, nb::arg("name"))

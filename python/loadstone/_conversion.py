@@ -186,7 +186,7 @@ def convert(
         beyond_ggml=beyond_ggml,
     )
     if dry_run:
-        return dry_report(conversion)
+        return dry_report(conversion, where)
     return carry_out(conversion, where, progress, resume, part, finish, receipt, page_cache)
 
 

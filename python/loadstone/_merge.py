@@ -128,4 +128,4 @@ def merge(
     )
     if not dry_run:
         return carry_out(conversion, where, progress, resume, part, finish, receipt, page_cache)
-    return dry_report(conversion)
+    return dry_report(conversion, where)

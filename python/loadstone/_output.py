@@ -112,14 +112,16 @@ def carry_out(
     )
 
 
-def dry_report(conversion: _core.Conversion) -> ConvertReport:
+def dry_report(conversion: _core.Conversion, target: str) -> ConvertReport:
+    has_errors = any(each.severity == "error" for each in conversion.findings)
+    stays = [] if has_errors else conversion.check_target(target)
     return ConvertReport(
         outputs=[],
         seconds=0.0,
         bytes_read=conversion.bytes_to_read,
         bytes_written=conversion.bytes_to_write,
         peak_bytes=conversion.peak_bytes,
-        findings=conversion.findings,
+        findings=[*conversion.findings, *stays],
         table=conversion.to_table(),
         files=conversion.file_count,
     )

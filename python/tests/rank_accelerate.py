@@ -2,7 +2,7 @@
 
     python rank_accelerate.py FOLDER
 
-Each writes ``FOLDER/RANK.json``: by case what was found. accelerate takes FSDP plugins for GPUs
+Each writes ``FOLDER/RANK.json``: the findings by case. accelerate takes FSDP plugins for GPUs
 alone: on CPUs it leaves them out, without a word. Here one function of it is replaced, which names
 backend and kind of the ranks; all others are its own.
 """

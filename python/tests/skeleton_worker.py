@@ -1,8 +1,7 @@
 """Builds library classes twice, directly and as a skeleton, and compares: one JSON line per class.
 
 Run as ``python skeleton_worker.py LIBRARY NAME ...``, a library of ``BUILDERS``: each class in a
-forked child, so that its memory is given back and a crash is a line like any other. The tests say
-what must hold.
+forked child, so that its memory is given back and a crash is a line like any other.
 """
 
 from __future__ import annotations
@@ -279,7 +278,7 @@ def _child(library: str, name: str, sender: Any) -> None:
 
 def main(library: str, names: list[str]) -> None:
     """One line of JSON for each name."""
-    # What every child would import.
+    # Imports shared by the children.
     if library == "transformers":
         from transformers import AutoModel, PreTrainedModel  # noqa: F401
     next(iter(BUILDERS[library](names[0])))

@@ -279,7 +279,7 @@ def test_a_reset_state_has_accelerates_own_error():
 
 
 def test_a_model_keeps_the_modules_that_it_wants_in_float32(tmp_path):
-    """As ``from_pretrained`` does; a row of docs/accelerate.md."""
+    """``from_pretrained`` does so too; a row of docs/accelerate.md."""
     small = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}
     config = T5Config(vocab_size=32, **small)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)

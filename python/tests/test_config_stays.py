@@ -46,11 +46,15 @@ def model(folder: Path, config: dict[str, Any], files: dict[str, str] | None = N
 
 
 def told(source: Path, target: Path, **options: Any) -> str:
-    """The messages of the code, the same from Python and from the command."""
-    report = loadstone.convert(source, target, **options)
-    found = [each for each in report.findings if each.code == "convert.config_stays"]
-    assert all(each.severity == "warning" for each in found)
-    return " ".join(each.message for each in found)
+    """The warning of the code, the same before the conversion and after it."""
+    found = []
+    for dry_run in (True, False):
+        report = loadstone.convert(source, target, dry_run=dry_run, **options)
+        of_code = [each for each in report.findings if each.code == "convert.config_stays"]
+        assert all(each.severity == "warning" for each in of_code) and len(of_code) < 2
+        found.append(" ".join(each.message for each in of_code))
+    assert found[0] == found[1]
+    return found[1]
 
 
 @pytest.mark.parametrize("member", OTHERS)
@@ -60,8 +64,10 @@ def test_a_config_of_another_model_is_named_by_its_members(member: str, tmp_path
     assert told(source, held / "model.safetensors").endswith(
         f"differs from the source's in '{member}'"
     )
-    done = run("convert", source, held / "model.safetensors")
-    assert done.returncode == 0 and f"in '{member}'" in done.stderr, done
+    for flags, status in (("--dry-run",), 0), (("--strict",), 3), ((), 0):
+        done = run("convert", source, held / "model.safetensors", *flags)
+        text = done.stdout + done.stderr
+        assert done.returncode == status and text.count(f"source's in '{member}'") == 1, done
 
 
 def test_the_same_config_is_not_named(tmp_path: Path) -> None:

@@ -395,13 +395,13 @@ def test_codes_that_stay_codes_agree_with_a_config_beside_them(tmp_path: Path) -
     (source / "model.safetensors").rename(bare)
     loadstone.convert(bare, source / "model.safetensors")
     loadstone.convert(bare, source)
-    beside = folder(tmp_path / "beside", fp8(), {"quantization_config": CLAIM})
+    other = folder(tmp_path / "other", fp8(), {"quantization_config": CLAIM})
     again = json.dumps({"quantization_config": dict(reversed(CLAIM.items()))})
     (source / "config.json").write_text(again)
-    loadstone.convert(beside, source / "model.safetensors")
+    loadstone.convert(other, source / "model.safetensors")
     (source / "config.json").write_text(again.replace("fp8", "fbgemm_fp8"))
     with pytest.raises(loadstone.Error, match="declares another encoding"):
-        loadstone.convert(beside, source / "model.safetensors")
+        loadstone.convert(other, source / "model.safetensors")
     (source / "config.json").write_text("{}")
     for target in (source, source / "model.safetensors"):
         with pytest.raises(loadstone.Error, match="declares no encoding"):

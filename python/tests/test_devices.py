@@ -370,7 +370,7 @@ fake.require_clean()
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """256 MB, and a small file beside it."""
+    """256 MB, and a small file."""
     folder = tmp_path_factory.mktemp("large")
     state = {f"{i}.weight": torch.ones(4096, 4096, dtype=torch.bfloat16) for i in range(8)}
     loadstone.torch.save_file(state, folder / "model.safetensors")
@@ -383,7 +383,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [*itertools.product(DEVICES, ["bfloat16", "float32"]), ("cpu", "bfloat16")],
 )
 def test_no_second_copy_is_held_on_the_host(device: str, dtype: str, large: Path) -> None:
-    """The device's memory is of this process too: what is beyond it is what was planned."""
+    """The device's memory is of this process too: the rest is as planned."""
     path, small = large / "model.safetensors", large / "small.safetensors"
     tests = str(Path(__file__).parent)
     program = MEASURED.format(

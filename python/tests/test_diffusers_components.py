@@ -41,7 +41,7 @@ def whole(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def wanted(whole: Any) -> torch.Tensor:
-    """What it makes."""
+    """Its output."""
     made: torch.Tensor = tiny.picture(whole)
     return made
 
@@ -314,7 +314,7 @@ def test_variants(folder: Path, tmp_path: Path, whole: Any) -> None:
     """Those components that have the variant are loaded in it."""
     pipe = of_folder(folder, torch_dtype=torch.float16)
     pipe.save_pretrained(tmp_path / "whole", variant="fp16")
-    whole.vae.save_pretrained(tmp_path / "whole" / "vae")  # beside the variant
+    whole.vae.save_pretrained(tmp_path / "whole" / "vae")  # next to the variant
     for device_map in (None, {"unet": "disk"}):
         found = of_folder(
             tmp_path, variant="fp16", torch_dtype=torch.float16, device_map=device_map,

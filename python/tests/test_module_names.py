@@ -239,7 +239,7 @@ CHANGED = {
 }
 
 
-# Keys do not tell whether int8-channel of a split layer is read.
+# Keys do not show whether int8-channel of a split layer is read.
 READ = [
     (name, option)
     for name, change in CHANGED.items()

@@ -67,10 +67,10 @@ def test_a_tensor_in_two_shards_is_told(is_twice: bool, library: str, tmp_path: 
                 model = cls(cls.config_class.from_pretrained(folder))
             accelerate.load_checkpoint_and_dispatch(model, folder)
     assert torch.equal(model.model.norm.weight, norm)
-    told = [each for each in caught if "several shards" in str(each.message)]
-    assert [each.filename for each in told] == ([__file__] if is_twice else [])
+    warned = [each for each in caught if "several shards" in str(each.message)]
+    assert [each.filename for each in warned] == ([__file__] if is_twice else [])
     assert not is_twice or f"'model.norm.weight' of '{first}', not of '{last}'" in str(
-        told[0].message
+        warned[0].message
     )
 
 

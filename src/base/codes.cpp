@@ -485,7 +485,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"st.trailing", "Bytes follow the last tensor.",
      "Something was appended, or the header is of another file."},
     {"st.truncated", "The file ends before a tensor does.",
-     "The download was cut: fetch it again."},
+     "The download was cut; fetch it again."},
     {"usage", "Wrong options or arguments.", "See --help."},
     {"verify.no_digest", "Nobody has published a digest of this file: there is nothing to compare.",
      "Take a checkpoint in the cache of a hub, or a receipt."},

@@ -14,6 +14,7 @@
 #include "base/json_dom.h"
 #include "base/python_json.h"
 #include "catalog/config_file.h"
+#include "catalog/config_sections.h"
 #include "catalog/paths.h"
 #include "catalog/transform_claim.h"
 #include "loadstone/error.h"
@@ -137,33 +138,15 @@ void add_groups(QuantizationClaim& claim, const Object& section) {
   }
 }
 
-void add_claims(QuantizationClaim& claim, const Object& object, const std::string& path) {
-  for (const std::string_view key : quantization_members) {
-    Element value;
-    if (object[key].get(value) != simdjson::SUCCESS || value.is_null()) continue;
-    claim.is_made = true;
-    Object section;
-    if (value.get(section) != simdjson::SUCCESS) continue;
-    refuse_two_formats(section, path);
-    add_blocks(claim, section);
-    add_transforms(claim, section);
-    if (claim.method.empty()) add_words(claim, section);
-    if (claim.method == "compressed-tensors") add_groups(claim, section);
-  }
-}
-
-// Models of several parts have configs within configs, and some have lists of them.
-void add_claims_below(QuantizationClaim& claim, const Element& value, const std::string& path,
-                      unsigned depth) {
-  if (depth > config_depth_max) return;
-  Object object;
-  Array array;
-  if (value.get(object) == simdjson::SUCCESS) {
-    add_claims(claim, object, path);
-    for (const auto field : object) add_claims_below(claim, field.value, path, depth + 1);
-  } else if (value.get(array) == simdjson::SUCCESS) {
-    for (const auto item : array) add_claims_below(claim, item, path, depth + 1);
-  }
+void add_claim(QuantizationClaim& claim, const Element& value, const std::string& path) {
+  claim.is_made = true;
+  Object section;
+  if (value.get(section) != simdjson::SUCCESS) return;
+  refuse_two_formats(section, path);
+  add_blocks(claim, section);
+  add_transforms(claim, section);
+  if (claim.method.empty()) add_words(claim, section);
+  if (claim.method == "compressed-tensors") add_groups(claim, section);
 }
 
 QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& folder,
@@ -216,7 +199,8 @@ QuantizationClaim quantization_claim(std::string_view config, const std::string&
   check_config(config, path);
   QuantizationClaim claim;
   simdjson::dom::parser parser;
-  add_claims_below(claim, parsed_json(parser, python_json(config).text).value(), path, 0);
+  for_each_section(parsed_json(parser, python_json(config).text).value(),
+                   [&](const Element& section) { add_claim(claim, section, path); });
   return claim;
 }
 

@@ -101,13 +101,16 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   const auto begin = std::chrono::steady_clock::now();
   require_ok(conversion.plan);
   check_run(conversion, run);
-  check_target(conversion, target, run);
+  const std::vector<Finding> stays = check_target(conversion, target, run);
   const TargetPlace place = look_at_target(conversion, target);
   Storage& files = conversion.plan.catalog->storage(storage);
   WorkFolder work(conversion, place, run, files.writable());
   ConvertReport report;
   report.findings = conversion.plan.findings;
-  report.findings.insert(report.findings.end(), place.findings.begin(), place.findings.end());
+  std::ranges::copy_if(stays, std::back_inserter(report.findings), [&](const Finding& each) {
+    return std::ranges::count(conversion.plan.findings, each) ==
+           0;  // a caller may have put it there
+  });
   report.peak_bytes = conversion.peak_bytes - conversion.budget.bytes();
   if (work.was_committed()) {
     report.outputs = output_paths(conversion, place.path);

@@ -182,36 +182,34 @@ std::string without_members_of_level(std::string_view text,
 
 }  // namespace
 
+static std::set<std::string> differing(simdjson::dom::object left, simdjson::dom::object right);
+
 static bool same_value(simdjson::dom::element left, simdjson::dom::element right) {
   if (left.type() != right.type()) return false;
-  if (simdjson::dom::array items; left.get(items) == simdjson::SUCCESS) {
-    const simdjson::dom::array others = right;
-    return std::ranges::equal(items, others, same_value);
+  if (left.is_array()) {
+    return std::ranges::equal(left.get_array().value(), right.get_array().value(), same_value);
   }
-  simdjson::dom::object members;
-  if (left.get(members) != simdjson::SUCCESS) {
-    return std::string(simdjson::minify(left)) == std::string(simdjson::minify(right));
-  }
-  const simdjson::dom::object others = right;
-  return members.size() == others.size() && std::ranges::all_of(members, [&](const auto& member) {
-           simdjson::dom::element other;
-           return others.at_key(member.key).get(other) == simdjson::SUCCESS &&
-                  same_value(member.value, other);
-         });
+  if (left.is_object()) return differing(left.get_object(), right.get_object()).empty();
+  return std::string(simdjson::minify(left)) == std::string(simdjson::minify(right));
 }
 
-std::vector<std::string> different_members(std::string_view left, std::string_view right) {
-  simdjson::dom::parser parsers[2];
-  const simdjson::dom::object a = parsed_json(parsers[0], python_json(left).text);
-  const simdjson::dom::object b = parsed_json(parsers[1], python_json(right).text);
+static std::set<std::string> differing(simdjson::dom::object left, simdjson::dom::object right) {
   std::set<std::string> keys;
-  for (const auto& [members, others] : {std::pair(a, b), std::pair(b, a)}) {
+  for (const auto& [members, others] : {std::pair(left, right), std::pair(right, left)}) {
     for (const auto& member : members) {
       simdjson::dom::element other;
       const bool is_there = others.at_key(member.key).get(other) == simdjson::SUCCESS;
       if (!is_there || !same_value(member.value, other)) keys.emplace(member.key);
     }
   }
+  return keys;
+}
+
+std::vector<std::string> different_members(std::string_view left, std::string_view right) {
+  simdjson::dom::parser parsers[2];
+  const std::set<std::string> keys =
+      differing(parsed_json(parsers[0], python_json(left).text).get_object(),
+                parsed_json(parsers[1], python_json(right).text).get_object());
   return {keys.begin(), keys.end()};
 }
 

@@ -15,7 +15,7 @@
 #include "base/python_json.h"
 #include "base/python_pattern.h"
 #include "base/text.h"
-#include "catalog/config_claim.h"
+#include "catalog/config_sections.h"
 #include "convert/extras.h"
 #include "convert/left_out.h"
 #include "loadstone/error.h"
@@ -113,22 +113,17 @@ void add_entries(std::set<std::string>& entries, const Element& value) {
   }
 }
 
-// Looks for lists in sections that declare an encoding.
-void add_lists(Lists& lists, const Element& value, bool is_section, unsigned depth) {
-  if (depth > config_depth_max) return;
-  simdjson::dom::object object;
-  simdjson::dom::array array;
-  if (value.get(object) == simdjson::SUCCESS) {
-    for (const auto field : object) {
-      if (is_section && std::ranges::count(list_keys, field.key) > 0) {
-        add_entries(lists[std::string(field.key)], field.value);
-      } else {
-        const bool begins = std::ranges::count(quantization_members, field.key) > 0;
-        add_lists(lists, field.value, is_section || begins, depth + 1);
-      }
+void add_lists(Lists& lists, const Element& value) {
+  if (value.is_array()) {
+    for (const Element item : value.get_array()) add_lists(lists, item);
+  }
+  if (!value.is_object()) return;
+  for (const auto field : value.get_object()) {
+    if (std::ranges::count(list_keys, field.key) > 0) {
+      add_entries(lists[std::string(field.key)], field.value);
+    } else {
+      add_lists(lists, field.value);
     }
-  } else if (value.get(array) == simdjson::SUCCESS) {
-    for (const Element item : array) add_lists(lists, item, is_section, depth + 1);
   }
 }
 
@@ -136,10 +131,10 @@ Lists lists_in(const ExtraFile& file) {
   Lists lists;
   simdjson::dom::parser parser;
   const PythonJson json = python_json(text_of(file));
-  const auto root = parsed_json(parser, json.text);
-  if (root.error() == simdjson::SUCCESS) {
-    add_lists(lists, root.value_unsafe(), is_claim(file.name) && file.name != claim_name, 0);
-  }
+  Element root;
+  if (parsed_json(parser, json.text).get(root) != simdjson::SUCCESS) return lists;
+  if (is_claim(file.name) && file.name != claim_name) add_lists(lists, root);
+  for_each_section(root, [&](const Element& section) { add_lists(lists, section); });
   return lists;
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <iterator>
 #include <string>
@@ -13,7 +12,8 @@
 #include "base/json_dom.h"
 #include "base/python_json.h"
 #include "base/text.h"
-#include "catalog/config_claim.h"
+#include "catalog/config_sections.h"
+#include "codec/activation_scheme.h"
 #include "codec/companions.h"
 #include "convert/extras.h"
 #include "convert/left_out.h"
@@ -40,30 +40,6 @@ struct Scheme {
   }
 };
 
-constexpr std::string_view no_scheme = "none";
-
-// The activations of ModelOpt's algorithms, and of other methods that name no scheme.
-struct Known {
-  std::string_view name;
-  std::string_view numbers;
-  std::string_view extent{};
-};
-constexpr auto algorithms = std::to_array<Known>({
-    {"fp8", "8-bit float, static", "tensor"},
-    {"fp8_per_channel_per_token", "8-bit float, dynamic", "token"},
-    {"fbgemm_fp8", "8-bit float, dynamic", "token"},
-    {"mxfp8", "8-bit float, dynamic", "group of 32"},
-    {"nvfp4", "4-bit float, local", "tensor_group of 16"},
-    {"w4a8_awq", "8-bit float, static", "tensor"},
-    {"fp8_pb_wo", no_scheme},
-    {"mxfp4", no_scheme},
-    {"int4", no_scheme},
-    {"w8a16", no_scheme},
-    {"w4a16", no_scheme},
-    {"w4a16_awq", no_scheme},
-    {"w4a16_nvfp4", no_scheme},
-});
-
 struct Declared {
   std::vector<Scheme> activations;  // each once; empty: not declared
   std::string cache;                // empty: it is not quantized
@@ -86,7 +62,7 @@ std::string lower(std::string text) {
   return text;
 }
 
-// Reads an object of compressed-tensors, whose defaults fill in what it lacks.
+// Reads an object of compressed-tensors, and adds the defaults of the library.
 Scheme scheme_of(const Element& value) {
   Object object;
   if (value.get(object) != simdjson::SUCCESS) return {std::string(no_scheme), {}};
@@ -115,9 +91,9 @@ void add(Declared& declared, Scheme scheme) {
 }
 
 void add_algorithm(Declared& declared, const std::string& name) {
-  const auto known = std::ranges::find(algorithms, lower(name), &Known::name);
-  if (known == algorithms.end()) return;
-  add(declared, {std::string(known->numbers), std::string(known->extent)});
+  if (const auto* known = activation_scheme(lower(name))) {
+    add(declared, {std::string(known->numbers), std::string(known->extent)});
+  }
 }
 
 void add_section(Declared& declared, const Object& section) {
@@ -157,33 +133,15 @@ void add_section(Declared& declared, const Object& section) {
   }
 }
 
-// Looks into all parts of a model, as quantization_claim() does.
-void add_below(Declared& declared, const Element& value, unsigned depth) {
-  if (depth > config_depth_max) return;
-  Object object;
-  simdjson::dom::array array;
-  if (value.get(object) == simdjson::SUCCESS) {
-    for (const auto field : object) {
-      Object section;
-      const bool is_section = std::ranges::count(quantization_members, field.key) > 0 &&
-                              field.value.get(section) == simdjson::SUCCESS;
-      if (is_section) {
-        add_section(declared, section);
-      } else {
-        add_below(declared, field.value, depth + 1);
-      }
-    }
-  } else if (value.get(array) == simdjson::SUCCESS) {
-    for (const Element item : array) add_below(declared, item, depth + 1);
-  }
-}
-
 Declared declared_in(const std::string& config) {
   Declared declared;
   simdjson::dom::parser parser;
   const PythonJson json = python_json(config);
-  const auto root = parsed_json(parser, json.text);
-  if (root.error() == simdjson::SUCCESS) add_below(declared, root.value_unsafe(), 0);
+  Element root;
+  if (parsed_json(parser, json.text).get(root) != simdjson::SUCCESS) return declared;
+  for_each_section(root, [&](const Element& section) {
+    if (section.is_object()) add_section(declared, section.get_object());
+  });
   return declared;
 }
 
@@ -269,11 +227,10 @@ void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
   tell_cache(models, lost_scales(plan, ScalesOf::cache), findings);
   if (!conversion.has_codes) return;
   const auto scales = lost_scales(plan, ScalesOf::activations);
-  const auto config = std::ranges::find(conversion.extras, "config.json", &ExtraFile::name);
   std::string message;
-  if (repacks(source) && config != conversion.extras.end()) {
+  if (repacks(source) && !conversion.one_file) {
     const auto& before = models.front().activations;
-    const auto after = declared_in(config->text).activations;
+    const auto after = declared_in(conversion.config).activations;
     if (!before.empty() && !after.empty() && !agree(before, after)) {
       message = fmt::format(
           "the config declares another scheme for activations: {} in the source, "

@@ -365,9 +365,9 @@ std::optional<FileFormat> format_of_target(std::string_view target) {
   return only_errors([&] { return named_format(target); });
 }
 
-static void require_target(const Conversion& conversion, const std::string& target,
-                           const ConvertRun& run) {
-  const TargetPlace place = look_at_target(conversion, target);
+static std::vector<Finding> require_target(const Conversion& conversion, const std::string& target,
+                                           const ConvertRun& run) {
+  TargetPlace place = look_at_target(conversion, target);
   check_extras(conversion);
   for (const OutputFile& file : conversion.files) check_file_limit(file.byte_count(), place.path);
   std::vector<bool> wanted;
@@ -383,9 +383,11 @@ static void require_target(const Conversion& conversion, const std::string& targ
   }
   const std::uint64_t waiting = bytes_waiting(conversion, place.work, wanted);
   check_space(place, bytes - std::min(bytes, waiting));
+  return std::move(place.findings);
 }
 
-void check_target(const Conversion& conversion, const std::string& target, const ConvertRun& run) {
+std::vector<Finding> check_target(const Conversion& conversion, const std::string& target,
+                                  const ConvertRun& run) {
   return only_errors([&] { return require_target(conversion, target, run); });
 }
 

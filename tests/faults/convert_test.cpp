@@ -11,6 +11,7 @@
 #include <random>
 #include <stdexcept>
 
+#include "faults/failed.h"
 #include "loadstone/error.h"
 #include "support/faulty_files.h"
 #include "support/files.h"
@@ -160,7 +161,7 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
   bool try_once(const FaultyFiles::Choose& choose, bool resumes, const std::string& what) {
     reset();
     const std::size_t descriptors = open_descriptors();
-    bool failed = false;
+    bool has_failed = false;
     bool came_about = false;
     {
       FaultyFiles storage([&](const FileCall& call) {
@@ -168,19 +169,11 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
         came_about = came_about || chosen.problem != 0 || chosen.is_short || chosen.is_memory;
         return fault_for(call, [&](const FileCall&) { return chosen; });
       });
-      try {
-        run(storage, resumes);
-      } catch (const Error& error) {
-        failed = true;
-        EXPECT_TRUE(error.code().starts_with("io.") || error.code() == "memory.host")
-            << what << ": " << error.what();
-      } catch (const std::bad_alloc&) {
-        failed = true;
-      }
+      has_failed = failed(what, [&] { run(storage, resumes); });
     }
     EXPECT_EQ(open_descriptors(), descriptors) << what;
     expect_old_or_new(what);
-    if (!failed) {
+    if (!has_failed) {
       EXPECT_EQ(files(), after_) << what;
     }
     expect_second_try(resumes, what);

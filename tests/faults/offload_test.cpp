@@ -11,6 +11,7 @@
 #include <set>
 
 #include "execute/offload_files.h"
+#include "faults/failed.h"
 #include "loadstone/execute.h"
 #include "support/faulty_files.h"
 #include "support/files.h"
@@ -121,7 +122,7 @@ class OffloadFaults : public ::testing::TestWithParam<bool> {
     reset();
     const std::set<std::string> names_before = names_in(path());
     const std::size_t descriptors = test::open_descriptors();
-    bool failed = false;
+    bool has_failed = false;
     std::uint64_t faults = 0;
     {
       FaultyFiles files(
@@ -132,19 +133,11 @@ class OffloadFaults : public ::testing::TestWithParam<bool> {
             return fault;
           },
           model.storage());
-      try {
-        model.load(files);
-      } catch (const Error& error) {
-        failed = true;
-        EXPECT_TRUE(error.code().starts_with("io.") || error.code() == "memory.host")
-            << what << ": " << error.what();
-      } catch (const std::bad_alloc&) {
-        failed = true;
-      }
+      has_failed = test::failed(what, [&] { model.load(files); });
     }
     EXPECT_EQ(test::open_descriptors(), descriptors) << what;
     expect_old_or_new(model, what);
-    if (!failed) {
+    if (!has_failed) {
       EXPECT_EQ(offload_values(path()), model.values()) << what;
     } else if (removals_work && offload_values(path()) == before_) {
       EXPECT_EQ(names_in(path()), names_before) << what;

@@ -212,7 +212,8 @@ std::vector<std::uint32_t> floats_beside(const TensorTable& table, const Quantiz
   if (codes.data == none) return found;
   const std::string& name = table[codes.data].name;
   std::string module = name.substr(0, name.rfind('.') + 1);
-  if (module.ends_with("._data.")) module = without_suffix(module, "_data.");  // Quanto's words
+  if (module.ends_with("._data."))
+    module = without_suffix(module, "_data.");  // Quanto's packed codes
   if (module.ends_with(".weight.")) module = without_suffix(module, "weight.");
   if (module.empty()) return found;
   for (const std::uint32_t index : table.beginning_with(module, siblings_max)) {

@@ -6,8 +6,8 @@ namespace loadstone {
 
 namespace {
 
-// Quanto's "P._data" with "P._scale", whose words of several codes are "P._data._data" and have a
-// "P._shift" too; words of GPTQ and AWQ that are no matrices of I32.
+// Quanto's "P._data" with "P._scale"; its packed codes are "P._data._data" and have a "P._shift"
+// too. Packed codes of GPTQ and AWQ in other forms than matrices of I32.
 std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
   const std::string& name = table[tensor].name;
   if (name.ends_with(".qweight")) {

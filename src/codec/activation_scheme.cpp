@@ -1,0 +1,29 @@
+#include "codec/activation_scheme.h"
+
+#include <algorithm>
+#include <array>
+
+namespace loadstone {
+
+constexpr auto schemes = std::to_array<ActivationScheme>({
+    {"fp8", "8-bit float, static", "tensor"},
+    {"fp8_per_channel_per_token", "8-bit float, dynamic", "token"},
+    {"fbgemm_fp8", "8-bit float, dynamic", "token"},
+    {"mxfp8", "8-bit float, dynamic", "group of 32"},
+    {"nvfp4", "4-bit float, local", "tensor_group of 16"},
+    {"w4a8_awq", "8-bit float, static", "tensor"},
+    {"fp8_pb_wo", no_scheme},
+    {"mxfp4", no_scheme},
+    {"int4", no_scheme},
+    {"w8a16", no_scheme},
+    {"w4a16", no_scheme},
+    {"w4a16_awq", no_scheme},
+    {"w4a16_nvfp4", no_scheme},
+});
+
+const ActivationScheme* activation_scheme(std::string_view algorithm) {
+  const auto found = std::ranges::find(schemes, algorithm, &ActivationScheme::algorithm);
+  return found == schemes.end() ? nullptr : &*found;
+}
+
+}  // namespace loadstone

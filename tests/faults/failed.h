@@ -1,0 +1,29 @@
+// The ways in which work may fail.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <new>
+#include <string>
+
+#include "loadstone/error.h"
+
+namespace loadstone::test {
+
+// Returns true if the work fails, by the file system or for want of memory. Other codes fail the
+// test.
+template <typename Work>
+bool failed(const std::string& what, const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.code().starts_with("io.") || error.code() == "memory.host")
+        << what << ": " << error.what();
+    return true;
+  } catch (const std::bad_alloc&) {
+    return true;
+  }
+  return false;
+}
+
+}  // namespace loadstone::test
