@@ -130,7 +130,7 @@ def convert(
         unexpected: ``"warn"``, ``"error"`` or ``"ignore"``: sources that recipes do not use.
         threads: workers; ``None``: one per core, at most a few.
         progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
-        dry_run: plan only, and write nothing.
+        dry_run: plan and check the target, and write nothing.
         resume: keep the shards that an earlier run of the same conversion finished, and those of
             this one however it ends. A single file has no shards, and is written from the start.
         part: ``(i, n)``: convert this share of the shards only, ``i`` from 1 to ``n``, to a folder
