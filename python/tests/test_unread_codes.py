@@ -82,6 +82,21 @@ def test_bitsandbytes_has_layers_for_conv1d(model: Path, tmp_path: Path, quantiz
     }
 
 
+@pytest.mark.parametrize("quantize", ["fp8", "fp8-block", "nvfp4", "mxfp4", "nf4", "int8"])
+def test_diffusers_has_no_quantizer(quantize: str, tmp_path: Path) -> None:
+    folder = tmp_path / "transformer"
+    folder.mkdir()
+    name = "transformer_blocks.0.ff.net.2.weight"
+    save_file({name: torch.randn(128, 128)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"_class_name": "FluxTransformer2DModel"}))
+    report = loadstone.convert(folder, tmp_path / "out", quantize=quantize)
+    found = unread(report.findings)
+    assert found.keys() == (set() if quantize in ("nf4", "int8") else {name})
+    assert all("diffusers has no quantizer" in message for message in found.values())
+    report = loadstone.convert(folder, tmp_path / "out.safetensors", quantize=quantize)
+    assert not unread(report.findings)
+
+
 # ---- stacks of experts, which compressed-tensors has no layout for
 
 # Model types, and whether --experts separate knows the layout.

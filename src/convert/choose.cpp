@@ -134,7 +134,9 @@ class Choosing {
         choices_(choices),
         findings_(findings),
         style_(options.quantize.style.value_or(QuantizeStyle::unified)),
-        has_conv1d_(loadstone::has_conv1d(options.folder.config)) {}
+        has_conv1d_(loadstone::has_conv1d(options.folder.config)),
+        is_of_diffusers_(!options.one_file &&
+                         !string_member(options.folder.config, "_class_name").empty()) {}
 
   void run(Recipes& recipes) {
     const std::vector<std::string> all = names_of(recipes);
@@ -254,6 +256,10 @@ class Choosing {
   // `unread`: why readers of the style take the codes for numbers.
   void look_at_reader(const TargetRecipe& recipe, const WrittenEncoding& written,
                       std::optional<std::string_view>& unread) {
+    if (is_of_diffusers_ && !written.is_bitsandbytes() && !unread) {
+      unread = "diffusers has no quantizer for them";
+      unread_[*unread].advice = "ask for nf4, fp4 or int8, or open the folder by loadstone.load()";
+    }
     const NamingStyle naming = naming_style(written, style_);
     if (naming == NamingStyle::unified) return;
     if (naming == NamingStyle::compressed && recipe.shape.rank() > 2) {
@@ -277,6 +283,7 @@ class Choosing {
   std::vector<Finding>& findings_;
   const QuantizeStyle style_;
   const bool has_conv1d_;
+  const bool is_of_diffusers_;
   std::set<std::string, std::less<>> names_;
   std::vector<std::string> stacks_;  // that the style has no names for
   Misfits misfits_;
