@@ -142,6 +142,7 @@ def test_words_that_no_tensor_bears_out(case: str, tmp_path: Path) -> None:
         assert torch.equal(value, expected_values[name]), name
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("door", DOORS)
 def test_each_entry_point_warns_once(door: str, tmp_path: Path) -> None:
     codec, change, expected = CASES["int4, fp8"]
