@@ -8,11 +8,13 @@
 #include <cctype>
 #include <charconv>
 #include <cstddef>
+#include <iterator>
 #include <optional>
 #include <utility>
 
 #include "base/json_dom.h"
 #include "base/python_json.h"
+#include "base/text.h"
 #include "catalog/config_file.h"
 #include "catalog/config_sections.h"
 #include "catalog/paths.h"
@@ -116,26 +118,35 @@ void add_words(QuantizationClaim& claim, const Object& section) {
   claim.has_exceptions = has_entries("dynamic") || has_entries("extra_config");
 }
 
-// Takes from compressed-tensors what all of its groups say alike.
-void add_groups(QuantizationClaim& claim, const Object& section) {
-  claim.layout = member<std::string_view>(section, {"format"}).value_or("");
+// Visits the weights of compressed-tensors' groups.
+template <typename Visit>
+void for_each_group(const Object& section, const Visit& visit) {
   Object groups;
   if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
-  bool is_first = true;
-  const auto join = [&](auto& known, const auto& said) {
-    if (is_first) known = said;
-    if (known != said) known.reset();
-  };
   for (const auto group : groups) {
     Object weights;
-    if (group.value.at_pointer("/weights").get(weights) != simdjson::SUCCESS) continue;
-    join(claim.bits, member<std::uint64_t>(weights, {"num_bits"}));
-    join(claim.group_size, group_size_of(weights));
-    join(claim.is_symmetric, member<bool>(weights, {"symmetric"}));
-    const bool is_reordered = member<std::string_view>(weights, {"actorder"}) == "group";
-    join(claim.is_reordered, std::optional<bool>(is_reordered));
-    is_first = false;
+    if (group.value.at_pointer("/weights").get(weights) == simdjson::SUCCESS) visit(weights);
   }
+}
+
+// Keeps a word that all groups have alike.
+template <typename Value>
+void join(Value& known, const Value& word, bool is_first) {
+  if (is_first) known = word;
+  if (known != word) known = {};
+}
+
+void add_groups(QuantizationClaim& claim, const Object& section) {
+  claim.layout = member<std::string_view>(section, {"format"}).value_or("");
+  bool is_first = true;
+  for_each_group(section, [&](const Object& weights) {
+    join(claim.bits, member<std::uint64_t>(weights, {"num_bits"}), is_first);
+    join(claim.group_size, group_size_of(weights), is_first);
+    join(claim.is_symmetric, member<bool>(weights, {"symmetric"}), is_first);
+    const bool is_reordered = member<std::string_view>(weights, {"actorder"}) == "group";
+    join(claim.is_reordered, std::optional<bool>(is_reordered), is_first);
+    is_first = false;
+  });
 }
 
 void add_claim(QuantizationClaim& claim, const Element& value, const std::string& path) {
@@ -172,12 +183,82 @@ QuantizationClaim claim_in_own_file(const FileOpener& opener, const std::string&
   return claim.bits && claim.method == own.method ? claim : QuantizationClaim();
 }
 
+bool are_alike(std::string_view first, std::string_view second) {  // "GEMM", "gemm"
+  const auto is_same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
+  return std::ranges::equal(first, second, is_same);
+}
+
+// Adds a warning for two files that differ: loaders read one or the other.
+void warn_of_two(std::vector<Finding>& findings, std::string_view first, std::string_view second,
+                 std::string_view field, std::string found, std::string expected) {
+  findings.push_back(
+      {.severity = Severity::warning,
+       .code = "q.config",
+       .message = fmt::format("{} and {} give {} differently: {} and {}", printable(first, 400),
+                              printable(second, 400), field, printable(expected), printable(found)),
+       .suggestion = "correct the file that is wrong: loaders differ in which of them they read",
+       .found = std::move(found),
+       .expected = std::move(expected)});
+}
+
+void warn_of_words(std::vector<Finding>& findings, const QuantizationClaim& claim,
+                   const QuantizationClaim& other, const std::string& folder,
+                   const std::string& path) {
+  const auto compare = [&](const char* field, const auto& first, const auto& second) {
+    if (!first || !second || *first == *second) return;
+    const auto text = [&](const auto& value) { return fmt::format("{}", value); };
+    warn_of_two(findings, join_path(folder, "config.json"), path, field, text(*second),
+                text(*first));
+  };
+  const auto whole = [](std::optional<std::uint64_t> size) {
+    return size ? std::optional(static_cast<std::int64_t>(*size)) : std::nullopt;
+  };
+  compare("bits", claim.bits, other.bits);
+  compare("group_size", whole(claim.group_size), whole(other.group_size));
+  compare("sym", claim.is_symmetric, other.is_symmetric);
+  compare("desc_act", claim.is_reordered, other.is_reordered);
+}
+
+void add_section(ConfigWords& words, const Object& section) {
+  const auto word = [](const Object& object, const char* key) {
+    return std::string(member<std::string_view>(object, {key}).value_or(""));
+  };
+  if (words.algorithm.empty()) {
+    words.algorithm = word(section, "quant_algo");
+    words.group_size = group_size_of(section);
+  }
+  Object sparsity;
+  Element target;
+  if (section["sparsity_config"].get(sparsity) == simdjson::SUCCESS &&
+      sparsity.at_pointer("/targets/0").get(target) == simdjson::SUCCESS) {
+    words.sparsity = word(sparsity, "format");
+  }
+  for_each_group(section, [&](const Object& weights) {
+    join(words.code_type, word(weights, "type"), !words.has_groups);
+    join(words.strategy, word(weights, "strategy"), !words.has_groups);
+    words.has_groups = true;
+  });
+}
+
+ConfigWords words_in_file(const FileOpener& opener, const std::string& folder, const char* name) {
+  ConfigWords words;
+  const auto text = find_config(opener, folder, name);
+  if (!text || text->empty()) return words;
+  simdjson::dom::parser parser;
+  for_each_section(parsed_json(parser, python_json(*text).text).value(), [&](const Element& value) {
+    words.file = join_path(folder, name);
+    Object section;
+    if (value.get(section) == simdjson::SUCCESS) add_section(words, section);
+  });
+  words.algorithm_file = words.file;
+  return words;
+}
+
 // Adds the fields that config.json lacks.
 void complete(QuantizationClaim& claim, const QuantizationClaim& other, const std::string& path) {
   if (other.method.empty()) return;
   const bool has_both = !claim.layout.empty() && !other.layout.empty();
-  const auto is_same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
-  if (has_both && !std::ranges::equal(claim.layout, other.layout, is_same)) {  // "GEMM", "gemm"
+  if (has_both && !are_alike(claim.layout, other.layout)) {
     throw Error("q.config", "two configs give the format of the checkpoint differently",
                 {.path = path,
                  .field = "checkpoint_format",
@@ -204,7 +285,9 @@ QuantizationClaim quantization_claim(std::string_view config, const std::string&
   return claim;
 }
 
-QuantizationClaim quantization_claim(const FileOpener& opener, const std::string& folder) {
+QuantizationClaim quantization_claim(const FileOpener& opener, const std::string& folder,
+                                     std::vector<Finding>* findings) {
+  std::vector<Finding> found;
   QuantizationClaim claim = claim_in_file(opener, folder, "config.json");
   QuantizationClaim other = claim_in_file(opener, folder, "hf_quant_config.json");
   claim.is_made = claim.is_made || other.is_made;
@@ -212,10 +295,35 @@ QuantizationClaim quantization_claim(const FileOpener& opener, const std::string
   if (other.block) add_block(claim, *other.block);
   for (const OwnConfig& own : own_configs) {
     if (!claim.method.empty() && claim.method != own.method) continue;
-    complete(claim, claim_in_own_file(opener, folder, own),
-             join_path(folder, std::string(own.name)));
+    const QuantizationClaim words = claim_in_own_file(opener, folder, own);
+    const std::string path = join_path(folder, std::string(own.name));
+    warn_of_words(found, claim, words, folder, path);
+    complete(claim, words, path);
   }
+  if (findings != nullptr) std::ranges::move(found, std::back_inserter(*findings));
   return claim;
+}
+
+ConfigWords config_words(const FileOpener& opener, const std::string& folder,
+                         std::vector<Finding>& findings) {
+  ConfigWords words = words_in_file(opener, folder, "config.json");
+  ConfigWords other = words_in_file(opener, folder, "hf_quant_config.json");
+  if (words.file.empty()) return other;
+  if (other.algorithm.empty()) return words;
+  if (words.algorithm.empty()) {
+    words.algorithm = std::move(other.algorithm);
+    words.group_size = other.group_size;
+    words.algorithm_file = std::move(other.file);
+  } else if (!are_alike(words.algorithm, other.algorithm)) {
+    warn_of_two(findings, words.file, other.file, "quant_algo", other.algorithm, words.algorithm);
+  } else if (!words.group_size) {
+    words.group_size = other.group_size;
+    words.algorithm_file = std::move(other.file);
+  } else if (other.group_size && *other.group_size != *words.group_size) {
+    warn_of_two(findings, words.file, other.file, "group_size", std::to_string(*other.group_size),
+                std::to_string(*words.group_size));
+  }
+  return words;
 }
 
 }  // namespace loadstone

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "catalog/open_file.h"
 #include "loadstone/catalog.h"
+#include "loadstone/finding.h"
 
 namespace loadstone {
 
@@ -31,8 +35,26 @@ inline constexpr unsigned config_depth_max = 32;
 
 // Reads config.json and hf_quant_config.json in the folder, and completes them from
 // quantize_config.json (GPTQ) and quant_config.json (AWQ). Throws Error "q.config" if two of them
-// contradict each other.
+// name different formats, and adds a warning "q.config" to `findings` if they differ otherwise.
 [[nodiscard]] QuantizationClaim quantization_claim(const FileOpener& opener,
-                                                   const std::string& folder);
+                                                   const std::string& folder,
+                                                   std::vector<Finding>* findings = nullptr);
+
+// Words of the configs that decide no value; empty where groups differ. See contradictions().
+struct ConfigWords {
+  std::string file = {};                                   // the first that makes a claim
+  bool has_groups = false;                                 // those of compressed-tensors
+  std::string code_type = {};                              // "int" or "float"
+  std::string strategy = {};                               // the numbers that share a scale
+  std::string sparsity = {};                               // the format of sparsity_config
+  std::string algorithm = {};                              // ModelOpt's
+  std::optional<std::uint64_t> group_size = std::nullopt;  // the algorithm's
+  std::string algorithm_file = {};
+};
+
+// Reads config.json and hf_quant_config.json, and adds a warning "q.config" where they name
+// different algorithms or sizes of groups.
+[[nodiscard]] ConfigWords config_words(const FileOpener& opener, const std::string& folder,
+                                       std::vector<Finding>& findings);
 
 }  // namespace loadstone

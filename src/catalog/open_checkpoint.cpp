@@ -295,7 +295,9 @@ class CheckpointReader {
     merge();
     restore_gguf_shapes(metadata_, shards_, tensors_);
     QuantizationClaim claim;
-    if (std::ranges::any_of(tensors_, needs_claim)) claim = quantization_claim(opener_, root_);
+    if (std::ranges::any_of(tensors_, needs_claim)) {
+      claim = quantization_claim(opener_, root_, &findings_);
+    }
     return std::make_shared<const Catalog>(
         std::move(root_), std::move(shards_), std::move(tensors_), std::move(metadata_),
         std::move(findings_), &opener_.storage, claim, std::move(assemblies_));

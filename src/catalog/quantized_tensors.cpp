@@ -16,6 +16,7 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/assembled_file.h"
+#include "catalog/contradictions.h"
 #include "catalog/conv1d.h"
 #include "catalog/quantized_names.h"
 #include "codec/companions.h"
@@ -101,6 +102,12 @@ class CatalogTable final : public TensorTable {
             .suggestion = "put the model's config.json next to the checkpoint"});
     }
     return has_conv1d_.value_or(false);
+  }
+
+  // Only where is_read().
+  [[nodiscard]] std::vector<Finding> contradictions_of(
+      std::span<const QuantizedTensor> tensors) const {
+    return contradictions(*this, tensors, {*storage_}, catalog_.root());
   }
 
   void note(Finding finding) const override {
@@ -258,6 +265,9 @@ QuantizedTensors find_all(const CatalogTable& table) {
   }
   std::vector<Finding> warnings = report_unused(table, found, marks);
   warnings.insert(warnings.end(), table.notes().begin(), table.notes().end());
+  if (table.is_read()) {
+    std::ranges::move(table.contradictions_of(found), std::back_inserter(warnings));
+  }
   // Last: the scales of other codes in such a module are found before.
   for (const QuantizedTensor& each : found) {
     if (each.is_readable()) continue;

@@ -3,31 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 #include <string>
 #include <string_view>
 
-#include "base/text.h"
 #include "catalog/config_claim.h"
 #include "catalog/config_file.h"
+#include "catalog/contradictions.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
-#include "codec/encode.h"
 #include "codec/families.h"
 #include "codec/tensor_table.h"
-#include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
 namespace {
-
-const Family* family_of(std::string_view encoding) {
-  for (const Family* const family : families()) {
-    if (std::ranges::find(family->encodings, encoding) != family->encodings.end()) return family;
-  }
-  return nullptr;
-}
 
 bool has(std::string_view text, std::string_view word) {
   return text.find(word) != std::string_view::npos;
@@ -81,51 +71,6 @@ bool claims_codes(const QuantizationClaim& claim, std::string_view config) {
   return is_own_method(claim.method) && claim.method != "modelopt";
 }
 
-// What the tensors are, as far as a config can contradict it.
-struct Stored {
-  std::set<std::string_view> encodings;
-  std::set<std::string_view> methods;  // of families that have one of their own, else empty
-  std::set<unsigned> bits;             // of encodings that are written, too
-  const QuantizedTensor* first = nullptr;
-};
-
-Stored stored_in(const Catalog& catalog) {
-  Stored stored;
-  for (const QuantizedTensor& tensor : catalog.quantized().tensors()) {
-    const Family* const family = family_of(tensor.encoding);
-    if (family == nullptr || !tensor.is_readable()) continue;
-    if (stored.first == nullptr) stored.first = &tensor;
-    stored.encodings.insert(tensor.encoding);
-    stored.methods.insert(family->method);
-    const WrittenEncoding* const written = find_written_encoding(tensor.encoding);
-    if (written != nullptr) stored.bits.insert(written->bits);
-  }
-  return stored;
-}
-
-// A method with layouts of its own is wrong where none of them is there, and another one where all
-// are such layouts.
-bool is_method_of(std::string_view method, const Stored& stored) {
-  if (stored.methods.contains(method)) return true;
-  return stored.methods.contains("") && std::ranges::count(shared_methods(), method) > 0;
-}
-
-Finding disagreement(const std::string& path, std::string found, std::string expected) {
-  Finding finding;
-  finding.severity = Severity::warning;
-  finding.code = "q.config";
-  finding.message = fmt::format("{}: quantization_config: found {}; expected {}",
-                                printable(path, 400), found, expected);
-  finding.found = std::move(found);
-  finding.expected = std::move(expected);
-  return finding;
-}
-
-std::string described(const Stored& stored) {
-  return fmt::format("{}, as '{}' has", fmt::join(stored.encodings, ", "),
-                     printable(stored.first->name));
-}
-
 }  // namespace
 
 std::string config_text(const FileOpener& opener, const std::string& folder,
@@ -136,30 +81,25 @@ std::string config_text(const FileOpener& opener, const std::string& folder,
 std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
   const FileOpener opener{catalog.storage(storage)};
   const QuantizationClaim claim = quantization_claim(opener, catalog.root());
-  const Stored stored = stored_in(catalog);
   const std::string config = config_text(opener, catalog.root(), "config.json");
   const std::string path = join_path(catalog.root(), "config.json");
+  const QuantizedTensors& quantized = catalog.quantized();
+  const std::string stored = described(quantized.tensors());
   std::vector<Finding> findings;
-  const auto add = [&](std::string found, std::string expected) {
-    findings.push_back(disagreement(path, std::move(found), std::move(expected)));
-  };
-  if (stored.first == nullptr) {
-    const QuantizedTensors& found = catalog.quantized();
-    const bool is_plain = found.tensors().empty() && found.findings().empty();
+  if (stored.empty()) {
+    const bool is_plain = quantized.tensors().empty() && quantized.findings().empty();
     const bool is_adapter = !config_text(opener, catalog.root(), "adapter_config.json").empty();
     const bool has_all = is_plain && !is_adapter && !is_described_elsewhere(catalog);
     const bool claims = claim.is_made && claims_codes(claim, config);
     if (has_all && claims && has_plain_matrices_only(catalog)) {
-      add(fmt::format("method {}", claim.method), "none: no tensor is stored quantized");
+      findings.push_back(contradiction(path, fmt::format("method {}", claim.method),
+                                       "none: no tensor is stored quantized"));
     }
   } else if (!claim.is_made) {
     const bool is_silent = is_of_library(config) && !mentions_quantization(config);
-    if (is_silent && !has_other_config(opener, catalog.root())) add("nothing", described(stored));
-  } else if (is_own_method(claim.method) && !is_method_of(claim.method, stored)) {
-    add(fmt::format("method {}", claim.method), described(stored));
-  } else if (claim.method == "compressed-tensors" && claim.bits && !stored.bits.empty() &&
-             !stored.bits.contains(static_cast<unsigned>(*claim.bits))) {
-    add(fmt::format("{} bits", *claim.bits), described(stored));
+    if (is_silent && !has_other_config(opener, catalog.root())) {
+      findings.push_back(contradiction(path, "nothing", stored));
+    }
   }
   return findings;
 }

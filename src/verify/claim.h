@@ -16,10 +16,8 @@ namespace loadstone {
 [[nodiscard]] std::string config_text(const FileOpener& opener, const std::string& folder,
                                       std::string_view name);
 
-// Warnings "q.config": a library's config.json is silent about tensors that are quantized, says
-// that they are where all are plain floats, names a method that stores them otherwise, or (of
-// compressed-tensors) another number of bits. Configs of methods that loadstone does not know are
-// not judged, nor are GGUF files, which describe themselves. Null: the catalog's own storage.
+// Warnings "q.config": a library's config.json is silent about tensors that are quantized, or says
+// that they are where all are plain floats. Null: the catalog's own storage.
 [[nodiscard]] std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage);
 
 }  // namespace loadstone

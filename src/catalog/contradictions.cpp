@@ -1,0 +1,224 @@
+#include "catalog/contradictions.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "base/text.h"
+#include "catalog/config_claim.h"
+#include "codec/encode.h"
+#include "codec/families.h"
+
+namespace loadstone {
+
+namespace {
+
+const Family* family_of(std::string_view encoding) {
+  for (const Family* const family : families()) {
+    if (std::ranges::find(family->encodings, encoding) != family->encodings.end()) return family;
+  }
+  return nullptr;
+}
+
+// The words of compressed-tensors for one encoding; empty: it has none.
+struct Words {
+  std::string_view format{};
+  std::string_view code_type{};
+  std::string_view strategy{};
+  unsigned bits = 0;
+  unsigned group_size = 0;  // where all files have the same
+};
+
+Words words_of(std::string_view encoding, const Family& family) {
+  const WrittenEncoding* written = find_written_encoding(encoding);
+  const bool is_written = written != nullptr;
+  if (!is_written && family.method == "compressed-tensors") {
+    return {.format = "pack-quantized", .code_type = "int"};
+  }
+  if (!is_written && !family.written.empty()) written = &family.written.front();
+  if (written == nullptr) return {};
+  const bool has_block = is_written && !written->takes_block_size;
+  return {.format = written->compressed.format,
+          .code_type = written->code_type,
+          .strategy = is_written ? written->compressed.strategy : std::string_view(),
+          .bits = written->code_type == "float" ? written->bits : 0,  // int8 holds fewer, too
+          .group_size = has_block ? written->compressed.group_size : 0};
+}
+
+bool has_strategy(std::string_view strategy, const TensorTable& table, const QuantizedTensor& each,
+                  std::string_view written) {
+  constexpr std::array<std::string_view, 3> judged = {"tensor", "channel", "block"};
+  if (each.scales.empty() || std::ranges::count(judged, strategy) == 0) return true;
+  const Shape& scale = table[each.scales.front()].shape;
+  const std::size_t rank = each.decoding.shape.rank();
+  const bool has_one = scale.numel() == 1u;
+  if (strategy == "block" && has_one) return true;  // as large as the weight
+  if (strategy == "channel" && has_one && rank > 1 && each.decoding.shape[rank - 2] == 1) {
+    return true;
+  }
+  if (!written.empty()) return strategy == written;
+  if (strategy == "tensor") return has_one;
+  const bool has_columns = scale.rank() > 1 && scale.extents().back() > 1;
+  return strategy == "block" ? has_columns : !has_columns && !has_one;
+}
+
+// Words in the names of ModelOpt's algorithms, and the beginning of the encodings' names.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> algorithms = {
+    {{"NVFP4", "nvfp4"}, {"MXFP4", "mxfp4"}, {"MXFP8", "mxfp8"}, {"AWQ", "int4"}, {"FP8", "fp8"}}};
+
+// Empty: an algorithm of several encodings, or an unknown one.
+std::string_view encoding_of_algorithm(std::string name) {
+  std::ranges::transform(name, name.begin(),
+                         [](unsigned char each) { return static_cast<char>(std::toupper(each)); });
+  const auto known = std::ranges::find_if(
+      algorithms, [&](const auto& each) { return name.find(each.first) != std::string::npos; });
+  return known == algorithms.end() ? std::string_view() : known->second;
+}
+
+// The tensors, as far as a config can contradict them. A word is wrong where none of them bears it
+// out: models are mixed, and their configs have one word for several encodings.
+class Judge {
+ public:
+  Judge(const TensorTable& table, const ConfigWords& words, std::string stored,
+        std::span<const QuantizedTensor> tensors)
+      : claim_(table.claim()), words_(words), stored_(std::move(stored)) {
+    for (const QuantizedTensor& tensor : tensors) {
+      const Family* const family = family_of(tensor.encoding);
+      if (family == nullptr || !tensor.is_readable()) continue;
+      methods_.insert(family->method);
+      encodings_.insert(tensor.encoding);
+      const Words its = words_of(tensor.encoding, *family);
+      formats_.insert(its.format);
+      code_types_.insert(its.code_type);
+      bits_.insert(its.bits);
+      group_sizes_.insert(its.group_size);
+      has_strategy_ = has_strategy_ || has_strategy(words.strategy, table, tensor, its.strategy);
+    }
+    has_bitmask_ = std::ranges::any_of(
+        table.tensors(), [](const TensorInfo& tensor) { return tensor.name.ends_with("bitmask"); });
+  }
+
+  std::vector<Finding> judge() && {
+    judge_algorithm();
+    if (is_own_method(claim_.method) && !is_method()) {
+      add("method " + claim_.method);
+    } else if (claim_.method == "compressed-tensors") {
+      judge_groups();
+    }
+    return std::move(findings_);
+  }
+
+ private:
+  void add(std::string found) { add(words_.file, std::move(found)); }
+  void add(const std::string& path, std::string found) {
+    findings_.push_back(contradiction(path, std::move(found), stored_));
+  }
+
+  // A method with layouts of its own is wrong where none of them is there, and another one where
+  // all are such layouts.
+  [[nodiscard]] bool is_method() const {
+    if (methods_.contains(claim_.method)) return true;
+    return methods_.contains("") && std::ranges::count(shared_methods(), claim_.method) > 0;
+  }
+
+  // False where the words of one of the encodings are not known.
+  template <typename Value, typename Set>
+  static bool is_wrong(const Value& claimed, const Set& stored) {
+    return !stored.contains({}) && !stored.contains(claimed);
+  }
+
+  void judge_groups() {
+    constexpr std::array<std::string_view, 6> formats = {
+        "float-quantized",      "int-quantized",        "pack-quantized",
+        "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"};
+    const std::string_view format = claim_.layout;
+    if (std::ranges::count(formats, format) > 0 && is_wrong(format, formats_)) {
+      add(fmt::format("format {}", format));
+    }
+    if (claim_.bits && is_wrong(static_cast<unsigned>(*claim_.bits), bits_)) {
+      add(fmt::format("{} bits", *claim_.bits));
+    }
+    if (!words_.code_type.empty() && is_wrong(std::string_view(words_.code_type), code_types_)) {
+      add("type " + words_.code_type);
+    }
+    if (!has_strategy_) add("strategy " + words_.strategy);
+    if (words_.sparsity.starts_with("sparse-") && !has_bitmask_) {
+      add("sparsity_config " + words_.sparsity);
+    }
+    judge_group_size(claim_.group_size, words_.file);
+  }
+
+  void judge_algorithm() {
+    const std::string_view encoding = encoding_of_algorithm(words_.algorithm);
+    if (encoding.empty()) return;
+    const auto is_its = [&](std::string_view each) { return each.starts_with(encoding); };
+    if (std::ranges::none_of(encodings_, is_its)) {
+      add(words_.algorithm_file, "quant_algo " + words_.algorithm);
+    } else {
+      judge_group_size(words_.group_size, words_.algorithm_file);
+    }
+  }
+
+  void judge_group_size(std::optional<std::uint64_t> size, const std::string& path) {
+    if (size.value_or(0) == 0 || !is_wrong(static_cast<unsigned>(*size), group_sizes_)) return;
+    add(path, fmt::format("group_size {}", static_cast<std::int64_t>(*size)));
+  }
+
+  const QuantizationClaim& claim_;
+  const ConfigWords& words_;
+  std::string stored_;
+  std::set<std::string_view> methods_;  // of families that have one of their own, else empty
+  std::set<std::string_view> encodings_;
+  std::set<std::string_view> formats_;
+  std::set<std::string_view> code_types_;
+  std::set<unsigned> bits_;
+  std::set<unsigned> group_sizes_;
+  bool has_strategy_ = false;
+  bool has_bitmask_ = false;
+  std::vector<Finding> findings_;
+};
+
+}  // namespace
+
+Finding contradiction(std::string_view path, std::string found, std::string expected) {
+  Finding finding;
+  finding.severity = Severity::warning;
+  finding.code = "q.config";
+  finding.message = fmt::format("{}: quantization_config: found {}; expected {}",
+                                printable(path, 400), printable(found), expected);
+  finding.found = std::move(found);
+  finding.expected = std::move(expected);
+  return finding;
+}
+
+std::string described(std::span<const QuantizedTensor> tensors) {
+  std::set<std::string_view> encodings;
+  const QuantizedTensor* first = nullptr;
+  for (const QuantizedTensor& tensor : tensors) {
+    if (!tensor.is_readable() || family_of(tensor.encoding) == nullptr) continue;
+    if (first == nullptr) first = &tensor;
+    encodings.insert(tensor.encoding);
+  }
+  if (first == nullptr) return {};
+  return fmt::format("{}, as '{}' has", fmt::join(encodings, ", "), printable(first->name));
+}
+
+std::vector<Finding> contradictions(const TensorTable& table,
+                                    std::span<const QuantizedTensor> tensors,
+                                    const FileOpener& opener, const std::string& folder) {
+  std::vector<Finding> findings;
+  std::string stored = described(tensors);
+  if (stored.empty() || !table.claim().is_made) return findings;
+  const ConfigWords words = config_words(opener, folder, findings);
+  std::ranges::move(Judge(table, words, std::move(stored), tensors).judge(),
+                    std::back_inserter(findings));
+  return findings;
+}
+
+}  // namespace loadstone

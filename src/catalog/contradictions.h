@@ -1,0 +1,30 @@
+// Compares the configs next to a checkpoint with its quantized tensors.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "catalog/open_file.h"
+#include "codec/tensor_table.h"
+#include "loadstone/finding.h"
+#include "loadstone/quantized_tensor.h"
+
+namespace loadstone {
+
+// Returns a warning "q.config": a file contradicts the tensors.
+[[nodiscard]] Finding contradiction(std::string_view path, std::string found, std::string expected);
+
+// Returns the encodings of the readable tensors and the name of one, or nothing.
+[[nodiscard]] std::string described(std::span<const QuantizedTensor> tensors);
+
+// Returns warnings where no tensor bears out the configs: the method, ModelOpt's algorithm
+// and its groups, and of compressed-tensors the format, bits, kind of codes, strategy and sparsity.
+// Methods and words that loadstone does not know are not judged. Values follow from the tensors.
+[[nodiscard]] std::vector<Finding> contradictions(const TensorTable& table,
+                                                  std::span<const QuantizedTensor> tensors,
+                                                  const FileOpener& opener,
+                                                  const std::string& folder);
+
+}  // namespace loadstone
