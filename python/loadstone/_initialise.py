@@ -52,7 +52,7 @@ def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding
 
 def _of_slice(name: str) -> _core.Finding:
     message = f"'{name}' is missing, and this rank holds a slice: initialisers make whole tensors"
-    hint = "choose missing='zeros' or 'keep', and initialise the model after the load"
+    hint = "choose missing='zeros', and initialise this tensor after the load"
     return _core.Finding("error", "plan.no_initialiser", name, [], message, hint)
 
 

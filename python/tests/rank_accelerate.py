@@ -184,7 +184,7 @@ def existing(folder: Path, number: int, device: str, is_patched: bool) -> dict[s
 
 
 def refused(folder: Path, number: int) -> list[str]:
-    """The first rank lacks what it is to send, and others have it."""
+    """The first rank lacks what it is to send, and others have it; then as the error advises."""
     prepared = accelerator(cpu_ram_efficient_loading=True)
     model = skeleton(folder) if number == 0 else whole(folder, torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -192,7 +192,10 @@ def refused(folder: Path, number: int) -> list[str]:
         with loadstone.patch("accelerate"):
             prepared.prepare(model, optimizer)
     except loadstone.PlanError as error:
-        return [error.code, str(error)]
+        with loadstone.patch("accelerate"):
+            _, model, _ = prepared_skeleton(folder, OPTIONS["efficient"])
+        loadstone.load(model, folder, rules="transformers")
+        return [error.code, str(error), *wrong(model, values(whole(folder, torch.bfloat16)))]
     return ["none", ""]
 
 

@@ -233,6 +233,21 @@ def test_the_library_refuses_both(tmp_path: Path) -> None:
         cls.from_pretrained(folder, quantization_config=config("nf4"), device_map=dict(MAP))
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_the_librarys_own_call_is_advised_for(kept: bool, tmp_path: Path) -> None:
+    """Weights that it leaves as they are, and shards of torch: the error's advice is followed."""
+    model = by_name("wan_t2v").build(dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path, safe_serialization=kept, max_shard_size="50KB")
+    given = {"quantization_config": config("int8", llm_int8_has_fp16_weight=kept)}
+    given["use_safetensors"] = kept
+    with pytest.raises(loadstone.Error, match="call the class's own from_pretrained"):
+        ours("wan_t2v", tmp_path, **given)
+    found = library("wan_t2v", tmp_path, **given)
+    layer = found.get_submodule("blocks.1.ffn.net.2")
+    assert isinstance(layer, bnb.nn.Linear8bitLt)
+    assert layer.weight.dtype == (torch.bfloat16 if kept else torch.int8)
+
+
 def test_under_a_patch_the_librarys_own_call_does_it(tmp_path: Path) -> None:
     folder, cls = plain("wan_t2v", tmp_path), by_name("wan_t2v").cls
     expected = ours("wan_t2v", folder, quantization_config=config("nf4"))

@@ -249,6 +249,21 @@ def test_an_adapter_is_merged_into_conv1d(module: str, kind: str, tmp_path: Path
 SAMPLE = ("llama", "gpt2", "t5", "umt5", "whisper", "modernbert", "bart", "opt", "mamba", "biogpt",
           "jev", "oneformer")  # fmt: skip
 PARAMETERS_MAX = 20_000_000
+# Disagreements that the conversion has no warning for.
+_RENAMED = "lists of modules do not reach what transformers renames inside a block"
+_ITS_OWN = "transformers reads its own folder otherwise, too"
+UNNAMED = {
+    "deepseek_v4": "layers that transformers leaves plain have other names in files",
+    "inkling_mm_model": _RENAMED,
+    "llama4": _ITS_OWN,
+    "lw_detr": _RENAMED,
+    "minimax_m3_vl": _ITS_OWN,
+    "qwen4_exp_text": _ITS_OWN,
+    "rf_detr": _RENAMED,
+    "rf_detr_detection": _RENAMED,
+    "rf_detr_segmentation": _RENAMED,
+    "segformer_segmentation": _RENAMED,
+}
 
 
 def marked(names: Any) -> list[Any]:
@@ -277,6 +292,14 @@ def disagreements(cls: Any, folder: Path) -> list[str]:
     return found + ["the head is quantized"] * isinstance(head, QUANTIZED)
 
 
+def is_read_otherwise(cls: Any, folder: Path) -> bool:
+    """Whether the library disagrees, or fails: codes for a parameter, or layers that it joins."""
+    try:
+        return bool(disagreements(cls, folder))
+    except RuntimeError:
+        return True
+
+
 @pytest.mark.parametrize("encoding", ["nf4", "int8"])
 @pytest.mark.parametrize("name", marked(case.name for case in CASES))
 def test_the_library_finds_the_same_modules(name: str, encoding: str, tmp_path: Path) -> None:
@@ -284,25 +307,32 @@ def test_the_library_finds_the_same_modules(name: str, encoding: str, tmp_path: 
     with torch.device("meta"):
         if sum(each.numel() for each in case.cls(case.config()).parameters()) > PARAMETERS_MAX:
             pytest.skip("a large model")
-    model = case.build(dtype=torch.bfloat16)
-    model.save_pretrained(tmp_path / "plain")
+    case.build(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
     try:
-        loadstone.convert(tmp_path / "plain", tmp_path / "out", quantize=encoding)
+        report = loadstone.convert(tmp_path / "plain", tmp_path / "out", quantize=encoding)
     except loadstone.Error as error:
         # No layer of it is in a list of layers, or its experts are not numbered from 0.
         assert error.code in ("convert.left_alone", "plan.missing")
         assert name not in SAMPLE
         return
-    try:
-        found = disagreements(case.cls, tmp_path / "out")
-    except RuntimeError:  # codes for a parameter, or for layers that the library joins
-        found = ["an error of the library"]
-    names = tensors_in(tmp_path / "plain").keys()
-    has_other_names = bool(names - model.state_dict().keys())
-    has_stacks = any("experts" in each for each in names)
-    if found and name not in SAMPLE and (has_other_names or has_stacks):
-        pytest.xfail("its files have other names than its modules, or other layouts of experts")
-    assert found == []
+    folder = tmp_path / "out"
+    unread = [each for each in report.findings if each.code == "convert.unread"]
+    if unread:  # the warning is true
+        assert name not in SAMPLE and is_read_otherwise(case.cls, folder)
+        if not all(".experts." in source for each in unread for source in each.sources):
+            return  # only the numbers of such a model are read
+        folder = tmp_path / "advised"
+        exclude = [r"\.experts\."]
+        loadstone.convert(tmp_path / "plain", folder, quantize=encoding, exclude=exclude)
+    if name in UNNAMED:
+        assert is_read_otherwise(case.cls, folder)
+        if UNNAMED[name] == _ITS_OWN:
+            chosen = config(encoding)
+            own = case.cls.from_pretrained(tmp_path / "plain", quantization_config=chosen)
+            own.save_pretrained(tmp_path / "own")
+            assert is_read_otherwise(case.cls, tmp_path / "own")
+        pytest.xfail(UNNAMED[name])
+    assert disagreements(case.cls, folder) == []
 
 
 @pytest.mark.parametrize("name", ["whisper", "t5"])

@@ -429,16 +429,30 @@ def test_only_the_experts_that_are_chosen_are_decoded(
 
 
 def test_experts_are_not_put_on_disk(tmp_path: Path) -> None:
+    """Not as codes; the error's two pieces of advice work."""
     cls, folder = by_name("mixtral").cls, plain("mixtral", tmp_path)
-    with pytest.raises(loadstone.PlanError, match="cannot be on disk"):
-        ours(
+
+    def load(devices: dict[str, str], quantize_experts: bool = True) -> Any:
+        return ours(
             cls,
             folder,
             quantization_config=config("nf4"),
-            quantize_experts=True,
-            device_map={"": "cpu", "model.layers.1": "disk"},
+            quantize_experts=quantize_experts,
+            device_map=devices,
             offload_folder=tmp_path / "offload",
         )
+
+    devices, ids = {"": "cpu", "model.layers.1": "disk"}, torch.arange(7)[None]
+    with pytest.raises(loadstone.PlanError, match=r"cannot be on disk[\s\S]*place its"):
+        load(devices)
+    for is_quantized, places in ((True, {"model.layers.1.mlp.experts": "cpu"}), (False, {})):
+        model = load(devices | places, is_quantized)
+        layer = model.model.layers[1]
+        assert layer.self_attn.q_proj.weight.is_meta
+        assert layer.mlp.experts.down_proj.is_meta != is_quantized
+        whole = load({"": "cpu"}, is_quantized)
+        with torch.no_grad():
+            assert torch.equal(model(ids).logits, whole(ids).logits)
 
 
 def test_experts_are_left_alone_unless_asked_for(tmp_path: Path) -> None:

@@ -266,6 +266,20 @@ def test_accelerate_gets_maps_of_modules_inside(wrap, file, state, tmp_path):
     assert caught.value.code == "plan.device_map" and "dispatch the model" in str(caught.value)
 
 
+@pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
+def test_a_dispatched_model_may_be_wrapped(wrap, tmp_path):
+    """The advice of the error above."""
+    import loadstone.accelerate
+
+    model, x = nn.Sequential(Block(), nn.Linear(8, 8)).eval(), torch.randn(4, 8)
+    expected = model(x)
+    loadstone.accelerate.dispatch_model(model, {"0": "disk", "1": "cpu"}, offload_dir=tmp_path)
+    assert model[0].linear.weight.is_meta
+    model = wrap(model)
+    for _ in range(2):
+        assert torch.equal(model(x), expected)
+
+
 def test_a_module_may_have_the_name_of_what_is_around_it(tmp_path):
     """Its wrapper has attributes of these names, which hide it from ``get_submodule``."""
     inside = nn.ModuleDict(

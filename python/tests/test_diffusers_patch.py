@@ -182,9 +182,10 @@ def test_torch_files_are_left_to_the_library(tmp_path: Path) -> None:
     with loadstone.patch("diffusers"):
         found = case.cls.from_single_file(file, config=config)
     assert differences(found, model) == []
-    with pytest.raises(loadstone.Error) as raised:
+    with pytest.raises(loadstone.Error, match="call the class's own function") as raised:
         loadstone.diffusers.from_single_file(case.cls, file, config=config)
     assert raised.value.code == "plan.options"
+    assert differences(case.cls.from_single_file(file, config=config), model) == []  # the advice
 
 
 # --- folders and pipelines -----------------------------------------------------------------------

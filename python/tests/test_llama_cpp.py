@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import shutil
 import struct
 import sys
 from collections.abc import Callable
@@ -266,6 +267,24 @@ def test_without_a_place_it_is_not_entered(
     assert caught.value.code == "plan.options"
     assert str(site) in str(caught.value)
     assert str(CONVERTER) in str(caught.value)
+
+
+def test_another_release_is_refused_and_the_advice_works(
+    stack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own code writes the file, and a supported one is traced, under the same names."""
+    other = tmp_path / "other"
+    shutil.copytree(CONVERTER, other)
+    base = other / "conversion" / "base.py"
+    base.write_text(base.read_text().replace("from_local_tensor", "from_a_local_tensor"))
+    with pytest.raises(loadstone.Error, match="with the library's own script"):
+        llama_cpp.trace(stack, converter=other)
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(Converter, "_check", lambda _: None)
+        path = oracle.written(converter_at(other), stack, tmp_path / "own.gguf", None)
+    shutil.copytree(CONVERTER, other, dirs_exist_ok=True)
+    traced = llama_cpp.trace(stack, converter=other)
+    oracle.require_same_tensors(traced, oracle.read(path), tmp_path / "traced.safetensors")
 
 
 def test_the_rows_hold_for_the_release_at_hand() -> None:

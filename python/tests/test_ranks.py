@@ -264,15 +264,18 @@ def test_initialisers_make_no_slices(tmp_path: Path) -> None:
         plan = loadstone.plan(
             model, tmp_path / "m.safetensors", missing="initialise", unexpected="ignore"
         )
-        with pytest.raises(loadstone.PlanError, match="initialisers make whole tensors"):
+        with pytest.raises(loadstone.PlanError, match="initialisers make whole tensors") as caught:
             plan.execute()
+        assert "choose missing='zeros', and initialise this tensor" in str(caught.value)
         zeros = loadstone.plan(
             model, tmp_path / "m.safetensors", missing="zeros", unexpected="ignore"
         )
         with pytest.warns(loadstone.FilledWarning):
             zeros.execute()
         found = local_of(model.get_parameter("a.weight").detach())
-    assert torch.equal(found, torch.zeros(16, COLUMNS))
+        assert torch.equal(found, torch.zeros(16, COLUMNS))
+        model.a.reset_parameters()  # as the error advises
+        assert found.count_nonzero() == found.numel() and loadstone.audit(model).ok
 
 
 def test_experts_of_transformers_are_those_of_from_pretrained(tmp_path: Path) -> None:

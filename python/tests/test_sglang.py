@@ -181,17 +181,44 @@ def test_options(sglang: Any, tmp_path: Path) -> None:
     elsewhere = written(tmp_path / "elsewhere", tensors)
     folder = written(tmp_path / "folder", state())
     assert same(load(sglang, folder, {"weights": str(elsewhere)}).o, tensors["o"])
-    for options, words in (
-        ({"thread": 1}, "'thread'"),
-        ({"quantize": "fp8"}, "convert the folder first"),
-    ):
-        with pytest.raises(loadstone.PlanError, match=words) as caught:
-            load(sglang, folder, options)
-        assert caught.value.code == "plan.options"
+    with pytest.raises(loadstone.PlanError, match="'thread'") as caught:
+        load(sglang, folder, {"thread": 1})
+    assert caught.value.code == "plan.options"
     with pytest.raises(loadstone.PlanError, match="json-model-override-args"):
         load(sglang, folder, {"dequantize": True}, quantization="fp8")
     with pytest.raises(ValueError, match="Unexpected extra config keys"):  # SGLang's own
         sglang.get_model_loader(stand_in.LoadConfig({"loadstone": {}, "other": 1}))
+
+
+class Codes(torch.nn.Module):
+    """A layer as SGLang makes it for a folder of codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(
+            torch.empty(SIDE, SIDE, dtype=torch.float8_e4m3fn), requires_grad=False
+        )
+        self.weight_scale = torch.nn.Parameter(torch.empty(()))
+
+    def load_weights(self, weights: Any) -> None:
+        for name, tensor in weights:
+            self.get_parameter(name.removeprefix("layer.")).data.copy_(tensor)
+
+
+def test_a_folder_that_is_converted_first_is_loaded_with_its_codes(
+    sglang: Any, tmp_path: Path
+) -> None:
+    """The advice of the error for ``quantize``."""
+    folder = written(tmp_path / "folder", {"layer.weight": torch.randn(SIDE, SIDE)})
+    with pytest.raises(loadstone.PlanError, match="convert the folder first") as caught:
+        load(sglang, folder, {"quantize": "fp8"})
+    assert caught.value.code == "plan.options"
+    loadstone.convert(folder, tmp_path / "converted", quantize="fp8", include="layer")
+    config = stand_in.ModelConfig(str(tmp_path / "converted"), Codes, quantization="fp8")
+    model = loader(sglang, {}).load_model(model_config=config, device_config=None)
+    expected = loadstone.torch.load_file(tmp_path / "converted" / "model.safetensors")
+    assert same(model.weight.data, expected["layer.weight"])
+    assert same(model.weight_scale.data, expected["layer.weight_scale"])
 
 
 def test_an_sglang_that_is_not_known_is_refused_where_it_is_asked_for(

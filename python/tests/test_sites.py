@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import loadstone
 from loadstone import _patch, _sites
@@ -174,6 +175,36 @@ def test_without_a_place_nothing_is_entered(
     assert anew == library
     take_away(site, monkeypatch)
     require_refused(library, str(site))
+
+
+@pytest.mark.parametrize("library", ["diffusers", "transformers"])
+def test_the_advice_for_another_release_works(
+    library: str, anew: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own functions load; with a release that has the place the same call does."""
+    module = importlib.import_module(library)
+    if library == "diffusers":
+        model = module.AutoencoderTiny(encoder_block_out_channels=(8,) * 4)
+    else:
+        model = module.BertModel(module.BertConfig(vocab_size=8, num_hidden_layers=1))
+    model.save_pretrained(tmp_path)
+
+    def require_loaded(found: Any) -> None:
+        for name, value in model.state_dict().items():
+            assert torch.equal(found.state_dict()[name], value), name
+
+    def load() -> Any:
+        return getattr(loadstone, library).from_pretrained(type(model), tmp_path)
+
+    of_another = Site(library, "of_another_release")
+    monkeypatch.setattr(sites_of(library), "table", (*sites_of(library).table, of_another))
+    sites_of(library).forget()
+    with pytest.raises(loadstone.Error, match=f"lacks {of_another}; install a supported one, or"):
+        load()
+    require_loaded(type(model).from_pretrained(tmp_path))
+    monkeypatch.setattr(module, of_another.path, None, raising=False)
+    sites_of(library).forget()
+    require_loaded(load())
 
 
 def renamed(owner: Any, name: str, parameter: str) -> Any:

@@ -120,6 +120,8 @@ class Sites:
     Thread safety: any thread may ask.
     """
 
+    otherwise = "load with the library's own functions"  # what else its user may do
+
     def __init__(self, library: str, tested: str, table: str, first: str = "") -> None:
         self.library = library
         self.tested = tested
@@ -186,7 +188,7 @@ class Sites:
         return make(
             "plan.options",
             f"unsupported version of {self.library}: it lacks {shown}{more}; install a supported "
-            "one, or load with the library's own functions",
+            f"one, or {self.otherwise}",
             field=self.library,
             found=self.version(),
             expected=f"{self.tested}, or one with the same functions",

@@ -47,6 +47,8 @@ class ConverterSites(Sites):
         folder: where it lies.
     """
 
+    otherwise = "write the file with the library's own script"
+
     def __init__(self, release: str, folder: str) -> None:
         super().__init__("llama.cpp", "gguf 0.19, of llama-cpp-python 0.3.36", _TABLE)
         self.release = release
@@ -59,12 +61,9 @@ class ConverterSites(Sites):
     def refusal(self) -> Error:
         """The error for a converter with other functions, which names its folder."""
         known = super().refusal()
-        message = known.message.replace(
-            "load with the library's own functions", "write the file with the library's own script"
-        )
         return make(
             known.code,
-            message,
+            known.message,
             path=self.folder,
             field=known.field,
             found=known.found,
