@@ -92,7 +92,16 @@ struct TargetRecipe {
 struct Recipes {
   std::vector<TargetRecipe> targets;
   std::vector<Decoding> decodings;
+  // Sources whose values constants were computed from, and a digest of these and of config.json.
+  // Empty: not known.
+  std::vector<std::uint32_t> computed_from;
+  std::string values_digest;
 };
+
+// Records the checkpoint that constants were computed for: conversions of another one warn. Reads
+// the sources and config.json. Throws Error "plan.missing" for a name that is not in the catalog.
+LOADSTONE_API void note_values(Recipes& recipes, const std::shared_ptr<const Catalog>& catalog,
+                               const std::vector<std::string>& computed_from);
 
 // Compact: what a cache of plans stores.
 [[nodiscard]] LOADSTONE_API std::string to_json(const Recipes& recipes, const Catalog& catalog);

@@ -57,6 +57,7 @@ void bind_recipe(nb::module_& module) {
       .def("__len__", [](const Recipes& self) { return self.targets.size(); })
       .def("to_json",
            [](const Recipes& self, const Catalog& catalog) { return to_json(self, catalog); })
+      .def("note_values", &note_values, nb::arg("catalog"), nb::arg("computed_from"))
       .def_static("from_json", [](const Catalog& catalog, std::string_view text) {
         const nb::gil_scoped_release release;
         return recipes_from_json(catalog, text);

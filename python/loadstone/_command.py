@@ -81,8 +81,6 @@ def prepared(arguments: list[str], folder: Path) -> list[str]:
         allow_links="--allow-links" in rest,
     )
     recipes, metadata = traced.save(folder / "model")
-    if not _has(rest, "--unexpected"):
-        rest.append(f"--unexpected={traced.unexpected_policy('warn')}")
     return [*rest, f"--rules={recipes}", f"--metadata={metadata}"]
 
 

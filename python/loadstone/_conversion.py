@@ -311,7 +311,6 @@ def _resolved(
         )
         catalog, listed, recipes, dtype = traced.catalog._core, "", traced.recipes, None
         metadata = traced.metadata_with(metadata)
-        unexpected = traced.unexpected_policy(unexpected)
     else:
         catalog = (
             source._core if isinstance(source, Catalog) else open_source(source, allow_links)._core

@@ -111,6 +111,59 @@ def test_an_architecture_is_needed(source, tmp_path):
     assert caught.value.code == "convert.architecture"
 
 
+HUGGING_FACE = {"model.embed_tokens.weight": (4, 32), "model.layers.0.mlp.up_proj.weight": (4, 32)}
+LLAMA_CPP = {"token_embd.weight": (4, 32), "blk.0.ffn_up.weight": (4, 32)}
+RENAMES = [{"op": "rename", "sources": [r"model\.(.*)"], "targets": ["$1"]}]
+DIFFUSERS = {"transformer_blocks.0.attn.add_q_proj.weight": (4, 32)}
+
+# Names, rules, architecture, and the severity of the finding about the names.
+NAMES = {
+    "another program's": (HUGGING_FACE, None, "llama", "warning"),
+    "llama.cpp's": (LLAMA_CPP, None, "llama", None),
+    "named by rules": (HUGGING_FACE, RENAMES, "llama", None),
+    "ComfyUI's": (HUGGING_FACE, None, "wan", None),
+    "diffusers'": (DIFFUSERS, None, "sd3", "error"),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_names_must_be_those_that_readers_know(tmp_path, case):
+    shapes, rules, architecture, severity = NAMES[case]
+    path = tmp_path / "m.safetensors"
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
+    report = loadstone.convert(
+        path,
+        tmp_path / "out.gguf",
+        rules=rules,
+        metadata={"general.architecture": architecture},
+        dry_run=True,
+    )
+    told = [each for each in report.findings if each.code == "convert.architecture"]
+    assert [each.severity for each in told] == ([severity] if severity else [])
+    assert severity != "warning" or "--converter" in told[0].suggestion
+
+
+def test_files_of_gguf_keep_their_names(source, tmp_path):
+    loadstone.convert(source, tmp_path / "a.gguf", metadata={"general.architecture": "toy"})
+    report = loadstone.convert(tmp_path / "a.gguf", tmp_path / "b.gguf")
+    assert not [each for each in report.findings if each.code == "convert.architecture"]
+
+
+@pytest.mark.parametrize("width", [256, 96])
+def test_a_type_that_no_tensor_gets_is_told(tmp_path, width):
+    path = tmp_path / "m.safetensors"
+    save_file({"blk.0.ffn_up.weight": torch.randn(4, width), "blk.1.x": torch.randn(4, 96)}, path)
+    report = loadstone.convert(
+        path,
+        tmp_path / "out.gguf",
+        quantize="q4_k",
+        include="blk",
+        metadata={"general.architecture": "llama"},
+    )
+    told = {each.severity for each in report.findings if each.code == "convert.fallback"}
+    assert told == {"info" if width == 256 else "warning"}
+
+
 @pytest.mark.parametrize("kind", ["q4_0", "q5_1", "q8_0"])
 def test_blocks_are_those_of_the_gguf_package(source, tmp_path, kind):
     target = tmp_path / "out.gguf"

@@ -79,6 +79,37 @@ def test_types_survive_safetensors(tmp_path: Path, door: str) -> None:
     assert {bare[f"llama.key{i}"][0] for i in range(len(CASES))} == {Type.STRING}
 
 
+TOKENS = "tokenizer.ggml.tokens"
+# The key that safetensors do not hold, the file that stands where, and whether there is a warning.
+LOST: dict[str, tuple[str, str, bool]] = {
+    "description": ("general.tags", "", False),
+    "vocabulary": (TOKENS, "", True),
+    "with another file": (TOKENS, "out/config.json", True),
+    "with a tokenizer": (TOKENS, "out/tokenizer.model", False),
+    "with a tokenizer that is copied": (TOKENS, "source/tokenizer.json", False),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+@pytest.mark.parametrize("target", ["out/b.safetensors", "out"])
+def test_a_vocabulary_that_safetensors_lose_is_a_warning(
+    tmp_path: Path, case: str, target: str
+) -> None:
+    key, beside, is_lost = LOST[case]
+    for folder in ("source", "out"):
+        (tmp_path / folder).mkdir()
+    write(tmp_path / "source" / "a.gguf", [(key, ["a", "b"], Type.ARRAY)])
+    if beside:
+        (tmp_path / beside).write_text("{}")
+    is_lost |= beside.startswith("source") and target != "out"  # files are copied to folders
+    for dry_run in (True, False):
+        report = loadstone.convert(tmp_path / "source", tmp_path / target, dry_run=dry_run)
+        told = [each for each in report.findings if each.code == "convert.metadata"]
+        assert all(each.sources == [key] for each in told)
+        assert sorted(each.severity for each in told) == ["info"] + ["warning"] * is_lost
+        assert any("copy tokenizer.json" in each.suggestion for each in told) == is_lost
+
+
 def test_text_that_somebody_edits(tmp_path: Path) -> None:
     tensor = {"a.weight": np.ones((4, 4), np.float32)}
     metadata = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import llama_cpp_oracle as oracle
 import pytest
 import torch
 from command import COMMAND
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import loadstone
 from loadstone import _command as command
@@ -42,6 +43,23 @@ def test_in_one_call(model: Path, tmp_path: Path, dtype: Any) -> None:
     own = oracle.written(converter_at(CONVERTER), model, tmp_path / "own.gguf", name)
     report = loadstone.convert(model, tmp_path / "out.gguf", dtype=dtype, converter=CONVERTER)
     oracle.require_same_files(tmp_path / "out.gguf", own)
+    assert not [each for each in report.findings if each.severity != "info"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"), [("nf4", "w.weight.quant_map"), ("int8", "w.weight_format")]
+)
+def test_components_that_recipes_do_not_read_are_not_left_over(
+    tmp_path: Path, encoding: str, name: str
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text('{"architectures": ["Sums"]}')
+    save_file({"w.weight": torch.randn(4, 64)}, source / "model.safetensors")
+    model = tmp_path / "model"
+    loadstone.convert(source, model, quantize=encoding, include="w")
+    assert name in load_file(model / "model.safetensors")
+    report = loadstone.convert(model, tmp_path / "out.gguf", converter=CONVERTER)
     assert not [each for each in report.findings if each.severity != "info"]
 
 
@@ -99,6 +117,31 @@ def test_the_files_are_enough_for_the_command(model: Path, tmp_path: Path) -> No
     assert command.main(given) == 0
     own = oracle.written(converter_at(CONVERTER), model, tmp_path / "own.gguf", None)
     oracle.require_same_files(target, own)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("change", ["", "config", "tensors"])
+def test_constants_of_another_checkpoint_are_told(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: str
+) -> None:
+    """The control: a copy of the checkpoint, elsewhere, gets no warning."""
+    is_computed = "Sums" in (model / "config.json").read_text()
+    paths = loadstone.llama_cpp.save_recipes(
+        model, tmp_path / "x", converter=CONVERTER, computed_bytes_max=100
+    )
+    other = Path(shutil.copytree(model, tmp_path / "other"))
+    if change == "config":
+        (other / "config.json").write_text((model / "config.json").read_text() + " ")
+    elif change == "tensors":
+        tensors = load_file(model / "model.safetensors")
+        save_file({name: each + 1 for name, each in tensors.items()}, other / "model.safetensors")
+    given = ["convert", str(other), str(tmp_path / "out.gguf"), f"--rules={paths[0]}"]
+    assert command.main([*given, f"--metadata={paths[1]}"]) == 0
+    is_foreign = change == "config" or (change == "tensors" and is_computed)
+    name = "blk.norm" if is_computed else "rope_freqs.weight"
+    told = capfd.readouterr().err
+    assert ("[convert.constants]" in told and f"'{name}'" in told) == is_foreign
+    assert is_foreign or "warning" not in told  # nor are tensors that were computed with left over
 
 
 def test_files_of_llama_cpps_converter_make_its_own_file(tmp_path: Path) -> None:
@@ -180,11 +223,7 @@ def test_options_of_the_converter_stay_here(model: Path, tmp_path: Path) -> None
     given += ["--dtype", "f16"]
     found = command.prepared([*given, f"--converter={CONVERTER}", "--trust-code"], tmp_path)
     assert found[:5] == given[:5]
-    assert [each.partition("=")[0] for each in found[5:]] == [
-        "--unexpected",
-        "--rules",
-        "--metadata",
-    ]
+    assert [each.partition("=")[0] for each in found[5:]] == ["--rules", "--metadata"]
     metadata = json.loads((tmp_path / "model.metadata.json").read_text())["entries"]
     assert {"key": "general.file_type", "type": "u32", "value": 1} in metadata
 

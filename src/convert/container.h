@@ -33,10 +33,10 @@ class Container {
   // Whether files hold blocks of numbers as they are.
   [[nodiscard]] virtual bool holds_blocks() const noexcept = 0;
 
-  // For the headers: the part of the sources' metadata that the format can hold, with `given` added
-  // or in its place. Keys that are left out or missing are told in `findings`. Throws Error
-  // "plan.options" for `given` that it does not hold.
-  [[nodiscard]] virtual Metadata metadata(const Catalog& catalog, const Metadata& given,
+  // For the headers: the part of the sources' metadata that the format can hold, with the
+  // options' added or in its place. Keys that are left out or missing are told in `findings`.
+  // Throws Error "plan.options" for options' entries that it does not hold.
+  [[nodiscard]] virtual Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
                                           std::vector<Finding>& findings) const = 0;
   // An error for a tensor that files cannot hold: its name, shape or encoding.
   [[nodiscard]] virtual std::optional<Finding> refuse(const OutputTensor& tensor,

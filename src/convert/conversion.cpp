@@ -348,7 +348,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
       options.stem.empty() ? usual_stem(*catalog, options.folder.config) : options.stem;
   conversion.format = options.format;
   const Container& container = container_of(options.format);
-  conversion.metadata = container.metadata(*catalog, options.metadata, findings);
+  conversion.metadata = container.metadata(*catalog, options, findings);
   if (!keeps_blocks(options)) erase_importance(options.metadata, conversion.metadata);
   PlanOptions plan_options;
   plan_options.unexpected = options.unexpected;

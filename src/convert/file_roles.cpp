@@ -76,6 +76,11 @@ bool is_usual_companion(std::string_view name) {
   return std::ranges::find(usual_names, name) != std::end(usual_names);
 }
 
+bool is_vocabulary(std::string_view name) {
+  return name.starts_with("tokenizer.") || name.starts_with("vocab.") || name == "tekken.json" ||
+         name.ends_with(".model") || name.ends_with(".tiktoken");
+}
+
 std::vector<std::string> usual_companions() {
   std::vector<std::string> names(std::begin(usual_names), std::end(usual_names));
   for (const std::string_view text : usual_texts) {

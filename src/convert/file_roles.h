@@ -24,6 +24,9 @@ enum class FileRole : std::uint8_t {
 // Returns true for files that libraries read with a model.
 [[nodiscard]] bool is_usual_companion(std::string_view name);
 
+// Returns true for files that hold a tokenizer's vocabulary.
+[[nodiscard]] bool is_vocabulary(std::string_view name);
+
 // Names of companions to ask a host for that lists nothing.
 [[nodiscard]] std::vector<std::string> usual_companions();
 

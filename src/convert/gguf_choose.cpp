@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -200,6 +201,8 @@ class BlockChooser {
     if (type != wanted && fitting_type(wanted, recipe.shape) != wanted) {
       auto& [count, first] = fallbacks_[{recipe.shape.text(), wanted.name(), type.name()}];
       if (count++ == 0) first = recipe.target;
+    } else {
+      met_.insert(wanted.name());
     }
     const auto source = source_blocks(catalog_, recipe);
     if (type.is_dtype()) {
@@ -235,7 +238,7 @@ class BlockChooser {
       const auto& [shape, wanted, type] = key;
       const auto& [count, first] = value;
       findings_.push_back(
-          {.severity = Severity::info,
+          {.severity = met_.contains(wanted) ? Severity::info : Severity::warning,
            .code = "convert.fallback",
            .target = first,
            .message = fmt::format(
@@ -271,6 +274,7 @@ class BlockChooser {
   std::map<std::tuple<std::string, std::string_view, std::string_view>,
            std::pair<std::size_t, std::string>>
       fallbacks_;
+  std::set<std::string_view> met_;  // types that some tensor can have as they were asked for
   std::size_t rounded_twice_ = 0;
 };
 

@@ -11,6 +11,7 @@
 #include "convert/gguf_choose.h"
 #include "convert/gguf_image.h"
 #include "convert/gguf_keys.h"
+#include "convert/gguf_mix.h"
 #include "formats/gguf.h"
 #include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
@@ -22,6 +23,23 @@ namespace {
 
 constexpr const char* alignment_key = "general.alignment";
 constexpr const char* architecture_key = "general.architecture";
+constexpr const char* own_converter =
+    "for llama.cpp take its own converter: `python -m loadstone convert --converter` "
+    "(converter= in Python)";
+
+bool is_gguf(const Catalog& catalog) noexcept {
+  return std::ranges::any_of(catalog.shards(),
+                             [](const Shard& shard) { return shard.format == FileFormat::gguf; });
+}
+
+// Returns true if some tensor is called as llama.cpp calls it: "blk.0.attn_q.weight".
+bool has_llama_cpp_names(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors(), [](const TensorInfo& tensor) {
+    const std::string_view name = tensor.name;
+    return is_token_embedding(name) || name.starts_with("blk.") ||
+           name.find(".blk.") != std::string_view::npos;
+  });
+}
 
 // Keys that say which part of a split file this one is.
 bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."); }
@@ -54,8 +72,9 @@ class GgufContainer final : public Container {
   [[nodiscard]] std::string_view index_suffix() const noexcept override { return {}; }
   [[nodiscard]] bool holds_blocks() const noexcept override { return true; }
 
-  [[nodiscard]] Metadata metadata(const Catalog& catalog, const Metadata& given,
+  [[nodiscard]] Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
                                   std::vector<Finding>& findings) const override {
+    const Metadata& given = options.metadata;
     const auto of_file = std::ranges::find_if(given, is_of_part, &Metadata::value_type::first);
     if (of_file != given.end()) {
       throw Error("plan.options", "the key tells the parts of a file: loadstone sets it itself",
@@ -75,7 +94,10 @@ class GgufContainer final : public Container {
     report_left_out(left_out, "have keys that GGUF does not take", findings);
     add_types(catalog, metadata, findings);
     metadata.insert(given.begin(), given.end());
-    settle_architecture(catalog, metadata, findings);
+    const bool keeps_names = options.rules.empty() && options.recipes.targets.empty();
+    if (!keeps_names || is_gguf(catalog) || check_names(catalog, metadata, findings)) {
+      settle_architecture(catalog, metadata, findings);
+    }
     static_cast<void>(alignment_of(metadata));
     return metadata;
   }
@@ -168,8 +190,7 @@ class GgufContainer final : public Container {
   // GGUF sources have types already.
   static void add_types(const Catalog& catalog, Metadata& metadata,
                         std::vector<Finding>& findings) {
-    const auto is_gguf = [](const Shard& shard) { return shard.format == FileFormat::gguf; };
-    if (std::ranges::any_of(catalog.shards(), is_gguf)) return;
+    if (is_gguf(catalog)) return;
     const auto types = catalog.metadata().find(types_key);
     const auto* const text = types == catalog.metadata().end()
                                  ? nullptr
@@ -195,14 +216,35 @@ class GgufContainer final : public Container {
     } else {
       finding.severity = Severity::error;
       finding.message = "a GGUF file needs general.architecture, and nothing says it";
-      finding.suggestion =
-          has_unfused_names(catalog)
-              ? "these are diffusers' names, which ComfyUI does not read in GGUF files: start from "
-                "the model's own checkpoint, or give it with --metadata FILE (metadata= in Python)"
-              : "give it with --metadata FILE (metadata= in Python), such as \"llama\" for "
-                "llama.cpp or \"wan\" for ComfyUI";
+      finding.suggestion = fmt::format(
+          "{}; else give it with --metadata FILE (metadata= in Python), such as "
+          "\"wan\" for ComfyUI",
+          own_converter);
     }
     findings.push_back(std::move(finding));
+  }
+
+  // Names that no rule changes must be those that readers of GGUF files know. Returns false if the
+  // file cannot be written.
+  static bool check_names(const Catalog& catalog, const Metadata& metadata,
+                          std::vector<Finding>& findings) {
+    if (recognised_image_model(catalog) != nullptr) return true;
+    if (has_unfused_names(catalog)) {
+      findings.push_back(
+          {.severity = Severity::error,
+           .code = "convert.architecture",
+           .message = "these are diffusers' names, which ComfyUI does not read in GGUF files",
+           .suggestion = "start from the model's own checkpoint, or rename with rules"});
+      return false;
+    }
+    const bool is_named = metadata.contains(architecture_key);  // else there is an error
+    if (!is_named || image_model(metadata) != nullptr || has_llama_cpp_names(catalog)) return true;
+    findings.push_back({.severity = Severity::warning,
+                        .code = "convert.architecture",
+                        .message = "names and layouts stay the source's, which llama.cpp does not "
+                                   "read",
+                        .suggestion = own_converter});
+    return true;
   }
 
   [[nodiscard]] static std::optional<Finding> refuse_name(const OutputTensor& tensor,

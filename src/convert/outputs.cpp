@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "catalog/expert_series.h"
 #include "catalog/lacking.h"
+#include "convert/foreign_values.h"
 #include "convert/merge.h"
 #include "convert/plain_codes.h"
 #include "convert/repack.h"
@@ -231,6 +232,12 @@ Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog, const Conv
   outputs.recipes =
       Maker(*catalog, options, std::move(values.recipes), outputs.known_sources, findings).run();
   if (has_values) sort_by_source(*catalog, outputs.recipes);
+  for (const std::uint32_t source : options.recipes.computed_from) {
+    outputs.known_sources.push_back(catalog->tensors().at(source).name);
+  }
+  if (auto foreign = foreign_values(catalog, options.recipes)) {
+    findings.push_back(*std::move(foreign));
+  }
   return outputs;
 }
 

@@ -36,8 +36,9 @@ class SafetensorsContainer final : public Container {
 
   // Text, numbers and bools, as text. "format" is "pt" where nothing else is said: libraries ask
   // for it.
-  [[nodiscard]] Metadata metadata(const Catalog& catalog, const Metadata& given,
+  [[nodiscard]] Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
                                   std::vector<Finding>& findings) const override {
+    const Metadata& given = options.metadata;
     Metadata metadata;
     std::vector<std::string> left_out;
     const auto add = [&](const std::string& key, const MetadataValue& item) {

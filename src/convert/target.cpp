@@ -365,9 +365,30 @@ std::optional<FileFormat> format_of_target(std::string_view target) {
   return only_errors([&] { return named_format(target); });
 }
 
+// Warns of a vocabulary that safetensors do not hold, if the output's folder has no tokenizer.
+static void tell_vocabulary(const Conversion& conversion, TargetPlace& place) {
+  const std::string key = "tokenizer.ggml.tokens";
+  const Metadata& before = conversion.plan.catalog->metadata();
+  if (!before.contains(key) || conversion.metadata.contains(key)) return;
+  int problem = 0;
+  const auto names = names_in(conversion.one_file ? place.parent : place.path, &problem);
+  if (std::ranges::any_of(conversion.extras, is_vocabulary, &ExtraFile::name) ||
+      std::ranges::any_of(names, is_vocabulary)) {
+    return;
+  }
+  place.findings.push_back(
+      {.severity = Severity::warning,
+       .code = "convert.metadata",
+       .sources = {key},
+       .message = "the vocabulary is lost: safetensors do not hold it, and no tokenizer's file is "
+                  "in the folder of the output",
+       .suggestion = "copy tokenizer.json or tokenizer.model of the original model there"});
+}
+
 static std::vector<Finding> require_target(const Conversion& conversion, const std::string& target,
                                            const ConvertRun& run) {
   TargetPlace place = look_at_target(conversion, target);
+  tell_vocabulary(conversion, place);
   check_extras(conversion);
   for (const OutputFile& file : conversion.files) check_file_limit(file.byte_count(), place.path);
   std::vector<bool> wanted;

@@ -19,6 +19,10 @@ void Planner::mark_taken_codes() {
   for (const std::string& name : options_.known_sources) {
     if (const auto known = plan_.catalog->find(name)) codes_.mark_known(*known);
   }
+  // Recipes read numbers by what kernels need: some components are left over.
+  for (const Decoding& decoding : plan_.decodings) {
+    codes_.mark_components(decoding.sources.front(), accounted_);
+  }
   for (const Produced& item : production_.items()) {
     if (!index_.contains(item.name)) continue;
     if (item.recipe == Produced::none) {

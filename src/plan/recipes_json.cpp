@@ -122,8 +122,13 @@ class Reading {
       reader_.refuse(fields.at("version"), "a version that is not known", std::to_string(found),
                      std::to_string(version));
     }
-    read_sources(fields.required("sources"), fields.at("sources"));
     Recipes recipes;
+    read_sources(fields.required("sources"), fields.at("sources"), sources_);
+    if (const auto values = fields.optional("values")) {
+      recipes.values_digest = reader_.string(*values, fields.at("values"));
+      const JsonPlace place = fields.at("computed_from");
+      read_sources(fields.required("computed_from"), place, recipes.computed_from);
+    }
     if (const auto decodings = fields.optional("decodings")) {
       read_decodings(*decodings, fields.at("decodings"), recipes.decodings);
     }
@@ -140,15 +145,15 @@ class Reading {
  private:
   using Element = JsonReader::Element;
 
-  void read_sources(Element value, const JsonPlace& place) {
+  void read_sources(Element value, const JsonPlace& place, std::vector<std::uint32_t>& sources) {
     for (const auto item : reader_.array(value, place)) {
-      const JsonPlace item_place = {&place, {}, sources_.size()};
+      const JsonPlace item_place = {&place, {}, sources.size()};
       const auto name = reader_.string(item, item_place);
       const auto index = catalog_.find(name);
       if (!index) {
         reader_.refuse(item_place, "the checkpoint holds no such tensor", printable(name));
       }
-      sources_.push_back(*index);
+      sources.push_back(*index);
     }
   }
 
@@ -312,6 +317,15 @@ static std::string json_of(const Recipes& recipes, const Catalog& catalog) {
     json.end_array();
   }
   json.end_array();
+  if (!recipes.values_digest.empty()) {
+    json.member("values", recipes.values_digest);
+    json.key("computed_from");
+    json.begin_array();
+    for (const std::uint32_t source : recipes.computed_from) {
+      json.value(catalog.tensors().at(source).name);
+    }
+    json.end_array();
+  }
   json.end_object();
   return json.take();
 }

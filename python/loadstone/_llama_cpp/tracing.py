@@ -63,10 +63,6 @@ class GgufTraced(Traced):
         write_text(metadata, self.metadata_json())
         return recipes, metadata
 
-    def unexpected_policy(self, policy: str) -> str:
-        """The policy for what recipes do not name: a tensor that was computed with is no such."""
-        return policy if self.unused else "ignore"
-
     def metadata_with(self, given: Metadata | None) -> dict[str, Any]:
         """The keys for :func:`loadstone.convert`, with those that its caller adds or replaces."""
         entries = [each.to_json() for each in self.metadata]
@@ -125,8 +121,10 @@ class _Run:
             dtypes = self._add_tensors(writer)
             constants = self.converter.module("gguf.constants")
             metadata = entries_of(writer.kv_data[0].items(), constants.GGUFValueType.get_type)
+        recipes = self.weights.trace.finish()
+        recipes.note_values(self.catalog._core, self.weights.computed_from())
         return GgufTraced(
-            self.weights.trace.finish(),
+            recipes,
             dtypes,
             catalog=self.catalog,
             architecture=self.architecture,

@@ -130,6 +130,10 @@ class Weights:
         used.update(self.catalog._core.companions())
         return tuple(name for name in self.catalog.tensors if name not in used)
 
+    def computed_from(self) -> list[str]:
+        """Tensors of the checkpoint whose values were read."""
+        return list(self._read)
+
     def close(self) -> None:
         """The end of the symbols: they and the trace refer to each other, and would go late."""
         self._sources.clear()
