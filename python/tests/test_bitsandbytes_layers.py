@@ -249,21 +249,8 @@ def test_an_adapter_is_merged_into_conv1d(module: str, kind: str, tmp_path: Path
 SAMPLE = ("llama", "gpt2", "t5", "umt5", "whisper", "modernbert", "bart", "opt", "mamba", "biogpt",
           "jev", "oneformer")  # fmt: skip
 PARAMETERS_MAX = 20_000_000
-# Disagreements that the conversion has no warning for.
-_RENAMED = "lists of modules do not reach what transformers renames inside a block"
-_ITS_OWN = "transformers reads its own folder otherwise, too"
-UNNAMED = {
-    "deepseek_v4": "layers that transformers leaves plain have other names in files",
-    "inkling_mm_model": _RENAMED,
-    "llama4": _ITS_OWN,
-    "lw_detr": _RENAMED,
-    "minimax_m3_vl": _ITS_OWN,
-    "qwen4_exp_text": _ITS_OWN,
-    "rf_detr": _RENAMED,
-    "rf_detr_detection": _RENAMED,
-    "rf_detr_segmentation": _RENAMED,
-    "segformer_segmentation": _RENAMED,
-}
+# Models of which transformers reads its own quantized folder otherwise, too.
+ITS_OWN = ("llama4", "minimax_m3_vl", "qwen4_exp_text")
 
 
 def marked(names: Any) -> list[Any]:
@@ -324,14 +311,13 @@ def test_the_library_finds_the_same_modules(name: str, encoding: str, tmp_path: 
         folder = tmp_path / "advised"
         exclude = [r"\.experts\."]
         loadstone.convert(tmp_path / "plain", folder, quantize=encoding, exclude=exclude)
-    if name in UNNAMED:
+    if name in ITS_OWN:
         assert is_read_otherwise(case.cls, folder)
-        if UNNAMED[name] == _ITS_OWN:
-            chosen = config(encoding)
-            own = case.cls.from_pretrained(tmp_path / "plain", quantization_config=chosen)
-            own.save_pretrained(tmp_path / "own")
-            assert is_read_otherwise(case.cls, tmp_path / "own")
-        pytest.xfail(UNNAMED[name])
+        chosen = config(encoding)
+        own = case.cls.from_pretrained(tmp_path / "plain", quantization_config=chosen)
+        own.save_pretrained(tmp_path / "own")
+        assert is_read_otherwise(case.cls, tmp_path / "own")
+        pytest.xfail("transformers reads its own folder otherwise, too")
     assert disagreements(case.cls, folder) == []
 
 

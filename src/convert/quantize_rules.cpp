@@ -40,7 +40,7 @@ constexpr PlainRule plain[] = {
      "absorbed into the attention by servers, which read it as plain numbers",
      "deepseek_v2|deepseek_v3|deepseek_v32|kimi_k2|glm_moe_dsa|glm4_moe_lite|longcat_flash"},
     {R"(\.indexer\.)", "indexer of the sparse attention", {}},
-    {R"(\.DenseReluDense\.wo(\.|$)|\.self_attn\.compressor\.)",
+    {R"(\.DenseReluDense\.wo(\.|$)|\.(self_)?attn\.compressor\.)",
      "transformers keeps it in F32, and so never quantized",
      {}},
     {R"(lora_[AB](\.|$)|\.lora_\w+(\.|$))", "adapter", {}},
@@ -53,7 +53,7 @@ constexpr std::string_view is_subclass =
 
 constexpr PlainRule not_replaced[] = {
     {"", is_subclass, "falcon"},
-    {R"(\.o_a_proj\.)", is_subclass, "deepseek_v4"},
+    {R"(\.(o_a_proj|wo_a)\.)", is_subclass, "deepseek_v4"},
 };
 
 constexpr std::string_view single_expert = R"(\.experts\.\d+\.)";
@@ -70,6 +70,8 @@ constexpr PlainRule split[] = {
      "dinov2\\w*|gradium_phonon_tts|gte|hrm_text|inkling_mm_model|jina_embeddings_v3|"
      "molmo2(_text)?|nemo_speechlm|nomic_bert|radio|rf_detr|sapiens2|tipsv2\\w*",
      true, "keep the numbers of this model"},
+    {"", "layers that transformers renames, unlike their names in the config",
+     "inkling_mm_model|lw_detr|rf_detr|segformer", true, "keep the numbers of this model"},
     {single_expert, is_joined, "ernie4_5_vl_moe|hy_v4|minimax_m3_vl|qwen3_vl_moe"},
 };
 
