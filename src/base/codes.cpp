@@ -134,7 +134,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"gg.scale_nan", "A block's scale is NaN or infinite, so its values are too.",
      "The tensor was quantized from bad values, or is damaged."},
     {"gg.split", "A part of a split file is missing, or the parts do not belong together.",
-     "Put all parts beside each other under their own names."},
+     "Put all parts beside each other under their own names; keys of the first part count."},
     {"gg.string_len", "A string is longer than the file.", "Do not trust the file."},
     {"gg.trailing", "Bytes follow the last tensor.",
      "Loaded all the same; find out what they are."},
