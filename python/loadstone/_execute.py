@@ -326,8 +326,13 @@ def make_report(
         plan._units.add_provenance(model, provenance)
     slots = slots_of(model)
     for slot in slots:
-        if slot.may_be_kept and slot.name not in provenance:
+        if slot.name in provenance:
+            continue
+        if slot.may_be_kept:
             provenance[slot.name] = _kept(slot)
+        elif slot.kind == "attribute" and plan._extra.is_of(model, slot.name):
+            made = {"origin": "checkpoint", "reason": "made by set_extra_state"}
+            provenance[slot.name] = dataclasses.replace(_kept(slot), **made)
     report = Report(
         provenance=provenance,
         staging_bytes_peak=core.staging_bytes_peak,

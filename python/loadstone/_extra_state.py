@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loadstone._errors import make
-from loadstone._modules import ModuleStates, submodule
+from loadstone._modules import ModuleStates, named_modules, submodule
 from loadstone._read import TensorReader
 
 if TYPE_CHECKING:
@@ -32,6 +32,13 @@ class ExtraState:
         if self._names:
             message = "a plan that hands over extra state (set_extra_state) is tied to its model"
             raise make("plan.extra_state", message, tensor=next(iter(self._names.values())))
+
+    def is_of(self, model: Any, name: str) -> bool:
+        """Returns true for a tensor of a module that took extra state, not of one below it."""
+        paths = {path for path, _ in named_modules(model)} if self._names else {""}
+        while name not in paths:
+            name = name.rpartition(".")[0]
+        return name in self._names
 
     def read(self) -> dict[str, Any]:
         """The tensors, on the CPU, by path of the module."""

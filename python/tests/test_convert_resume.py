@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -205,6 +206,33 @@ def test_parts_from_python(source: Path, whole: dict[str, bytes], tmp_path: Path
     assert again.bytes_kept > 0
     loadstone.convert(source, target, finish=True, **options)
     assert contents(target) == whole
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "modeling_x.py", "notes/new.txt", ".DS_Store"]
+)
+@pytest.mark.parametrize("ending", [{"finish": True}, {"resume": True}], ids=["finish", "resume"])
+def test_files_that_somebody_puts_among_the_shards_are_refused(
+    source: Path, whole: dict[str, bytes], tmp_path: Path, ending: dict[str, bool], name: str
+) -> None:
+    """They would be part of the target. What systems leave in folders is no reason to refuse."""
+    target = tmp_path / "out"
+    options: dict[str, Any] = {"dtype": "float16", "shard_size": SHARD}
+    for i in (1, 2):
+        loadstone.convert(source, target, part=(i, 2), **options)
+    foreign = tmp_path / ".loadstone-out.part" / "files" / name
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_text("foreign")
+    if not name.startswith("."):
+        with pytest.raises(loadstone.Error, match=re.escape(repr(name))) as caught:
+            loadstone.convert(source, target, **ending, **options)
+        assert caught.value.code == "convert.state" and not target.exists()
+        assert foreign.read_text() == "foreign"
+        foreign.unlink()
+        if foreign.parent.name == "notes":
+            foreign.parent.rmdir()
+    loadstone.convert(source, target, **ending, **options)
+    assert {each: data for each, data in contents(target).items() if each != ".DS_Store"} == whole
 
 
 @pytest.mark.parametrize("encoding", ["nvfp4", "nf4"])

@@ -133,6 +133,15 @@ def test_the_prefix_of_a_model_without_an_optimizer_is_stripped(tmp_path: Path) 
     assert same(other.weight, model.weight)
 
 
+def test_a_conversion_warns_of_extra_state_that_it_loses(tmp_path: Path) -> None:
+    for name, severity in (("a._extra_state", "warning"), ("step", "info")):
+        save({"w": torch.ones(2), name: {"x": 1}}, checkpoint_id=tmp_path / name, no_dist=True)
+        report = loadstone.convert(tmp_path / name, tmp_path / "out.safetensors")
+        told = [each for each in report.findings if each.code == "dcp.ignored"]
+        assert [each.severity for each in told] == [severity] and name in told[0].message
+        assert loadstone.inspect(tmp_path / name).findings[0].severity == "info"
+
+
 def test_a_conversion_makes_safetensors_with_the_configs_beside_it(
     checkpoints: Path, tmp_path: Path
 ) -> None:

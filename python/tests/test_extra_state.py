@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from state_dicts import codes, reference, save
@@ -84,3 +86,42 @@ def test_a_plan_with_extra_state_is_not_written_to_a_file(tmp_path):
     plan = loadstone.plan(nn.Sequential(Stateful(), Stateful()), path)
     with pytest.raises(loadstone.PlanError, match="extra state"):
         plan.save(tmp_path / "plan.json")
+
+
+class Keeping(Stateful):
+    """Has no tensor to begin with, and keeps what it gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = None
+
+    def set_extra_state(self, state):
+        self.scale = state
+
+
+@pytest.mark.parametrize("is_skeleton", [False, True])
+def test_a_state_that_a_module_keeps_has_an_origin(is_skeleton, tmp_path):
+    path, state = stateful("pt", tmp_path, torch.tensor([2.0, 3.0]))
+    with loadstone.skeleton() if is_skeleton else contextlib.nullcontext():
+        model = nn.Sequential(Keeping(), Keeping())
+    report = loadstone.load(model, path)
+    assert torch.equal(model[1].scale, state["1._extra_state"])
+    assert report.provenance["1.scale"].origin == "checkpoint"
+    assert loadstone.audit(model).ok
+    model[1].other = torch.ones(2)  # the control: it came after the load
+    assert loadstone.audit(model).changed == ["1.other"]
+
+
+def test_a_tensor_beside_a_state_that_is_kept_has_none(tmp_path, monkeypatch):
+    """The control: the module below took no state."""
+    path, _ = stateful("pt", tmp_path, torch.ones(2))
+
+    def put_below(self, state):
+        self.below[0].made = state
+
+    monkeypatch.setattr(Keeping, "set_extra_state", put_below)
+    model = nn.Sequential(Keeping(), Keeping())
+    for each in model:
+        each.below = nn.ModuleList([nn.Identity()])
+    with pytest.raises(loadstone.AuditError, match=r"0\.below\.0\.made"):
+        loadstone.load(model, path)

@@ -207,6 +207,20 @@ def test_a_model_and_its_training_state(tmp_path: Path) -> None:
     assert [finding.code for finding in loadstone.inspect(path).findings] == ["pt.ignored"]
 
 
+@pytest.mark.parametrize("state", [{"amax": 3.5}, 7, "text", [1, 2], {"scale": torch.ones(2)}])
+def test_a_conversion_warns_of_extra_state_that_it_loses(state: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({"w": torch.ones(2), "a._extra_state": state}, path)
+    for options in ({}, {"dtype": "float16"}, {"dry_run": True}):
+        told = loadstone.convert(path, tmp_path / "out.safetensors", **options).findings
+        lost = [each for each in told if each.code == "pt.ignored"]
+        assert [each.severity for each in lost] == ["warning"]
+        assert "'a._extra_state'" in lost[0].message
+    assert {each.severity for each in loadstone.inspect(path).findings} == {"info"}
+    torch.save({"w": torch.ones(2), "a._extra_state": torch.ones(2)}, path)  # the control
+    assert loadstone.convert(path, tmp_path / "out.safetensors").findings == []
+
+
 def test_parameters_and_ordered_dicts(tmp_path: Path) -> None:
     path = tmp_path / "model.pth"
     state = OrderedDict(w=torch.nn.Parameter(torch.randn(3, 4)), b=torch.randn(3))

@@ -254,6 +254,25 @@ class CheckpointReader {
       refuse_split(header, "not as many parts as it says", std::to_string(headers_.size()),
                    std::to_string(split.count));
     }
+    drop_metadata_of_later_parts();
+  }
+
+  void drop_metadata_of_later_parts() {
+    const FileHeader& first = headers_.front();
+    std::set<std::string> lost;
+    for (auto later = headers_.begin() + 1; later != headers_.end(); ++later) {
+      for (std::string& key : drop_later_metadata(first.metadata, later->metadata)) {
+        lost.insert(std::move(key));
+      }
+    }
+    if (lost.empty()) return;
+    const std::vector<std::string> keys(lost.begin(), lost.end());
+    findings_.push_back(
+        {.severity = Severity::warning,
+         .code = "gg.split",
+         .message = fmt::format("{}: the first part of the split has other values "
+                                "or none for keys of later parts, and counts: {}",
+                                printable(first.shard.path, 400), name_list(keys))});
     if (split.tensors != first.tensors) {
       refuse_split(
           header, "the parts disagree", split.tensors ? std::to_string(*split.tensors) : "nothing",

@@ -96,4 +96,18 @@ void join_metadata(Metadata& all, Metadata more, const std::string& path) {
   all.merge(more);
 }
 
+std::vector<std::string> drop_later_metadata(const Metadata& first, Metadata& later) {
+  std::vector<std::string> lost;
+  std::erase_if(later, [&](const auto& each) {
+    const auto& [key, value] = each;
+    if (key.starts_with(gguf_shape_prefix)) return false;
+    const auto known = first.find(key);
+    const bool is_same = known != first.end() && known->second.type == value.type &&
+                         words_of(known->second) == words_of(value);
+    if (!is_same && !key.starts_with("split.")) lost.push_back(key);
+    return true;
+  });
+  return lost;
+}
+
 }  // namespace loadstone

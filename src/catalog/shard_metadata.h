@@ -13,4 +13,8 @@ namespace loadstone {
 // tensor, "format.adapter" for two configurations of adapters.
 void join_metadata(Metadata& all, Metadata more, const std::string& path);
 
+// Removes from the metadata of a later part of a split GGUF all but shapes of its tensors: those of
+// the first part count. Returns the keys that it lacks, or has with another value.
+[[nodiscard]] std::vector<std::string> drop_later_metadata(const Metadata& first, Metadata& later);
+
 }  // namespace loadstone

@@ -4,6 +4,8 @@
 #include <iterator>
 #include <span>
 
+#include "convert/sub_folders.h"
+
 namespace loadstone {
 
 namespace {
@@ -49,6 +51,8 @@ constexpr std::string_view usual_names[] = {
     "quantize_config.json",
     "quant_config.json",
 };
+// Tokenizers and templates have names of their own.
+constexpr std::string_view usual_endings[] = {".model", ".tiktoken", ".codes", ".jinja"};
 constexpr std::string_view usual_texts[] = {"README", "LICENSE",    "LICENCE",
                                             "NOTICE", "USE_POLICY", "MODEL_CARD"};
 
@@ -73,7 +77,8 @@ FileRole file_role(std::string_view name) {
 bool is_text_or_image(std::string_view name) { return has_ending(name, readable_endings); }
 
 bool is_usual_companion(std::string_view name) {
-  return std::ranges::find(usual_names, name) != std::end(usual_names);
+  return std::ranges::find(usual_names, name) != std::end(usual_names) || name == pipeline_name ||
+         has_ending(name, usual_endings) || file_role(name) == FileRole::code;
 }
 
 bool is_vocabulary(std::string_view name) {

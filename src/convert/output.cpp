@@ -9,9 +9,11 @@
 #include <set>
 #include <utility>
 
+#include "base/text.h"
 #include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/files.h"
+#include "convert/sub_folders.h"
 #include "convert/work_folder.h"
 #include "loadstone/error.h"
 #include "storage/new_file.h"
@@ -275,6 +277,21 @@ void Output::check_links(const TargetPlace& place) const {
     storage_.link(from, to);
     storage_.remove(to);
   }
+}
+
+void Output::require_own_files(const TargetPlace& place) const {
+  if (conversion_.one_file) return;
+  std::set<std::string> own(place.others.begin(), place.others.end());  // an ended run links them
+  for (const std::string& path : output_paths(conversion_, {})) own.insert(path.substr(1));
+  own.insert(receipt_name(conversion_, {}));
+  std::vector<std::string> foreign = paths_below(work_.files());
+  std::erase_if(foreign, [&](const std::string& name) {
+    return own.contains(name) || name.starts_with('.');  // systems leave these
+  });
+  if (foreign.empty()) return;
+  throw Error("convert.state",
+              "the folder of the work holds files that this conversion does not write: remove them",
+              {.path = work_.files(), .found = name_list(foreign)});
 }
 
 // What stays stands in both folders from now on.

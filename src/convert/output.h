@@ -77,6 +77,10 @@ class Output final : public OutputFiles {
   // Throws where files that are to stay in the target could not be kept at the end.
   void check_links(const TargetPlace& place) const;
 
+  // Throws Error "convert.state" for files in the work folder that somebody else put there: they
+  // would be in the target.
+  void require_own_files(const TargetPlace& place) const;
+
   // The file is made, with its header, when its first bytes come.
   void write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes) override;
   // Pages of what is written leave the system's cache.

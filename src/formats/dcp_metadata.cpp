@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "formats/dcp_tiling.h"
 #include "formats/sharded_index.h"
+#include "formats/torch.h"
 #include "formats/torch_pickle.h"
 #include "loadstone/name_hash.h"
 
@@ -54,7 +55,6 @@ constexpr auto metadata_classes = std::to_array<std::string_view>({
     "MetadataIndex",
     "StorageMeta",
 });
-constexpr std::size_t ignored_shown_max = 8;
 constexpr std::size_t rank_max = 64;  // torch's own
 using Items = std::vector<std::uint32_t>;
 
@@ -463,13 +463,13 @@ class DcpReader {
 
   void tell_ignored() {
     if (objects_.empty()) return;
-    const std::size_t count = objects_.size();
-    objects_.resize(std::min(count, ignored_shown_max));
+    const auto others = std::ranges::stable_partition(objects_, is_extra_state);
     metadata_.findings.push_back(
         {.severity = Severity::info,
          .code = "dcp.ignored",
+         .sources = {objects_.begin(), others.begin()},
          .message = fmt::format("{}: objects that are no tensors, and not read: {}",
-                                printable(path_, 400), name_list(objects_, count))});
+                                printable(path_, 400), name_list(objects_))});
   }
 
   void tell_unused(Warnings& warnings) const {

@@ -365,6 +365,14 @@ bool is_torch_name(std::string_view file_name) noexcept {
                              [&](std::string_view each) { return file_name.ends_with(each); });
 }
 
+bool is_extra_state(std::string_view name) noexcept {
+  constexpr std::string_view word = "_extra_state";
+  const std::size_t at = name.find(word);
+  if (at == std::string_view::npos || (at > 0 && name[at - 1] != '.')) return false;
+  const std::string_view rest = name.substr(at + word.size());
+  return rest.empty() || rest.front() == '.' || rest.front() == '/';
+}
+
 FileHeader read_torch(ByteSource& source) {
   const std::uint64_t file_bytes = source.identity().bytes;
   if (file_bytes < 4) {

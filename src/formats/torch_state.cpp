@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "formats/torch.h"
 #include "formats/torch_view.h"
 #include "loadstone/name_hash.h"
 
@@ -27,6 +28,18 @@ constexpr std::size_t ignored_shown_max = 8;
 constexpr std::uint64_t view_bytes_per_file_byte = 64;
 constexpr std::uint64_t view_bytes_least = std::uint64_t{1} << 30;
 constexpr std::string_view lone_tensor_name = "tensor";
+
+// The first few, and how many there are.
+struct Names {
+  std::vector<std::string> first;
+  std::size_t count = 0;
+
+  void add(std::string_view name) {
+    if (first.size() < ignored_shown_max) first.emplace_back(name);
+    ++count;
+  }
+  [[nodiscard]] std::string text() const { return name_list(first, count); }
+};
 
 // Not thread-safe; used once.
 class StateReader {
@@ -61,6 +74,7 @@ class StateReader {
     std::string prefix;
     on_path_.resize(pickle_.nodes.size());
     walk(root, prefix, 0);
+    tell_extra_states(findings);
     return std::move(tensors_);
   }
 
@@ -76,29 +90,59 @@ class StateReader {
     return pickle_.kind(node) == PickleKind::call && is_tensor_maker(pickle_.callee(node));
   }
 
-  // Each container is looked into once, for all questions together: those of earlier ones without a
-  // tensor hold none. An answer of yes leaves some half seen, and is given once a wrapper.
-  [[nodiscard]] bool holds_tensors(std::uint32_t node) {
-    std::vector<std::uint32_t> todo = {node};
+  // Returns true if `is_meant` takes the key (empty: none) of a tensor in `node` or below it. Each
+  // container is looked into once, for all questions together: those of earlier ones without such a
+  // tensor hold none.
+  template <typename IsMeant>
+  [[nodiscard]] bool finds_tensor(std::uint32_t node, const IsMeant& is_meant) {
+    std::vector<std::pair<std::string_view, std::uint32_t>> todo = {{"", node}};
     while (!todo.empty()) {
-      const std::uint32_t at = todo.back();
+      const auto [key, at] = todo.back();
       todo.pop_back();
-      if (is_tensor(at)) {
-        seen_.assign(pickle_.nodes.size(), false);
-        return true;
-      }
+      if (is_tensor(at) && is_meant(key)) return true;
       const PickleKind kind = pickle_.kind(at);
       const bool is_container =
           kind == PickleKind::dict || kind == PickleKind::list || kind == PickleKind::tuple;
       if (!is_container || seen_[at]) continue;
       seen_[at] = true;
-      todo.insert(todo.end(), pickle_.items(at).begin(), pickle_.items(at).end());
+      const auto& items = pickle_.items(at);
+      for (std::size_t i = 0; i < items.size(); ++i) {
+        const bool has_key = kind == PickleKind::dict && i % 2 == 1 &&
+                             pickle_.kind(items[i - 1]) == PickleKind::text;
+        todo.emplace_back(has_key ? pickle_.text(items[i - 1]) : std::string_view(), items[i]);
+      }
     }
     return false;
   }
 
+  void forget_seen() { seen_.assign(pickle_.nodes.size(), false); }
+
+  // An answer of yes leaves some containers half seen, and is given once a wrapper.
+  [[nodiscard]] bool holds_tensors(std::uint32_t node) {
+    const bool holds = finds_tensor(node, [](std::string_view) { return true; });
+    if (holds) forget_seen();
+    return holds;
+  }
+
+  // Notes the values in `items` other than the state dict `inner`.
+  void ignore_others(const std::vector<std::uint32_t>& items, std::uint32_t inner) {
+    NameSet own;
+    static_cast<void>(finds_tensor(inner, [&](std::string_view key) {
+      if (!key.empty()) own.insert(key);
+      return false;
+    }));
+    forget_seen();
+    const auto is_own = [&](std::string_view key) { return own.contains(key); };
+    for (std::size_t at = 0; at + 1 < items.size(); at += 2) {
+      if (items[at + 1] == inner || pickle_.kind(items[at]) != PickleKind::text) continue;
+      ignored_.add(pickle_.text(items[at]));
+      if (finds_tensor(items[at + 1], is_own)) rivals_.add(pickle_.text(items[at]));
+    }
+    forget_seen();
+  }
+
   [[nodiscard]] std::uint32_t unwrapped(std::uint32_t node) {
-    seen_.assign(pickle_.nodes.size(), false);
+    forget_seen();
     for (int i = 0; i < wrappers_max; ++i) {
       const auto& items = pickle_.items(node);
       std::uint32_t inner = node;
@@ -110,28 +154,39 @@ class StateReader {
           const bool is_wrapper = pickle_.kind(items[at]) == PickleKind::text &&
                                   pickle_.text(items[at]) == wrapper &&
                                   pickle_.kind(items[at + 1]) == PickleKind::dict;
-          if (is_wrapper && holds_tensors(items[at + 1])) inner = items[at + 1];
+          if (!is_wrapper || !holds_tensors(items[at + 1])) continue;
+          inner = items[at + 1];
+          taken_ = wrapper;
         }
       }
       if (inner == node) return node;
-      for (std::size_t at = 0; at + 1 < items.size(); at += 2) {
-        if (items[at + 1] == inner || pickle_.kind(items[at]) != PickleKind::text) continue;
-        if (ignored_.size() < ignored_shown_max) ignored_.emplace_back(pickle_.text(items[at]));
-        ++ignored_count_;
-      }
+      ignore_others(items, inner);
       node = inner;
     }
     return node;
   }
 
   void tell_ignored(std::vector<Finding>& findings) const {
-    if (ignored_.empty()) return;
-    Finding finding;
-    finding.severity = Severity::info;
-    finding.code = "pt.ignored";
-    finding.message = fmt::format("{}: beside the state dict, and not part of it: {}",
-                                  printable(path_, 400), name_list(ignored_, ignored_count_));
-    findings.push_back(std::move(finding));
+    if (ignored_.count == 0) return;
+    std::string message = fmt::format("{}: beside the state dict, and not part of it: {}",
+                                      printable(path_, 400), ignored_.text());
+    if (rivals_.count > 0) {
+      message += fmt::format("; '{}' is read, and not the tensors of the same names in {}", taken_,
+                             rivals_.text());
+    }
+    findings.push_back({.severity = rivals_.count > 0 ? Severity::warning : Severity::info,
+                        .code = "pt.ignored",
+                        .message = std::move(message)});
+  }
+
+  void tell_extra_states(std::vector<Finding>& findings) {
+    if (extra_states_.count == 0) return;
+    findings.push_back(
+        {.severity = Severity::info,
+         .code = "pt.ignored",
+         .sources = extra_states_.first,
+         .message = fmt::format("{}: extra state that is not a tensor, and not read: {}",
+                                printable(path_, 400), extra_states_.text())});
   }
 
   // ---- its tensors
@@ -151,11 +206,17 @@ class StateReader {
       if (length > 0) prefix += '.';
       if (!is_dict) prefix += std::to_string(at);
       if (!is_dict || append_key(prefix, items[at], items[at + 1])) {
+        if (is_dict && is_lost_state(items[at], items[at + 1])) extra_states_.add(prefix);
         visit(items[at + step - 1], prefix, node, depth);
       }
       prefix.resize(length);
     }
     on_path_[node] = false;
+  }
+
+  [[nodiscard]] bool is_lost_state(std::uint32_t key, std::uint32_t value) const {
+    return pickle_.kind(key) == PickleKind::text && is_extra_state(pickle_.text(key)) &&
+           pickle_.kind(value) != PickleKind::none && !is_tensor(value);
   }
 
   // False for a key that makes no name.
@@ -293,9 +354,11 @@ class StateReader {
   const Pickle& pickle_;
   Warnings& warnings_;
   CopyBudget budget_;
-  std::vector<std::string> ignored_;  // the first few
-  std::size_t ignored_count_ = 0;
-  std::vector<bool> seen_;  // by holds_tensors()
+  Names ignored_;
+  Names rivals_;            // with tensors of the same names
+  Names extra_states_;      // other than tensors
+  std::string_view taken_;  // the wrapper of the state dict
+  std::vector<bool> seen_;  // by finds_tensor()
   std::vector<bool> on_path_;
   std::size_t visits_left_ = 0;
   std::uint64_t view_bytes_ = 0;

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "loadstone/catalog.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -223,9 +225,11 @@ TEST_F(Sharded, WhatDoesNotAddUpIsTold) {
 
 // ---- split GGUF
 
-std::string part(unsigned number, unsigned count, int tensors, const std::string& name) {
+std::string part(unsigned number, unsigned count, int tensors, const std::string& name,
+                 const std::map<std::string, std::string>& texts = {}) {
   GgufWriter writer;
   writer.entry_text("general.architecture", "x");
+  for (const auto& [key, text] : texts) writer.entry_text(key, text);
   writer.entry_number("split.no", GgufWriter::u16, static_cast<std::uint16_t>(number));
   writer.entry_number("split.count", GgufWriter::u16, static_cast<std::uint16_t>(count));
   writer.entry_number("split.tensors.count", GgufWriter::i32, tensors);
@@ -257,6 +261,27 @@ TEST_F(Split, OpensAllPartsFromAnyOfThem) {
   EXPECT_EQ(tensors("/m/*.gguf"), 3u);
   const auto catalog = open_checkpoint("/m/x-00002-of-00003.gguf", {.storage = &storage});
   EXPECT_EQ(catalog->shards()[0].relative_path, "x-00001-of-00003.gguf");
+}
+
+// llama.cpp reads the keys of the first part alone.
+TEST_F(Split, MetadataAreThoseOfTheFirstPart) {
+  const auto with_key = [](unsigned number, const std::string& key, const std::string& value) {
+    return part(number, 3, 3, fmt::format("t{}", number), {{key, value}});
+  };
+  const auto findings = [&] { return open_checkpoint("/m", {.storage = &storage})->findings(); };
+  add(0, with_key(0, "x.word", "first"));
+  EXPECT_THAT(findings(), IsEmpty());
+  add(1, with_key(1, "x.word", "first"));  // the control
+  EXPECT_THAT(findings(), IsEmpty());
+  add(1, with_key(1, "x.word", "second"));
+  add(2, with_key(2, "x.other", "third"));
+  const auto catalog = open_checkpoint("/m", {.storage = &storage});
+  ASSERT_EQ(catalog->findings().size(), 1u);
+  EXPECT_EQ(catalog->findings()[0].code, "gg.split");
+  EXPECT_EQ(catalog->findings()[0].severity, Severity::warning);
+  EXPECT_THAT(catalog->findings()[0].message, HasSubstr("'x.other', 'x.word'"));
+  EXPECT_EQ(std::get<std::string>(catalog->metadata().at("x.word").value), "first");
+  EXPECT_FALSE(catalog->metadata().contains("x.other"));
 }
 
 TEST_F(Split, AListIsPutInOrder) {

@@ -155,6 +155,52 @@ TEST(Torch, UsualWrappersAreTakenOff) {
       ElementsAre("net.a.w"));
 }
 
+// Two sets of weights in one file: what is not read is named, and what is.
+TEST(Torch, AnotherSetOfTheSameNamesIsAWarning) {
+  const std::string state = dict({text("a.w"), tensor()});
+  const std::string others = dict({text("b"), tensor()});
+  const auto severity = [&](const std::string& wrapper, const std::string& key,
+                            const std::string& other) {
+    const FileHeader header =
+        header_of(torch_bytes(dict({text(wrapper), state, text(key), other})));
+    EXPECT_THAT(names(header), ElementsAre("a.w"));
+    EXPECT_THAT(codes(header), ElementsAre("pt.ignored"));
+    const Finding& finding = header.findings[0];
+    EXPECT_THAT(finding.message, HasSubstr("'" + key + "'"));
+    if (finding.severity == Severity::warning) {
+      EXPECT_THAT(finding.message, HasSubstr("'" + wrapper + "' is read"));
+      EXPECT_THAT(finding.message, HasSubstr("same names in '" + key + "'"));
+    }
+    return finding.severity;
+  };
+  EXPECT_EQ(severity("model", "model_ema", state), Severity::warning);
+  EXPECT_EQ(severity("state_dict", "model", state), Severity::warning);
+  EXPECT_EQ(severity("module", "ema", dict({text("shadow"), state})), Severity::warning);
+  EXPECT_EQ(severity("model", "callbacks", list({others, state})), Severity::warning);
+  // The controls: other names, and a state of each parameter.
+  EXPECT_EQ(severity("model", "optimizer", others), Severity::info);
+  EXPECT_EQ(severity("model", "optimizer", dict({text("a.w"), others})), Severity::info);
+  EXPECT_EQ(severity("model", "epoch", integer(3)), Severity::info);
+}
+
+TEST(Torch, ExtraStateThatIsNoTensorIsNamed) {
+  const std::string several = dict({text("scale"), tensor(), text("step"), integer(9)});
+  for (const std::string& value :
+       {dict({text("amax"), integer(3)}), integer(7), text("words"), list({integer(1)}), several}) {
+    const FileHeader header =
+        header_of(torch_bytes(dict({text("w"), tensor(), text("a._extra_state"), value})));
+    ASSERT_THAT(codes(header), ElementsAre("pt.ignored"));
+    EXPECT_EQ(header.findings[0].severity, Severity::info);
+    EXPECT_THAT(header.findings[0].sources, ElementsAre("a._extra_state"));
+  }
+  for (const std::string& value : {tensor(), std::string("N")}) {  // the control
+    EXPECT_THAT(codes(header_of(
+                    torch_bytes(dict({text("w"), tensor(), text("a._extra_state"), value, text("b"),
+                                      integer(1), text("my_extra_state"), integer(1)})))),
+                IsEmpty());
+  }
+}
+
 TEST(Torch, WhatIsNestedIsJoinedWithDots) {
   EXPECT_THAT(names_of_value(dict({text("unet"), dict({text("w"), tensor()}), text("many"),
                                    list({tensor(), integer(1), tuple({tensor()})}), text("step"),
