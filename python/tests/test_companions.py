@@ -129,7 +129,7 @@ LAYOUTS = [
             ("weight_q", "weight_scale"),
             ("weight_blocks", "weight_scales"),
         )
-        for dtype in (F8, torch.float8_e5m2, torch.int8)
+        for dtype in (F8, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.int8)
     ),
 ]
 

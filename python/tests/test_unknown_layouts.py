@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from command import run
+from pairs import pairs
 from safetensors.torch import load_file, save_file
 
 import loadstone
@@ -227,3 +228,191 @@ def test_control_other_methods_are_decoded(layout: str, method: str, tmp_path: P
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == PLAIN.keys() | {f"{MODULE}.weight"}
     assert found[f"{MODULE}.weight"].dtype == torch.bfloat16
+
+
+# Floats first: FP8 and others, which nothing casts.
+CODES = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float4_e2m1fn_x2,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+# Names of TensorRT-LLM, ModelOpt, Quark and others.
+FACTORS = (
+    "weights_scaling_factor",
+    "activation_scaling_factor",
+    "scaling_factor",
+    "weight_amax",
+    "weight_offset",
+    "weight_zero_point",
+    "weight_quantizer._scale",
+    "weight_quantizer.scale",
+    "input_quantizer._amax",
+    "weight_scales",
+    "scale",
+    "input_scale",
+)
+FACTOR_DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float8_e8m0fnu,
+    torch.float8_e4m3fn,
+    torch.uint8,
+    torch.int32,
+)
+
+
+def cast(source: Path, out: Path) -> None:
+    loadstone.convert(source, out, dtype="float16")
+
+
+def dequantize(source: Path, out: Path) -> None:
+    loadstone.convert(source, out, dequantize=True)
+
+
+def quantize(source: Path, out: Path) -> None:
+    loadstone.convert(source, out, quantize="nvfp4")
+
+
+def merge(source: Path, out: Path) -> None:
+    loadstone.merge([(source, 0.5), (source, 0.5)], out)
+
+
+REQUESTS = {each.__name__: each for each in (cast, dequantize, quantize, merge)}
+REFUSED = {name: each for name, each in REQUESTS.items() if each is not cast}
+
+
+def file_of(path: Path, dtype: torch.dtype, factors: dict[str, torch.Tensor], stem: str) -> Path:
+    weight = torch.full((64, 64), 0x38, dtype=torch.uint8)
+    name = f"{stem}weight" if stem.endswith(".") else stem
+    named = {f"{stem}{leaf}": each for leaf, each in factors.items()}
+    save_file(PLAIN | {name: weight.view(dtype)} | named, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("dtype", "leaf", "held", "request_name"), pairs(CODES, FACTORS, FACTOR_DTYPES, list(REQUESTS))
+)
+def test_codes_next_to_any_factor_are_no_numbers(
+    dtype: torch.dtype, leaf: str, held: torch.dtype, request_name: str, tmp_path: Path
+) -> None:
+    factor = torch.full((64, 1), 0.37).to(held)
+    source = file_of(tmp_path / "in.safetensors", dtype, {leaf: factor}, f"{MODULE}.")
+    out = tmp_path / "out.safetensors"
+    if request_name != "cast":
+        with pytest.raises(loadstone.Error, match=f"{MODULE}.weight") as caught:
+            REQUESTS[request_name](source, out)
+        is_alone = leaf == "input_scale"  # nothing scales the weight
+        assert caught.value.code == ("q.scale_missing" if is_alone else "plan.encoding")
+        assert not out.exists()
+        return
+    cast(source, out)
+    before, found = load_file(source), load_file(out)
+    for name in (f"{MODULE}.weight", f"{MODULE}.{leaf}"):
+        assert found[name].dtype == before[name].dtype, name
+        assert torch.equal(found[name].view(torch.uint8), before[name].view(torch.uint8)), name
+    assert all(found[name].dtype == torch.float16 for name in PLAIN)  # the control
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+@pytest.mark.parametrize(
+    "leaf", [".weight_scale", "_scaling_factor", "_weight_quantizer._scale", "_input_scale"]
+)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.int8])
+def test_stacks_of_experts_are_no_numbers(
+    dtype: torch.dtype, leaf: str, request_name: str, tmp_path: Path
+) -> None:
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    source = file_of(tmp_path / "in.safetensors", dtype, {leaf: torch.rand(2)}, name)
+    if request_name == "cast":
+        cast(source, tmp_path / "out.safetensors")
+        found = load_file(tmp_path / "out.safetensors")
+        assert (found[name].dtype, found[name + leaf].dtype) == (dtype, torch.float32)
+        return
+    with pytest.raises(loadstone.Error, match="gate_up_proj"):
+        REQUESTS[request_name](source, tmp_path / "out.safetensors")
+
+
+# Ordinary parameters of a module, and of other modules.
+ORDINARY = ("bias", "gamma", "layer_norm.scale", "ls1.gamma", "weight_g", "running_mean", "alpha")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_control_fp8_next_to_ordinary_parameters_is_plain(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    beside = {leaf: torch.rand(64) for leaf in ORDINARY}
+    source = file_of(tmp_path / "in.safetensors", dtype, beside, f"{MODULE}.")
+    plain = load_file(source)[f"{MODULE}.weight"]
+    for request in (cast, dequantize, merge):
+        out = tmp_path / f"{request.__name__}.safetensors"
+        request(source, out)
+        found = load_file(out)[f"{MODULE}.weight"]
+        assert torch.equal(found.float(), plain.float())
+        assert found.dtype == (torch.float16 if request is cast else torch.bfloat16)
+
+
+def test_control_learned_scales_next_to_floats_are_numbers(tmp_path: Path) -> None:
+    """A norm that was cast to FP8 as a whole has a learned scale too."""
+    floating = {f"a.{leaf}": floats(64) for leaf in ("weight", "scale", "offset", "scaling_factor")}
+    fp8 = {f"norm.{leaf}": floats(64).to(torch.float8_e4m3fn) for leaf in ("scale", "bias")}
+    save_file(floating | fp8, tmp_path / "in.safetensors")
+    cast(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
+    found = load_file(tmp_path / "out.safetensors")
+    for name, each in floating.items():
+        assert torch.equal(found[name], each.half()), name
+    dequantize(tmp_path / "in.safetensors", tmp_path / "plain.safetensors")
+    found = load_file(tmp_path / "plain.safetensors")
+    assert {found[name].dtype for name in fp8 if name.endswith("bias")} == {torch.bfloat16}
+
+
+UNCAST = (torch.float4_e2m1fn_x2, torch.float8_e5m2fnuz, torch.complex64)
+
+
+@pytest.mark.parametrize("dtype", UNCAST)
+@pytest.mark.parametrize("request_name", REQUESTS)
+def test_what_nothing_casts_is_named(request_name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Without a scale it may be numbers: it stays, and is named."""
+    beside = {"_proj.weight": floats(64, 64)}  # to be quantized
+    source = file_of(tmp_path / "in.safetensors", dtype, beside, "w")
+    out = tmp_path / "out.safetensors"
+    is_complex = dtype == torch.complex64
+    if request_name == "merge":
+        done = run("merge", source, source, "-o", out)
+        assert done.returncode == (0 if is_complex else 1)
+        assert "'w' is " in done.stderr
+        assert out.exists() == is_complex
+        return
+    flags = {"cast": ("--dtype", "f16"), "quantize": ("--quantize", "nvfp4", "--include", "w_proj")}
+    done = run("convert", source, out, *flags.get(request_name, ("--dequantize",)))
+    assert done.returncode == 0
+    is_named = request_name == "cast" or not is_complex  # a complex number is no code
+    assert ("convert.left_alone" in done.stderr) == is_named
+    assert load_file(out)["w"].dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [each for each in UNCAST if not each.is_complex])
+def test_codes_of_a_config_alone_are_not_left_behind(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    file_of(folder / "model.safetensors", dtype, {}, f"{MODULE}.")
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    for request in REFUSED.values():
+        with pytest.raises(loadstone.Error) as caught:
+            request(folder, tmp_path / "out")
+        assert caught.value.code == "q.scale_missing"
+
+
+@pytest.mark.parametrize("flags", [("--dtype", "f16"), ("--dequantize",)])
+def test_a_scale_of_nothing_is_named(flags: tuple[str, ...], tmp_path: Path) -> None:
+    save_file(PLAIN | {"q.weight_scale": torch.rand(1)}, tmp_path / "in.safetensors")
+    done = run("convert", tmp_path / "in.safetensors", tmp_path / "out.safetensors", *flags)
+    assert done.stderr.count("q.scale_unused") == 1

@@ -31,7 +31,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "The message names tensors and entries; take the matrix that was measured with this model."},
     {"convert.incomplete", "Parts of a conversion are missing, or their shards are not whole.",
      "Run the parts that the message names again, then finish."},
-    {"convert.left_alone", "Tensors that were to be quantized stay as they are.",
+    {"convert.left_alone", "Tensors that were to be quantized or cast stay as they are.",
      "The message says which and why; --include, --exclude and formats by pattern choose others."},
     {"convert.lists", "A config lists modules by names that the output does not have.",
      "Rename the entries as the tensors: readers treat modules by the lists."},

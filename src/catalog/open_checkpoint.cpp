@@ -34,7 +34,7 @@ namespace {
 // Codes that do not describe themselves, or whose model may transform activations.
 bool needs_claim(const TensorInfo& tensor) {
   const bool is_words = tensor.name.ends_with(".qweight") || tensor.name.ends_with("_packed");
-  return is_fp8(tensor) || is_dtype(tensor, {Dtype::i8, Dtype::u8}) ||
+  return is_fp8(tensor) || is_foreign_float(tensor) || is_dtype(tensor, {Dtype::i8, Dtype::u8}) ||
          (is_words && is_dtype(tensor, {Dtype::i32})) || may_be_transform(tensor.name);
 }
 

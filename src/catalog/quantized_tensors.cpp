@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -126,14 +125,12 @@ class CatalogTable final : public TensorTable {
   mutable std::vector<Finding> notes_;
 };
 
-// Codes have a dtype of one byte, fill words, or are blocks of GGUF with a scale.
+// Codes have a float of one byte or less, fill words, or are blocks of GGUF with a scale.
 bool may_hold_codes(const TensorInfo& tensor) {
-  constexpr std::array integers = {Dtype::u8,  Dtype::i8,  Dtype::u16,
-                                   Dtype::i16, Dtype::u32, Dtype::i32};
-  const bool is_integer = std::ranges::any_of(
-      integers, [&](Dtype dtype) { return tensor.encoding == Encoding(dtype); });
-  return is_fp8(tensor) || is_integer || tensor.name.ends_with(".qweight") ||
-         may_have_scale(tensor.encoding);
+  const Encoding encoding = tensor.encoding;
+  const bool is_integer = encoding.is_dtype() && kind(encoding.dtype()) == DtypeKind::integer;
+  return is_fp8(tensor) || is_foreign_float(tensor) || is_integer ||
+         tensor.name.ends_with(".qweight") || may_have_scale(encoding);
 }
 
 // A component that cannot be read is a defect of the one tensor.
@@ -164,12 +161,10 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
   std::vector<QuantizedTensor> found;
   for (std::uint32_t i = 0; i < table.tensors().size(); ++i) {
     if (!may_hold_codes(table[i])) continue;
-    bool is_known = false;
     for (const Family* const family : families()) {
       if (family->recognise == nullptr) continue;
       auto made = recognise_by(*family, table, i);
       if (!made) continue;
-      is_known = true;
       if (made->is_readable() && std::ranges::count(family->encodings, made->encoding) == 0) {
         throw Error("internal", "a family does not list its encoding", {.found = made->encoding});
       }
@@ -182,8 +177,6 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
       found.push_back(*std::move(made));
       break;
     }
-    if (is_known || !table[i].encoding.is_dtype()) continue;
-    if (auto unknown = unknown_codes(table, i)) found.push_back(*std::move(unknown));
   }
   return found;
 }
@@ -214,15 +207,24 @@ std::vector<bool> mark_companions(const TensorTable& table,
   return marks;
 }
 
-// Adds codes of scales that nothing uses yet, in their order; returns whether there are any.
+// Adds codes that no family knows, by what no known codes use, in their order; returns whether
+// there are any.
 bool add_unknown(const TensorTable& table, std::vector<QuantizedTensor>& found,
                  std::vector<bool> is_used) {
-  for (const QuantizedTensor& each : found) {
+  is_used.resize(table.tensors().size());
+  const std::size_t known = found.size();
+  const auto use = [&](const QuantizedTensor& each) {
     if (each.data != TensorTable::none) is_used[each.data] = true;
+    for (const std::uint32_t companion : each.companions()) is_used[companion] = true;
+  };
+  std::ranges::for_each(found, use);
+  for (std::uint32_t i = 0; i < is_used.size(); ++i) {
+    if (is_used[i] || !table[i].encoding.is_dtype() || !may_hold_codes(table[i])) continue;
+    if (auto unknown = unknown_codes(table, i)) found.push_back(*std::move(unknown));
   }
-  std::vector<QuantizedTensor> more = codes_of_unused_scales(table, is_used);
-  if (more.empty()) return false;
-  std::ranges::move(more, std::back_inserter(found));
+  for (std::size_t i = known; i < found.size(); ++i) use(found[i]);
+  std::ranges::move(codes_of_unused_scales(table, is_used), std::back_inserter(found));
+  if (found.size() == known) return false;
   std::ranges::stable_sort(found, {}, &QuantizedTensor::data);
   for (QuantizedTensor& each : found) each.unneeded.clear();
   return true;

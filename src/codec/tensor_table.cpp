@@ -66,6 +66,12 @@ bool is_fp8(const TensorInfo& tensor) noexcept {
   return is_dtype(tensor, {Dtype::f8_e4m3, Dtype::f8_e5m2});
 }
 
+bool is_foreign_float(const TensorInfo& tensor) noexcept {
+  if (!tensor.encoding.is_dtype()) return false;
+  const DtypeInfo& dtype = dtype_info(tensor.encoding.dtype());
+  return dtype.kind == DtypeKind::floating && !dtype.has_casts;
+}
+
 std::string without_suffix(const std::string& name, std::string_view suffix) {
   return name.substr(0, name.size() - suffix.size());
 }

@@ -63,6 +63,8 @@ class TensorTable {
 
 [[nodiscard]] bool is_dtype(const TensorInfo& tensor, std::initializer_list<Dtype> dtypes) noexcept;
 [[nodiscard]] bool is_fp8(const TensorInfo& tensor) noexcept;
+// F4, F6 and FP8 of FNUZ: no codec reads them, and nothing casts them.
+[[nodiscard]] bool is_foreign_float(const TensorInfo& tensor) noexcept;
 [[nodiscard]] std::string without_suffix(const std::string& name, std::string_view suffix);
 
 // ---- how a recogniser says what it found

@@ -138,6 +138,44 @@ void check_claim(Conversion& conversion, const ConvertOptions& options) {
   if (!file.empty()) fail(conversion, unread_claim(file));
 }
 
+// Floats and complex numbers that no request changes, as no cast to or from them is known.
+void tell_uncast(const Catalog& catalog, const ConvertOptions& options,
+                 std::vector<Finding>& findings) {
+  std::vector<std::string> names;
+  for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
+    const TensorInfo& tensor = catalog.tensors()[i];
+    const bool is_codes = catalog.quantized().find(i) || catalog.quantized().is_companion(i);
+    if (is_codes || !tensor.encoding.is_dtype() || dtype_info(tensor.encoding.dtype()).has_casts) {
+      continue;
+    }
+    if (options.dtype || is_foreign_float(tensor)) names.push_back(tensor.name);
+  }
+  if (names.empty()) return;
+  std::string message = fmt::format(
+      "this version casts no F4, F6, FNUZ or complex numbers, and leaves {} as stored: {}",
+      counted(names.size(), "tensor"), name_list(names));
+  findings.push_back({.severity = Severity::warning,
+                      .code = "convert.left_alone",
+                      .sources = std::move(names),
+                      .message = std::move(message)});
+}
+
+// Tensors that may be codes, where numbers are changed: scales of nothing, and floats without
+// casts.
+void tell_doubtful(const Catalog& catalog, const ConvertOptions& options,
+                   std::vector<Finding>& findings) {
+  const bool quantizes = !options.quantize.formats.empty();
+  if (!options.dtype && !options.merge && !options.dequantize && !quantizes) return;
+  for (const Finding& each : catalog.quantized().findings()) {
+    const auto is_same = [&](const Finding& known) {
+      return known.code == each.code && known.sources == each.sources;
+    };
+    if (each.code != "q.scale_unused" || std::ranges::any_of(findings, is_same)) continue;
+    findings.push_back(each);
+  }
+  if (!options.merge) tell_uncast(catalog, options, findings);
+}
+
 // Transforms of activations are in the config alone: outputs with another config lose them.
 // Returns false if they would.
 bool check_transforms(Conversion& conversion, const ConvertOptions& options) {
@@ -155,6 +193,7 @@ bool check_transforms(Conversion& conversion, const ConvertOptions& options) {
 // Checks the config's claims about quantization, transforms and ties.
 void check_claims(Conversion& conversion, const ConvertOptions& options) {
   if (check_transforms(conversion, options)) check_claim(conversion, options);
+  tell_doubtful(*conversion.plan.catalog, options, conversion.plan.findings);
   for (Finding& finding : check_tied_shapes(*conversion.plan.catalog, options.folder.config)) {
     fail(conversion, std::move(finding));
   }

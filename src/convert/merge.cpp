@@ -195,6 +195,7 @@ class Merger {
       draft.source = source;
     }
     for (std::uint32_t model = 1; model < merge.weights.size(); ++model) add_model(model);
+    if (merge.weights.size() > 1) tell_complex();
     if (first.pruning == Pruning::random) draw_ties_once();
     if (!merge.adapters.empty()) add_ties();
     const AdapterPlaces places(drafts_.names());
@@ -238,9 +239,10 @@ class Merger {
              fmt::format("{} {}", draft.source.shape.text(), loadstone::name(draft.source.dtype)));
         continue;
       }
-      if (!source.is_number && is_fp8(catalog_.tensors()[source.tensor])) {
-        fail(name, fmt::format("'{}' is FP8 of unknown meaning, which cannot be merged",
-                               printable(name)));
+      const TensorInfo& tensor = catalog_.tensors()[source.tensor];
+      if (!source.is_number && (is_fp8(tensor) || is_foreign_float(tensor))) {
+        fail(name, fmt::format("'{}' is {} of unknown meaning, which cannot be merged",
+                               printable(name), loadstone::name(source.dtype)));
       }
       if (!source.is_number) continue;
       draft.merge.terms.push_back(
@@ -250,6 +252,16 @@ class Merger {
       if (drafts_.contains(name)) continue;
       fail(name, fmt::format("'{}' of the model in '{}' is missing from the first model",
                              printable(name), root));
+    }
+  }
+
+  // Complex numbers are weights too, as integers are not.
+  void tell_complex() {
+    for (const auto& [name, draft] : drafts_.items) {
+      if (draft.source.is_number || kind(draft.source.dtype) != DtypeKind::complex) continue;
+      fail(name, fmt::format("'{}' is {}, which is not merged: the first model's is taken",
+                             printable(name), loadstone::name(draft.source.dtype)));
+      findings_.back().severity = Severity::warning;
     }
   }
 

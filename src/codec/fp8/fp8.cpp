@@ -152,11 +152,10 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
     return made;
   }
   if (scale != TensorTable::none) return Recogniser(table, tensor, scale).run();
-  if (auto unknown = with_foreign_scale(table, tensor)) return unknown;
+  if (auto unknown = unknown_codes(table, tensor)) return unknown;
   if (data.shape.rank() < 2 || !table.claim().is_made) return std::nullopt;
   QuantizedTensor made = quantized_tensor(data.name, tensor, {});
-  refuse(made, "q.scale_missing", "has no scales, and its numbers mean nothing without",
-         {data.name + "_scale", data.name + "_scale_inv"});
+  refuse_without_scales(table, made);
   return made;
 }
 

@@ -1,4 +1,4 @@
-// Scales of FP8 codes under names of programs whose layouts are not decoded.
+// Codes in layouts that are not decoded, known by the names of tensors next to them.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,13 @@
 
 namespace loadstone {
 
-// Nothing: no tensor beside the codes speaks of a scale.
-[[nodiscard]] std::optional<QuantizedTensor> with_foreign_scale(const TensorTable& table,
-                                                                std::uint32_t data);
-
-// Integers next to a scale that no codec knows: MLX, HQQ and others. Nothing: they are numbers.
+// Codes that no codec knows, next to whatever is named like a scale or a zero point: those of MLX,
+// HQQ, TensorRT-LLM, ModelOpt's quantizers and others. Nothing: they are numbers.
 [[nodiscard]] std::optional<QuantizedTensor> unknown_codes(const TensorTable& table,
                                                            std::uint32_t data);
 
 // Codes next to scales that nothing uses, under names that no codec knows. The scales stay as they
-// are stored, as the codes do. `is_used`: by tensor, of codes and their components; empty: of none.
+// are stored, as the codes do. `is_used`: by tensor, of codes and their components.
 [[nodiscard]] std::vector<QuantizedTensor> codes_of_unused_scales(const TensorTable& table,
                                                                   const std::vector<bool>& is_used);
 
@@ -33,7 +30,8 @@ void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quanti
 [[nodiscard]] std::vector<std::uint32_t> floats_beside(const TensorTable& table,
                                                        const QuantizedTensor& codes);
 
-// The defect of a layout that is known and not decoded.
+// The defects of a layout that is known and not decoded, and of codes whose scales are lost.
 void refuse_layout(const TensorTable& table, QuantizedTensor& quantized);
+void refuse_without_scales(const TensorTable& table, QuantizedTensor& quantized);
 
 }  // namespace loadstone
