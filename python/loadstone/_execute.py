@@ -331,8 +331,9 @@ def make_report(
         if slot.may_be_kept:
             provenance[slot.name] = _kept(slot)
         elif slot.kind == "attribute" and plan._extra.is_of(model, slot.name):
-            made = {"origin": "checkpoint", "reason": "made by set_extra_state"}
-            provenance[slot.name] = dataclasses.replace(_kept(slot), **made)
+            provenance[slot.name] = dataclasses.replace(
+                _kept(slot), origin="checkpoint", reason="made by set_extra_state"
+            )
     report = Report(
         provenance=provenance,
         staging_bytes_peak=core.staging_bytes_peak,

@@ -204,7 +204,7 @@ void warn_about_gaps(const std::string& path, const std::vector<std::string>& na
   const std::vector<std::string> missing = missing_parts(names);
   if (missing.empty()) return;
   Finding finding =
-      warning("ix.gap", fmt::format("{}: weight_map uses other parts of the set but never {}",
+      warning("ix.gap", fmt::format("{}: a set of numbered files is not whole; not read: {}",
                                     printable(path, 400), name_list(missing, missing.size(), 1)));
   finding.sources = missing;
   findings.push_back(std::move(finding));

@@ -264,6 +264,7 @@ class FolderSearch {
                     torch_indexes_.empty() ? torch_ : torch_indexes_);
     }
     files_.files = candidates;
+    files_.numbered_set = true;
     std::vector<std::string> ignored;
     for (const std::string& name : torch_) {
       if (name != candidates.front()) ignored.push_back(name);

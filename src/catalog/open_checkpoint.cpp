@@ -71,13 +71,15 @@ class CheckpointReader {
       checkpoint.header.shard.relative_path = files.files.front();
       add(std::move(checkpoint.header));
       assemblies_.push_back(std::move(checkpoint.assembly));
-    } else if (files.files.size() == 1) {
-      read_one(files.files.front());
     } else {
       if (files.numbered_set) require_all_parts(files.files);
-      for (const std::string& file : files.files) add(read_file(file));
-      order_splits();
-      if (!files.numbered_set) warn_about_gaps(root_, files.files, findings_);
+      if (files.files.size() == 1) {
+        read_one(files.files.front());
+      } else {
+        for (const std::string& file : files.files) add(read_file(file));
+        order_splits();
+      }
+      if (!files.numbered_set) warn_about_gaps(root_, file_names(), findings_);
     }
     return finish();
   }
@@ -95,6 +97,12 @@ class CheckpointReader {
   void add(FileHeader header) {
     require_no_dcp_part(header);
     headers_.push_back(std::move(header));
+  }
+
+  [[nodiscard]] std::vector<std::string> file_names() const {
+    std::vector<std::string> names;
+    for (const FileHeader& header : headers_) names.push_back(header.shard.relative_path);
+    return names;
   }
 
   // ---- with an index
@@ -124,7 +132,7 @@ class CheckpointReader {
                      missing.size() == 1 ? "a shard that the index names is missing"
                                          : "shards that the index names are missing");
     }
-    warn_about_gaps(index_path, shards, findings_);
+    warn_about_gaps(index_path + ": weight_map", shards, findings_);
     merge();
     check_index(index_path, index, shards_, tensors_, findings_);
   }
@@ -246,14 +254,6 @@ class CheckpointReader {
     std::ranges::sort(parts, {}, [](const auto& part) { return part.first; });
     headers_.clear();
     for (auto& [number, header] : parts) headers_.push_back(std::move(header));
-  }
-
-  void check_part(const FileHeader& header, const GgufSplit& split, const GgufSplit& first,
-                  std::set<std::uint64_t>& numbers) const {
-    if (split.count != first.count || split.count != headers_.size()) {
-      refuse_split(header, "not as many parts as it says", std::to_string(headers_.size()),
-                   std::to_string(split.count));
-    }
     drop_metadata_of_later_parts();
   }
 
@@ -273,6 +273,14 @@ class CheckpointReader {
          .message = fmt::format("{}: the first part of the split has other values "
                                 "or none for keys of later parts, and counts: {}",
                                 printable(first.shard.path, 400), name_list(keys))});
+  }
+
+  void check_part(const FileHeader& header, const GgufSplit& split, const GgufSplit& first,
+                  std::set<std::uint64_t>& numbers) const {
+    if (split.count != first.count || split.count != headers_.size()) {
+      refuse_split(header, "not as many parts as it says", std::to_string(headers_.size()),
+                   std::to_string(split.count));
+    }
     if (split.tensors != first.tensors) {
       refuse_split(
           header, "the parts disagree", split.tensors ? std::to_string(*split.tensors) : "nothing",

@@ -16,6 +16,7 @@ namespace loadstone::test {
 
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -156,6 +157,30 @@ TEST_F(Open, ANumberMissingFromAFolderIsAMissingShard) {
   ASSERT_TRUE(problem);
   EXPECT_EQ(problem->code(), "ix.missing_shard");
   EXPECT_THAT(problem->what(), HasSubstr("model-00002-of-00003.safetensors"));
+}
+
+// No index says that there are others: the number does.
+TEST_F(Open, OneOfSeveralNumberedFilesIsNoWholeModel) {
+  const std::string pickled = torch_bytes(pickle::dict({pickle::text("a"), pickle::tensor()}));
+  const std::map<std::string, std::string> files = {
+      {"model-0000{}-of-00003.safetensors", one("a")},
+      {"diffusion_pytorch_model-0000{}-of-00002.safetensors", one("a")},
+      {"pytorch_model-0000{}-of-00002.bin", pickled}};
+  for (const auto& [pattern, content] : files) {
+    for (const int number : {1, 2}) {
+      const std::string name = fmt::format(fmt::runtime(pattern), number);
+      const std::string folder = fmt::format("/{}{}", number, pattern.substr(0, 5));
+      storage.add_file(folder + "/" + name, content);
+      EXPECT_EQ(code(folder), "ix.missing_shard") << name;
+      const auto named = open(folder + "/" + name);
+      ASSERT_THAT(codes(*named), ElementsAre("ix.gap")) << name;
+      const std::string absent = fmt::format(fmt::runtime(pattern), number == 1 ? 2 : 1);
+      EXPECT_THAT(named->findings()[0].sources, Contains(absent)) << name;
+    }
+  }
+  storage.add_file("/all/model-00001-of-00001.safetensors", one("a"));  // the control
+  EXPECT_THAT(open("/all")->findings(), IsEmpty());
+  EXPECT_THAT(open("/all/model-00001-of-00001.safetensors")->findings(), IsEmpty());
 }
 
 TEST_F(Open, FilesOfTheSystemBesideTheCheckpointAreNoPart) {
