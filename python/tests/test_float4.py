@@ -16,18 +16,18 @@ CODES = torch.randint(0, 256, (3, 5, 4), dtype=torch.uint8, generator=torch.manu
 
 
 class Packed(nn.Module):
-    """Codes of four bits, with the scale that a module for them has."""
+    """Codes of four bits, and a float that is no scale of theirs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("w", torch.zeros(3, 5, 4, dtype=torch.uint8).view(PAIRS))
-        self.scale = nn.Parameter(torch.zeros(2))
+        self.gain = nn.Parameter(torch.zeros(2))
 
 
 @pytest.fixture(scope="module", params=["safetensors", "pt"])
 def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pairs") / f"m.{request.param}"
-    state = {"w": CODES.view(PAIRS), "scale": torch.tensor([1.5, -2.0])}
+    state = {"w": CODES.view(PAIRS), "gain": torch.tensor([1.5, -2.0])}
     (torch.save if request.param == "pt" else safetensors.torch.save_file)(state, path)
     return path
 
@@ -59,7 +59,7 @@ def test_a_buffer_of_pairs_gets_the_bytes_of_the_file(way: str, make: type, file
     WAYS[way](model, file)
     assert (model.w.dtype, model.w.shape) == (PAIRS, CODES.shape)
     assert torch.equal(model.w.view(torch.uint8), CODES)
-    assert torch.equal(model.scale.detach(), torch.tensor([1.5, -2.0]))
+    assert torch.equal(model.gain.detach(), torch.tensor([1.5, -2.0]))
     assert loadstone.audit(model).ok
 
 

@@ -68,6 +68,10 @@ LAYOUTS: dict[str, dict[str, torch.Tensor]] = {
         "act_global_scale": torch.rand(1),
         "forward_hadamard_matrix": floats(32, 32),
     },
+    "float4": {
+        "weight": codes(torch.uint8, 64, 32).view(torch.float4_e2m1fn_x2),
+        "scale": floats(64, 1),
+    },
     "hqq": {
         "W_q": codes(torch.uint8, 32, 64),
         "scale": floats(64, 1),
