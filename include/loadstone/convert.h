@@ -116,8 +116,8 @@ struct ModelFolder {
                                                           const std::string& path,
                                                           bool with_code = false);
 
-// Returns only `left`, for an output that is one file and so leaves all others: the folders
-// that modules.json or model_index.json of this machine's folder `path` names; all else is empty.
+// For an output that is one file and so leaves all others: `left` has the folders that modules.json
+// or model_index.json of this machine's folder `path` names, `others` its adapters; no more.
 [[nodiscard]] LOADSTONE_API ModelFolder folders_left_out(const std::string& path);
 
 struct ConvertOptions {

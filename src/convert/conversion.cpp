@@ -443,7 +443,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (quantizes) add_rows(conversion, choices);
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();
   settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});
-  if (options.merge) tell_other_models(*plan.catalog, *options.merge, plan.findings);
+  if (options.merge) tell_other_models(*plan.catalog, *options.merge, given.folder, plan.findings);
   settle_config(conversion, options, is_decoded, outputs.unties);
   tell_configs(conversion, options, has_decoded);
   choose_sizes(conversion, options);

@@ -151,6 +151,17 @@ static bool takes(ModelFolder& folder, const Catalog* catalog, const std::string
          !(name == adapter_config_name && catalog != nullptr && !is_adapter(*catalog));
 }
 
+// Adds adapters, except those of a training's steps (checkpoint-500).
+static void add_adapters(ModelFolder& folder, const std::string& name,
+                         const std::vector<std::string>& files) {
+  if (name.starts_with("checkpoint-")) return;
+  for (const std::string& file : files) {
+    if (file_role(file_name(file)) == FileRole::weights && is_adapter_file(file)) {
+      folder.others.push_back(name + "/" + file);
+    }
+  }
+}
+
 // A folder of texts and images comes along; one with more in it is named.
 static void add_sub_folder(ModelFolder& folder, const fs::path& root, const std::string& name) {
   const auto is_hidden = [](std::string_view path) {
@@ -159,7 +170,10 @@ static void add_sub_folder(ModelFolder& folder, const fs::path& root, const std:
   };
   std::vector<std::string> files = paths_below((root / name).string());
   std::erase_if(files, is_hidden);
-  if (!std::ranges::all_of(files, is_text_or_image)) return folder.others.push_back(name + "/");
+  if (!std::ranges::all_of(files, is_text_or_image)) {
+    folder.others.push_back(name + "/");
+    return add_adapters(folder, name, files);
+  }
   for (const std::string& file : files) add_file(folder, root, name + "/" + file);
 }
 
@@ -205,6 +219,8 @@ static ModelFolder left_out(const std::string& path) {
     if (!is_empty) folder.left.push_back(std::move(name));
   }
   add_components(folder, root);
+  folder.others = model_folder_at(path, false).others;
+  std::erase_if(folder.others, [](const auto& name) { return !is_adapter_file(name); });
   sort_names(folder);
   return folder;
 }

@@ -14,6 +14,7 @@
 #include "catalog/config_file.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
+#include "convert/files.h"
 #include "convert/json_text.h"
 #include "convert/plain_codes.h"
 #include "loadstone/error.h"
@@ -23,10 +24,10 @@ namespace loadstone {
 bool is_adapter(const Catalog& catalog) {
   const auto& models = catalog.checkpoints();
   const Catalog& first = models.empty() ? catalog : *models.front();
-  return std::ranges::any_of(first.shards(), [](const Shard& shard) {
-    return file_name(shard.path).starts_with(adapter_stem);
-  });
+  return std::ranges::any_of(first.shards(), is_adapter_file, &Shard::path);
 }
+
+bool is_adapter_file(std::string_view path) { return file_name(path).starts_with(adapter_stem); }
 
 bool is_claim(std::string_view name) {
   return name == claim_name || std::ranges::count(own_configs, name, &OwnConfig::name) > 0;
@@ -77,7 +78,32 @@ Finding unread_claim(std::string_view file, std::string_view root) {
           .suggestion = fmt::format("remove {}, if all tensors are plain numbers", what)};
 }
 
-void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {
+// Takes the adapters out of the weights that are left; of an adapter itself other formats stay.
+static std::vector<std::string> take_adapters(std::vector<std::string>& others,
+                                              const Catalog& catalog) {
+  const auto& inputs = catalog.checkpoints();
+  const std::string& root = inputs.empty() ? catalog.root() : inputs.front()->root();
+  const auto is_input = [&](const std::string& name) {
+    const std::string path = join_path(root, name);
+    const auto is_shard = [&](const Shard& shard) {
+      return shard.path == path || same_file(shard.path, path);
+    };
+    return std::ranges::any_of(catalog.shards(), is_shard) ||
+           std::ranges::any_of(inputs, [&](const auto& input) {
+             return std::ranges::any_of(input->shards(), is_shard);
+           });
+  };
+  std::erase_if(others, [&](const auto& name) { return is_adapter_file(name) && is_input(name); });
+  const bool is_of_adapter = is_adapter(catalog);
+  const auto found = std::ranges::stable_partition(others, [&](const std::string& name) {
+    return !is_adapter_file(name) || (is_of_adapter && name.find('/') == std::string::npos);
+  });
+  std::vector<std::string> adapters(found.begin(), found.end());
+  others.erase(found.begin(), found.end());
+  return adapters;
+}
+
+void tell_left(const ModelFolder& folder, const Catalog& catalog, std::vector<Finding>& findings) {
   const auto add = [&](const std::vector<std::string>& names, std::string message,
                        const char* suggestion, Severity severity = Severity::warning) {
     if (names.empty()) return;
@@ -101,7 +127,10 @@ void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {
                  : "Python files are not copied",
       "--copy-code (copy_code=True) copies them; a loader may run them",
       needs_code ? Severity::warning : Severity::info);
-  add(folder.others, "weights that this conversion does not read are not copied",
+  std::vector<std::string> others = folder.others;
+  add(take_adapters(others, catalog), "adapters in the model's folder are not copied",
+      "merge them (--lora, lora=), or copy their folders if they fit the output");
+  add(others, "weights that this conversion does not read are not copied",
       "convert or copy them into the output if the model needs them", Severity::info);
 }
 

@@ -16,6 +16,8 @@ inline constexpr std::string_view claim_name = "hf_quant_config.json";
 // decides. Libraries take a folder with adapter_config.json for an adapter.
 [[nodiscard]] bool is_adapter(const Catalog& catalog);
 inline constexpr std::string_view adapter_stem = "adapter_model";
+// Returns true for paths of such weights.
+[[nodiscard]] bool is_adapter_file(std::string_view path);
 inline constexpr std::string_view adapter_config_name = "adapter_config.json";
 
 // Returns true for names of files that declare an encoding, besides config.json.
@@ -31,8 +33,9 @@ inline constexpr std::string_view adapter_config_name = "adapter_config.json";
 // The error for a claim that no tensor bears out. `root`: the model's folder, or empty.
 [[nodiscard]] Finding unread_claim(std::string_view file, std::string_view root = {});
 
-// Adds a finding for each kind of file that does not come along.
-void tell_left(const ModelFolder& folder, std::vector<Finding>& findings);
+// Adds a finding for each kind of file that does not come along. Adapters that the catalog has are
+// merged.
+void tell_left(const ModelFolder& folder, const Catalog& catalog, std::vector<Finding>& findings);
 
 // Drops the files that declare the source's encoding: the output has a different one.
 void drop_claims(std::vector<ExtraFile>& files, std::vector<Finding>& findings);

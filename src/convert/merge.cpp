@@ -19,6 +19,7 @@
 #include "loadstone/error.h"
 #include "loadstone/merge.h"
 #include "loadstone/quantized_tensors.h"
+#include "plan/adapter_names.h"
 #include "plan/adapters.h"
 #include "plan/dtypes.h"
 #include "plan/merge_numbers.h"
@@ -187,6 +188,7 @@ class Merger {
   Values run(bool& unties) {
     MergeOptions merge = *options_.merge;
     merge.weights = weights_ = weights_of(merge);
+    if (refuses_factors()) return {};
     const Merge first = merge_of(merge);
     for (auto& [name, source] : numbers_.sources(0, findings_)) {
       MergeDraft& draft = drafts_.items[name];
@@ -220,6 +222,27 @@ class Merger {
                          .message = std::move(message),
                          .found = std::move(found),
                          .expected = std::move(expected)});
+  }
+
+  // A product of means is not the mean of products.
+  bool refuses_factors() {
+    if (weights_.size() == 1 && weights_.front() == 1) return false;
+    const auto& models = catalog_.checkpoints();
+    for (std::uint32_t model = 0; model < weights_.size(); ++model) {
+      const Catalog& each = models.empty() ? catalog_ : *models[model];
+      const auto factor =
+          std::ranges::find_if(each.tensors(), is_factor_of_adapter, &TensorInfo::name);
+      if (factor == each.tensors().end()) continue;
+      fail(factor->name,
+           fmt::format("the model in '{}' is an adapter ('{}'), and its factors cannot be merged "
+                       "apart: a product of means is not the mean of products",
+                       printable(each.root()), printable(factor->name)));
+      findings_.back().code = "merge.adapter";
+      findings_.back().suggestion =
+          "merge adapters into their base: --lora A:0.5 --lora B:0.5 (lora={A: 0.5, B: 0.5})";
+      return true;
+    }
+    return false;
   }
 
   void add_model(std::uint32_t model) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <string>
 #include <string_view>
@@ -14,8 +15,10 @@
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "convert/extras.h"
+#include "convert/file_roles.h"
 #include "convert/left_out.h"
 #include "convert/plain_codes.h"
+#include "convert/sub_folders.h"
 #include "formats/metadata.h"
 #include "loadstone/quantized_tensors.h"
 
@@ -26,6 +29,11 @@ namespace {
 using Element = simdjson::dom::element;
 
 constexpr std::string_view tokens_key = "tokenizer.ggml.tokens";
+constexpr std::string_view template_key = "chat_template";
+constexpr std::string_view template_name = "chat_template.jinja";
+constexpr std::string_view tokenizer_name = "tokenizer.json";
+constexpr std::string_view settings_name = "tokenizer_config.json";
+constexpr std::string_view generation_name = "generation_config.json";
 
 // Values as JSON, by field: "rope_scaling.factor".
 using Fields = std::map<std::string, std::string, std::less<>>;
@@ -39,10 +47,31 @@ bool is_of_file(std::string_view key) {
   return std::ranges::count(names, key) > 0 || std::ranges::count(quantization_members, key) > 0;
 }
 
+// Returns the token's text if the value is a token with settings.
+std::string token_or_json(const Element& value) {
+  Element content;
+  const bool is_token = value["lstrip"].error() == simdjson::SUCCESS &&
+                        value["content"].get(content) == simdjson::SUCCESS;
+  return simdjson::minify(is_token ? content : value);
+}
+
+// Returns an empty text for null and for nothing: "", [].
+std::string json_of(const Element& value) {
+  simdjson::dom::array items;
+  if (value.get(items) != simdjson::SUCCESS) {
+    const std::string text = token_or_json(value);
+    return value.is_null() || text == R"("")" ? std::string() : text;
+  }
+  std::vector<std::string> texts;
+  std::ranges::transform(items, std::back_inserter(texts), token_or_json);
+  return texts.empty() ? std::string() : fmt::format("[{}]", fmt::join(texts, ","));
+}
+
 void add_fields(Fields& fields, const std::string& name, const Element& value) {
   simdjson::dom::object object;
-  if (value.get(object) != simdjson::SUCCESS) {
-    if (!value.is_null()) fields.emplace(name, simdjson::minify(value));
+  if (value.get(object) != simdjson::SUCCESS || value["lstrip"].error() == simdjson::SUCCESS) {
+    std::string json = json_of(value);
+    if (!json.empty()) fields.emplace(name, std::move(json));
     return;
   }
   for (const auto field : object) {
@@ -71,6 +100,18 @@ Fields fields_of(const Metadata& metadata) {
     if (is_described || key.starts_with("split.") || is_of_text) continue;
     fields.emplace(key, json_of(value));
   }
+  return fields;
+}
+
+// Returns the values of a file, or all of it as one if it is not JSON.
+Fields fields_of(const ExtraFile& file) {
+  Fields fields;
+  simdjson::dom::parser parser;
+  const std::string text = text_of(file);
+  const PythonJson json = python_json(text);
+  const auto root = parsed_json(parser, json.text);
+  if (root.error() != simdjson::SUCCESS) return {{"text", text}};
+  add_fields(fields, "", root.value_unsafe());
   return fields;
 }
 
@@ -149,12 +190,14 @@ bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other) {
   return ours.empty() || ours != tokens_in(other, {"/model/vocab", "/added_tokens"});
 }
 
-// A model and the files next to it.
+// A model, or an adapter, and the files next to it.
 struct Described {
   const Catalog& catalog;
   const std::string& config;
   const std::vector<ExtraFile>& files;
+  bool is_adapter = false;
 
+  [[nodiscard]] const char* what() const { return is_adapter ? "adapter" : "model"; }
   [[nodiscard]] bool is_gguf() const { return catalog.shards().front().format == FileFormat::gguf; }
   [[nodiscard]] Fields fields() const {
     return is_gguf() ? fields_of(catalog.metadata()) : fields_of(config);
@@ -169,22 +212,175 @@ struct Described {
   }
 };
 
+// "a, b and 3 more"
+std::string first_of(const std::vector<std::string>& found) {
+  constexpr std::size_t shown_max = 5;
+  const std::size_t shown = std::min(shown_max, found.size());
+  std::string text = fmt::format("{}", fmt::join(found.begin(), found.begin() + shown, ", "));
+  if (shown < found.size()) text += fmt::format(" and {} more", found.size() - shown);
+  return text;
+}
+
 void tell_fields(const Described& first, const Described& other, std::vector<Finding>& findings) {
   const Fields ours = first.fields();
   const Fields theirs = other.fields();
   const auto found = differences(ours, theirs);
   if (ours.empty() || theirs.empty() || found.empty()) return;
-  constexpr std::size_t shown_max = 5;
-  const std::size_t shown = std::min(shown_max, found.size());
   std::string message = fmt::format(
-      "the config of the model in '{}' differs from the first model's, which the output has: {}",
-      other.path(), fmt::join(found.begin(), found.begin() + shown, ", "));
-  if (shown < found.size()) message += fmt::format(" and {} more", found.size() - shown);
+      "the config of the {} in '{}' differs from the first model's, which the output has: {}",
+      other.what(), other.path(), first_of(found));
   findings.push_back({.severity = Severity::warning,
                       .code = "merge.models",
                       .message = std::move(message),
                       .suggestion = "check which values fit the merged tensors; the first model "
                                     "(or the base) gives them"});
+}
+
+// Returns true for fields that name the program that wrote a file, and its classes.
+bool is_of_writer(std::string_view name) {
+  constexpr std::array<std::string_view, 15> names = {
+      "_from_model_config", "backend",         "feature_extractor_type",  "image_processor_type",
+      "is_local",           "model_type",      "local_files_only",        "name_or_path",
+      "padding_side",       "processor_class", "special_tokens_map_file", "tokenizer_class",
+      "tokenizer_file",     "vocab_file",      "video_processor_type"};
+  return std::ranges::count(names, name) > 0 || name.starts_with("__version__.") ||
+         name.starts_with("added_tokens_decoder.");  // a vocabulary
+}
+
+// Returns true for fields that count if the output lacks them. Other settings have defaults, which
+// some releases write and others do not.
+bool counts_alone(std::string_view file, std::string_view name) {
+  const bool is_token = name.ends_with("_token") || name.ends_with("_tokens");
+  return (is_token && !name.starts_with("add_")) || name == template_key ||
+         name.starts_with("prompts.") || file == generation_name || file == modules_name;
+}
+
+// Parts of tokenizer.json that decide how a text becomes tokens.
+bool is_part_of_tokenizer(std::string_view name) {
+  constexpr std::array<std::string_view, 3> parts = {"normalizer", "pre_tokenizer",
+                                                     "post_processor"};
+  return std::ranges::count(parts, name.substr(0, name.find('.'))) > 0;
+}
+
+Fields template_of(const MetadataValue& text) {
+  return fields_of(fmt::format(R"({{"{}": {}}})", template_key, json_of(text)));
+}
+
+Fields settings_of(const ExtraFile& file) {
+  if (file.name == template_name) return template_of({.value = text_of(file)});
+  if (file.name == modules_name) {
+    const auto paths = module_folders(text_of(file));
+    return {{"paths", fmt::format("{}", fmt::join(paths, ", "))}};
+  }
+  Fields fields = fields_of(file);
+  std::erase_if(fields, [&](const auto& field) {
+    return file.name == tokenizer_name ? !is_part_of_tokenizer(field.first)
+                                       : is_of_writer(field.first);
+  });
+  if (auto tokens = fields.extract("extra_special_tokens")) {
+    tokens.key() = "additional_special_tokens";  // in older releases
+    fields.insert(std::move(tokens));
+  }
+  return fields;
+}
+
+// By file; all of a tokenizer's, which releases put into several files, under one name.
+using Settings = std::map<std::string, Fields, std::less<>>;
+
+bool has_settings(std::string_view name) {
+  if (name.starts_with("additional_chat_templates/")) return true;
+  if (!is_usual_companion(name) || is_claim(name) || name == adapter_config_name) return false;
+  return !is_vocabulary(name) || name == tokenizer_name || name == settings_name;
+}
+
+bool is_shared(std::string_view name) {
+  return name == "special_tokens_map.json" || name.starts_with("chat_template.");
+}
+
+Settings all_settings(const Described& of) {
+  Settings all;
+  Fields& tokenizer = all[std::string(settings_name)];
+  if (of.is_gguf()) {
+    const auto text = of.catalog.metadata().find("tokenizer.chat_template");
+    if (text != of.catalog.metadata().end()) tokenizer = template_of(text->second);
+    return all;
+  }
+  for (const ExtraFile& file : of.files) {
+    if (!has_settings(file.name)) continue;
+    Fields& fields = is_shared(file.name) ? tokenizer : all[file.name];
+    for (auto& [name, json] : settings_of(file)) {
+      if (name == template_key) {
+        tokenizer.try_emplace(name, std::move(json));  // the template's own file comes first
+      } else {
+        fields.insert_or_assign(name, std::move(json));
+      }
+    }
+  }
+  return all;
+}
+
+// "generation_config.json: eos_token_id (2, and 1 in the output)", in files of these names.
+struct Found {
+  std::vector<std::string> texts;
+  std::vector<std::string> names;
+
+  void add(const std::string& name, std::string text) {
+    texts.push_back(std::move(text));
+    if (std::ranges::count(names, name) == 0) names.push_back(name);
+  }
+};
+
+void add_differences(const std::string& name, Fields ours, Fields theirs, const Described& other,
+                     Found& found) {
+  std::erase_if(ours, [&](const auto& field) {
+    return !theirs.contains(field.first) && name != generation_name;
+  });
+  std::erase_if(theirs, [&](const auto& field) {
+    return !ours.contains(field.first) && !counts_alone(name, field.first);
+  });
+  const bool has_template = other.file(template_name) != nullptr;
+  for (const std::string& each : differences(ours, theirs)) {
+    const bool is_template = has_template && each.starts_with(template_key);
+    const std::string file = is_template ? std::string(template_name) : name;
+    found.add(file, fmt::format("{}: {}", printable(file), each));
+  }
+}
+
+// The output has the first model's files. Releases write a vocabulary into several files; the one
+// that all read decides.
+void tell_files(const Described& first, const Settings& settings, const Described& other,
+                std::vector<Finding>& findings) {
+  if (other.is_gguf()) return;
+  Found found;
+  Settings all = all_settings(other);
+  for (auto& [name, theirs] : all) {
+    const auto ours = settings.find(name);
+    if (ours == settings.end()) continue;
+    if (first.is_gguf()) {  // its metadata has the tokens
+      std::erase_if(theirs, [](const auto& field) { return field.first != template_key; });
+    }
+    add_differences(name, ours->second, theirs, other, found);
+  }
+  const bool is_decided =
+      first.file(tokenizer_name) != nullptr && other.file(tokenizer_name) != nullptr;
+  for (const ExtraFile& file : other.files) {
+    const bool is_new = first.file(file.name) == nullptr && !first.is_gguf();
+    const bool is_other = has_settings(file.name) && !settings.contains(file.name);
+    const bool is_lost = is_vocabulary(file.name) ? !is_decided && file.name != settings_name
+                                                  : is_other && !is_shared(file.name);
+    if (is_new && is_lost) found.add(file.name, printable(file.name) + " (absent in the output)");
+  }
+  if (found.texts.empty()) return;
+  std::string message = fmt::format(
+      "files of the {} in '{}' differ from the first model's, which the output gets: {}",
+      other.what(), other.path(), first_of(found.texts));
+  findings.push_back({.severity = Severity::warning,
+                      .code = "merge.models",
+                      .sources = std::move(found.names),
+                      .message = std::move(message),
+                      .suggestion = fmt::format("copy them from the {}'s folder into the output, "
+                                                "if the merged model is to be used with them",
+                                                other.what())});
 }
 
 // Rows of embeddings belong to tokens.
@@ -204,54 +400,76 @@ void tell_vocabulary(const Described& first, const Described& other,
   }
   if (names.empty()) return;
   std::string message = fmt::format(
-      "the model in '{}' has a different vocabulary than the first model ({}): rows of its "
+      "the {} in '{}' has a different vocabulary than the first model ({}): rows of its "
       "embeddings may belong to different tokens",
-      other.path(), name_list(names));
+      other.what(), other.path(), name_list(names));
   findings.push_back({.severity = Severity::warning,
                       .code = "merge.models",
                       .message = std::move(message),
-                      .suggestion = "merge models with the same tokens"});
+                      .suggestion = other.is_adapter
+                                        ? "copy the adapter's tokenizer into the output, if the "
+                                          "merged model is to be used with it"
+                                        : "merge models with the same tokens"});
+}
+
+// Returns true for equal bytes, and for JSON with equal values.
+bool are_alike(const ExtraFile& ours, const ExtraFile& theirs) {
+  if (have_same_bytes(ours, theirs)) return true;
+  return ours.name.ends_with(".json") && fields_of(ours) == fields_of(theirs);
 }
 
 // The output has the modules of the first model.
 void tell_modules(const Described& first, const Described& other, std::vector<Finding>& findings) {
+  const ExtraFile* const list = other.file(modules_name);
+  if (list == nullptr) return;
+  const std::vector<std::string> modules = module_folders(text_of(*list));
+  const auto is_of_module = [&](const ExtraFile& file) {
+    return std::ranges::any_of(
+        modules, [&](const auto& module) { return file.name.starts_with(module + "/"); });
+  };
   std::vector<std::string> names;
-  for (const ExtraFile& extra : other.files) {
-    if (extra.name.find('/') == std::string::npos) continue;
-    const ExtraFile* const ours = first.file(extra.name);
-    if (ours == nullptr || !have_same_bytes(*ours, extra)) names.push_back(extra.name);
+  for (const ExtraFile& theirs : other.files) {
+    if (!is_of_module(theirs)) continue;
+    const ExtraFile* const ours = first.file(theirs.name);
+    if (ours == nullptr || !are_alike(*ours, theirs)) names.push_back(theirs.name);
   }
   if (names.empty()) return;
   std::string message = fmt::format(
-      "the modules of the model in '{}' are not merged, and differ from those of the first model: "
-      "{}",
-      printable(other.catalog.root()), name_list(names));
+      "the modules of the {} in '{}' are not merged, and differ from those of the first model: {}",
+      other.what(), printable(other.catalog.root()), name_list(names));
   findings.push_back({.severity = Severity::warning,
                       .code = "convert.not_copied",
                       .sources = std::move(names),
                       .message = std::move(message),
-                      .suggestion = "merge each module on its own"});
+                      .suggestion = other.is_adapter ? "copy them from the adapter's folder into "
+                                                       "the output, if they were trained with it"
+                                                     : "merge each module on its own"});
 }
 
 }  // namespace
 
-void tell_other_models(const Catalog& catalog, const MergeOptions& merge,
+void tell_other_models(const Catalog& catalog, const MergeOptions& merge, const ModelFolder& given,
                        std::vector<Finding>& findings) {
-  const auto& models = catalog.checkpoints();
-  if (merge.weights.size() < 2 || models.size() < merge.weights.size()) return;
-  const Catalog& base = *models.front();
-  const ModelFolder folder = read_model_folder(base, base.root());
+  const auto& inputs = catalog.checkpoints();
+  if (inputs.size() < 2) return;
+  const Catalog& base = *inputs.front();
+  const bool is_read = !given.config.empty() || !given.files.empty();
+  const ModelFolder folder = is_read ? given : read_model_folder(base, base.root());
   const Described first = {base, folder.config, folder.files};
-  for (std::size_t model = 1; model < merge.weights.size(); ++model) {
-    const Catalog& each = *models[model];
+  const Settings settings = all_settings(first);
+  for (std::size_t input = 1; input < inputs.size(); ++input) {
+    const Catalog& each = *inputs[input];
+    const bool is_added = input >= merge.weights.size();
+    if (is_added && !is_adapter(each)) continue;  // a file among others
     const ModelFolder files = read_model_folder(each, each.root());
-    const Described other = {each, files.config, files.files};
+    const Described other = {each, files.config, files.files, is_added};
     const std::string_view claim = claiming_file(files);
-    if (!claim.empty() && !each.quantized().has_readable() && may_hold_codes(each)) {
+    if (!is_added && !claim.empty() && !each.quantized().has_readable() && may_hold_codes(each)) {
       findings.push_back(unread_claim(claim, each.root()));
     }
     tell_modules(first, other, findings);
     tell_vocabulary(first, other, findings);
+    tell_files(first, settings, other, findings);
     if (first.is_gguf() == other.is_gguf()) tell_fields(first, other, findings);
   }
 }

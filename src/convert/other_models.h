@@ -1,4 +1,4 @@
-// Compares files next to the models of a merge: the output has those of the first.
+// Compares files of all inputs of a merge: the output has those of the first model.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,11 @@
 
 namespace loadstone {
 
-// Adds warnings for each further model: "merge.models" for other values in config.json (or, in
-// GGUF, in the metadata of the architecture) and for another vocabulary, "convert.not_copied" for
-// modules that are lost.
-void tell_other_models(const Catalog& catalog, const MergeOptions& merge,
+// Adds warnings for each further model and each folder of an adapter: "merge.models" for other
+// values in config.json (or, in GGUF, in the metadata of the architecture), for another vocabulary
+// and for other files that libraries read with a model, "convert.not_copied" for modules that are
+// lost. `given`: the files that the output gets, if it is a folder.
+void tell_other_models(const Catalog& catalog, const MergeOptions& merge, const ModelFolder& given,
                        std::vector<Finding>& findings);
 
 }  // namespace loadstone

@@ -130,6 +130,13 @@ AdapterName adapter_name(std::string_view tensor) {
   return {std::string(tensor), is_unknown ? AdapterRole::unknown : AdapterRole::value};
 }
 
+bool is_factor_of_adapter(std::string_view tensor) {
+  const AdapterRole role = adapter_name(tensor).role;
+  if (role == AdapterRole::value) return tensor.ends_with(".lora_a") || tensor.ends_with(".lora_b");
+  if (role != AdapterRole::unknown) return role < AdapterRole::alpha;
+  return tensor.find(".hada_") != tensor.npos || tensor.find(".lokr_") != tensor.npos;
+}
+
 AdapterPlaces::AdapterPlaces(const std::vector<std::string>& base) {
   constexpr std::string_view ending = ".weight";
   for (const std::string& name : base) {

@@ -32,6 +32,9 @@ struct AdapterName {
 // "x.lora_A.weight", "x.lora.down.weight", "lora_unet_x.lora_down.weight" ...
 [[nodiscard]] AdapterName adapter_name(std::string_view tensor);
 
+// Returns true for names of matrices that an adapter multiplies with each other.
+[[nodiscard]] bool is_factor_of_adapter(std::string_view tensor);
+
 // Where a module's product is added: a tensor of the base, or a part of it.
 struct AdapterPlace {
   enum class Part : std::uint8_t {
