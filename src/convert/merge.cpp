@@ -239,7 +239,7 @@ class Merger {
                        printable(each.root()), printable(factor->name)));
       findings_.back().code = "merge.adapter";
       findings_.back().suggestion =
-          "merge adapters into their base: --lora A:0.5 --lora B:0.5 (lora={A: 0.5, B: 0.5})";
+          "merge them into their base: --lora A:0.5 --lora B:0.5, or lora={A: 0.5, B: 0.5}";
       return true;
     }
     return false;

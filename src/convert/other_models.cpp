@@ -373,7 +373,7 @@ void tell_files(const Described& first, const Settings& settings, const Describe
   if (found.texts.empty()) return;
   std::string message = fmt::format(
       "files of the {} in '{}' differ from the first model's, which the output gets: {}",
-      other.what(), other.path(), first_of(found.texts));
+      other.what(), printable(other.catalog.root()), first_of(found.texts));
   findings.push_back({.severity = Severity::warning,
                       .code = "merge.models",
                       .sources = std::move(found.names),
