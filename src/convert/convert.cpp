@@ -120,7 +120,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   }
   std::optional<SourceWatch> watch;
   Output output(conversion, work, files, [&watch] { watch->check(); });
-  output.require_own_files(place);
+  output.require_own_files(target);
   std::vector<bool> wanted = files_to_write(conversion, work, run, files, output, report);
   const OpenShards shards = open_needed(conversion, wanted, storage);
   watch.emplace(shards);

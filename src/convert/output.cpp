@@ -279,9 +279,11 @@ void Output::check_links(const TargetPlace& place) const {
   }
 }
 
-void Output::require_own_files(const TargetPlace& place) const {
+void Output::require_own_files(const std::string& target) const {
   if (conversion_.one_file) return;
-  std::set<std::string> own(place.others.begin(), place.others.end());  // an ended run links them
+  // An ended run has linked files of the target that stay. Its folder may be back only now.
+  const TargetPlace place = look_at_target(conversion_, target);
+  std::set<std::string> own(place.others.begin(), place.others.end());
   for (const std::string& path : output_paths(conversion_, {})) own.insert(path.substr(1));
   own.insert(receipt_name(conversion_, {}));
   std::vector<std::string> foreign = paths_below(work_.files());

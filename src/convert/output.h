@@ -79,7 +79,7 @@ class Output final : public OutputFiles {
 
   // Throws Error "convert.state" for files in the work folder that somebody else put there: they
   // would be in the target.
-  void require_own_files(const TargetPlace& place) const;
+  void require_own_files(const std::string& target) const;
 
   // The file is made, with its header, when its first bytes come.
   void write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes) override;
