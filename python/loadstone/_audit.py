@@ -143,7 +143,12 @@ def _version(tensor: Any) -> int | None:
 
 
 def _shape_of(tensor: Any) -> Any:
-    return () if tensor.is_nested else tensor.shape
+    """Shape, and where its elements lie in the storage if it has one."""
+    if tensor.is_nested:
+        return ()
+    if str(tensor.layout) != "torch.strided":
+        return tensor.shape
+    return (tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 class _Loaded:

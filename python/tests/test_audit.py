@@ -94,9 +94,16 @@ def overwrite(model):
     return "blocks.0.linear.weight"
 
 
+def transpose(model):
+    weight = model.blocks[0].linear.weight
+    weight.data = weight.data.t()
+    return "blocks.0.linear.weight"
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        transpose,
         replace_parameter,
         replace_data,
         replace_buffer,

@@ -38,6 +38,8 @@ LEFT = {
     "qwen.tiktoken": "x",
     "model_index.json": "{}",
     "modeling_old.py": "",
+    "pytorch_model.bin": "x",
+    "pytorch_model.bin.index.json": "{}",
 }
 
 

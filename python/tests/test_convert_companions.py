@@ -118,6 +118,20 @@ def test_code_that_the_config_names_is_a_warning(model: Path, tmp_path: Path, do
     assert run("convert", model, tmp_path / "strict", "--strict", "--copy-code").returncode == 0
 
 
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("kind", "is_named"),
+    [("modeling_own.Own", True), ("sentence_transformers.models.Dense", False)],
+)
+def test_code_that_modules_name_is_a_warning(
+    model: Path, tmp_path: Path, kind: str, is_named: bool, door: str
+) -> None:
+    modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
+    (model / "modules.json").write_text(json.dumps(modules))
+    named = DOORS[door](model, tmp_path / "out")
+    assert {named[name] for name in CODE} == {"warning" if is_named else "info"}
+
+
 def test_the_config_of_an_adapter_stays_with_its_weights(model: Path, tmp_path: Path) -> None:
     (model / "adapter_config.json").write_text("{}")
     by_convert(model, tmp_path / "base")

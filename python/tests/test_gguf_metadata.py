@@ -110,6 +110,18 @@ def test_a_vocabulary_that_safetensors_lose_is_a_warning(
         assert any("copy tokenizer.json" in each.suggestion for each in told) == is_lost
 
 
+@pytest.mark.parametrize("key", ["llama.attention.sliding_window_pattern", "tokenizer.ggml.merges"])
+def test_settings_of_the_model_that_safetensors_lose_are_a_warning(
+    tmp_path: Path, key: str
+) -> None:
+    write(tmp_path / "a.gguf", [(key, ["a", "b"], Type.ARRAY)])
+    report = loadstone.convert(tmp_path / "a.gguf", tmp_path / "b.safetensors")
+    (told,) = [each for each in report.findings if each.code == "convert.metadata"]
+    assert told.severity == ("warning" if key.startswith("llama") else "info")
+    assert told.sources == [key]
+    assert key in told.message
+
+
 def test_text_that_somebody_edits(tmp_path: Path) -> None:
     tensor = {"a.weight": np.ones((4, 4), np.float32)}
     metadata = {

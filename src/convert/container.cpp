@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "base/text.h"
@@ -22,15 +23,24 @@ std::span<const Container* const> containers() noexcept {
   return all;
 }
 
-void report_left_out(const std::vector<std::string>& keys, std::string_view reason,
+// Returns false for keys that say nothing of what a model computes.
+static bool is_of_model(std::string_view key) {
+  constexpr std::array<std::string_view, 3> others = {"general.", "tokenizer.", "quantize."};
+  return std::ranges::none_of(others, [&](std::string_view each) { return key.starts_with(each); });
+}
+
+void report_left_out(std::vector<std::string> keys, std::string_view reason,
                      std::vector<Finding>& findings) {
   if (keys.empty()) return;
-  findings.push_back(
-      {.severity = Severity::info,
-       .code = "convert.metadata",
-       .sources = keys,
-       .message = fmt::format("{} values of metadata {} and are left out: '{}'{}", keys.size(),
-                              reason, printable(keys.front()), keys.size() > 1 ? " ..." : "")});
+  std::ranges::stable_partition(keys, is_of_model);
+  std::string message =
+      fmt::format("{} of metadata {} and {} left out: {}", counted(keys.size(), "value"), reason,
+                  keys.size() == 1 ? "is" : "are", name_list(keys));
+  const Severity severity = is_of_model(keys.front()) ? Severity::warning : Severity::info;
+  findings.push_back({.severity = severity,
+                      .code = "convert.metadata",
+                      .sources = std::move(keys),
+                      .message = std::move(message)});
 }
 
 bool Container::is_model_name(std::string_view name) const noexcept {

@@ -83,7 +83,7 @@ extern const Container& gguf_container;
 [[nodiscard]] std::span<const Container* const> containers() noexcept;
 
 // Entries of the sources that a header does not hold, as one finding; none for none.
-void report_left_out(const std::vector<std::string>& keys, std::string_view reason,
+void report_left_out(std::vector<std::string> keys, std::string_view reason,
                      std::vector<Finding>& findings);
 
 }  // namespace loadstone

@@ -14,9 +14,11 @@
 #include "catalog/config_file.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
+#include "convert/extras.h"
 #include "convert/files.h"
 #include "convert/json_text.h"
 #include "convert/plain_codes.h"
+#include "convert/sub_folders.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -103,6 +105,18 @@ static std::vector<std::string> take_adapters(std::vector<std::string>& others,
   return adapters;
 }
 
+// Returns true for "auto_map", and for classes of sentence-transformers that the folder defines.
+static bool names_code(const ModelFolder& folder) {
+  if (folder.config.find("\"auto_map\"") != std::string::npos) return true;
+  const auto modules = std::ranges::find(folder.files, modules_name, &ExtraFile::name);
+  if (modules == folder.files.end()) return false;
+  const std::string text = text_of(*modules);
+  return std::ranges::any_of(folder.code, [&](std::string_view file) {
+    const std::string module(file.substr(0, file.rfind('.')));
+    return text.find(fmt::format("\"{}.", module)) != std::string::npos;
+  });
+}
+
 void tell_left(const ModelFolder& folder, const Catalog& catalog, std::vector<Finding>& findings) {
   const auto add = [&](const std::vector<std::string>& names, std::string message,
                        const char* suggestion, Severity severity = Severity::warning) {
@@ -121,9 +135,9 @@ void tell_left(const ModelFolder& folder, const Catalog& catalog, std::vector<Fi
       "copy them by hand where the model needs them");
   add(folder.left, "modules.json or model_index.json names what this conversion leaves out",
       "convert or copy it into the output if the model needs it");
-  const bool needs_code = folder.config.find("\"auto_map\"") != std::string::npos;
+  const bool needs_code = names_code(folder);
   add(folder.code,
-      needs_code ? "config.json names Python code (auto_map), and Python files are not copied"
+      needs_code ? "the model's configs name Python code, and Python files are not copied"
                  : "Python files are not copied",
       "--copy-code (copy_code=True) copies them; a loader may run them",
       needs_code ? Severity::warning : Severity::info);

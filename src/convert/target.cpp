@@ -4,6 +4,7 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <optional>
@@ -196,10 +197,15 @@ bool is_other_model(const Conversion& conversion, std::string_view name) {
 
 // Warns of files of an older model that libraries read with the new one.
 void tell_companions(const Conversion& conversion, TargetPlace& place) {
-  if (place.older.empty() || !is_extra_name(conversion, "config.json")) return;
+  const auto has_weights = [](const std::string& name) {
+    constexpr std::array<std::string_view, 3> stems = {"pytorch_model", "tf_model", "flax_model"};
+    return std::ranges::any_of(stems, [&](auto stem) { return name.starts_with(stem); });
+  };
+  const bool is_new = place.older.empty() && std::ranges::none_of(place.others, has_weights);
+  if (is_new || !is_extra_name(conversion, "config.json")) return;
   std::vector<std::string> names;
   std::ranges::copy_if(place.others, std::back_inserter(names), [&](const std::string& name) {
-    return is_usual_companion(name) && !is_extra_name(conversion, name);
+    return (is_usual_companion(name) || has_weights(name)) && !is_extra_name(conversion, name);
   });
   if (names.empty()) return;
   place.findings.push_back({.severity = Severity::warning,

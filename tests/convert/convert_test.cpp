@@ -179,7 +179,7 @@ Rules some_rules() {
     {"op": "concat", "dim": 0, "sources": ["layers\\.(\\d+)\\.q", "layers\\.(\\d+)\\.k"],
      "targets": ["model.layers.$1.qk"]},
     {"op": "transpose", "dims": [0, 1], "sources": ["norm"], "targets": ["turned"]},
-    {"op": "split", "dim": 0, "sources": ["scale"], "targets": ["scale.a", "scale.b"]}])");
+    {"op": "split", "dim": 0, "sources": ["gain"], "targets": ["gain.a", "gain.b"]}])");
 }
 
 // What rules make of a checkpoint is what a load with the same rules gives.
