@@ -25,8 +25,8 @@ std::string mixed_file() {
                             {"norm", "F32", {300, 301}, some_bytes(300 * 301 * 4, 5)},
                             {"ids", "I64", {1001}, some_bytes(8008, 6)},
                             {"mask", "BOOL", {3}, std::string("\0\1\0", 3)},
-                            {"gain", "F8_E4M3", {40000}, some_bytes(40000, 7)},
-                            {"nibbles", "F4", {2, 6}, some_bytes(6, 8)},
+                            {"scale", "F8_E4M3", {40000}, some_bytes(40000, 7)},
+                            {"block.nibbles", "F4", {2, 6}, some_bytes(6, 8)},
                             {"empty", "F16", {0, 4}, ""},
                             {"one", "F32", {}, some_bytes(4, 9)}},
                            {{"format", "pt"}, {"note", "a \"quoted\" note"}});
