@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import codec_bnb
+import codec_nibbles
+import packed_files
 import pytest
 import torch
 from accelerate.utils import OffloadedWeightsLoader
@@ -16,6 +20,8 @@ from codec_gguf import GgufFile
 from codec_models import assert_equal, model_of, tensors_of
 from codec_scaled import blocks_of_128
 from command import run
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import loadstone
 
@@ -242,3 +248,57 @@ def test_experts_of_several_encodings_become_one_tensor(tmp_path: Path) -> None:
     whole = torch.stack([file.numbers[f"experts.{e}.weight"].float() for e in range(4)])
     for dtype in DTYPES:
         check(file, rules, {"experts": whole}, dtype)
+
+
+def test_a_rule_for_a_weight_that_has_another_name_in_the_file(tmp_path: Path) -> None:
+    """It is told to have taken nothing: a copy without a word passed for the renamed model."""
+
+    def told(rules: Rules) -> list[str]:
+        shutil.rmtree(out, ignore_errors=True)
+        report = loadstone.convert(file.path, out, rules=rules)
+        found = [each for each in report.findings if each.code == "plan.pattern"]
+        assert all(each.severity == "warning" for each in found)
+        return [f"{each.message} {each.suggestion}" for each in found]
+
+    def rename(*patterns: str) -> Rules:
+        return [{"op": "rename", "sources": [*patterns], "targets": ["new.$1"]}]
+
+    walked = set()
+    for codec, write in sorted({**packed_files.PACKED, **codec_nibbles.WRITERS}.items()):
+        file, out = write(tmp_path / codec), tmp_path / "out"
+        data = {name: each.components["data"] for name, each in file.quantized.items()}
+        name = next((name for name in sorted(data) if data[name] != name), None)
+        if name is None:
+            continue
+        walked.add(data[name].removeprefix(name.removesuffix("weight")))
+        weight = re.escape(name)
+        idle, passed = sorted(told(rename(f"({weight})", "(absent)")), key=len)
+        assert "absent" in idle and weight not in idle, codec
+        assert weight in passed and f"'{data[name]}'" in passed and "absent" not in passed, codec
+        assert {*names_of(out)} == {*file.stored}, codec
+        joined = {"op": "concat", "dim": 0, "sources": [f"({weight})"], "targets": ["all"]}
+        assert len(told([joined])) == 1
+        # A rule for all that the module holds takes the codes, by whatever name.
+        assert told(rename(f"({re.escape(name.removesuffix('.weight'))}.*)")) == []
+        assert f"new.{data[name]}" in names_of(out), codec
+        assert told(rename("(.*)")) == []
+    assert walked >= {"qweight", "weight_packed"}, walked
+
+
+def names_of(folder: Path) -> list[str]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return list(file.keys())
+
+
+@pytest.mark.parametrize("order", ["qk", "kq"])
+def test_codes_and_numbers_are_not_joined(order: str, tmp_path: Path) -> None:
+    """The plain one of them went into nothing, without a word."""
+    file = packed_files.PACKED["packed-4-g32"](tmp_path / "model")
+    names = {"q": packed_files.MODULE + ".weight", "k": "model.layers.0.k.weight"}
+    plain = torch.zeros_like(file.numbers[names["q"]]).bfloat16()
+    save_file(file.stored | {names["k"]: plain}, file.path / "model.safetensors")
+    sources = [re.escape(names[each]) for each in order]
+    rules = [{"op": "concat", "dim": 0, "sources": sources, "targets": ["qk"]}]
+    with pytest.raises(loadstone.PlanError) as caught:
+        loadstone.convert(file.path, tmp_path / "out", rules=rules)
+    assert caught.value.code == "plan.dtype"

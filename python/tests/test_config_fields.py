@@ -92,6 +92,30 @@ def test_two_formats(checkpoint_format: str | None, format_: str | None, tmp_pat
     assert load_file(out / "model.safetensors")[NAME][0, :8].tolist() == expected
 
 
+OWN = ["auto_round:exllamav2", "auto_round:tritonv2", "autoround:exllamav2"]
+GPTQS = ["auto_round:gptq:exllamav2", "auto_gptq:exllamav2", "gptq:triton", "auto", None]
+
+
+@pytest.mark.parametrize("door", ["convert", "load_file", "command"])
+@pytest.mark.parametrize("backend", OWN + GPTQS)
+@pytest.mark.parametrize("method", ["intel/auto-round", "auto-round"])
+def test_the_backend_of_auto_round(
+    method: str, backend: str | None, door: str, tmp_path: Path
+) -> None:
+    """Before 0.5 nothing else says that its zero points are not stored less one."""
+    section = {"quant_method": method, "bits": 4, "group_size": 64, "sym": False}
+    folder = gptq(tmp_path / "in", {**section, "backend": backend})
+    if backend in OWN:
+        with pytest.raises(loadstone.Error, match="layout that this version does not decode"):
+            DOORS[door](folder, tmp_path / "out")
+    else:
+        DOORS[door](folder, tmp_path / "out")
+    assert run("verify", folder).returncode == (backend in OWN)
+    # A word on the format itself comes first.
+    told = {**section, "backend": backend, "packing_format": "auto_round:auto_gptq"}
+    DOORS[door](gptq(tmp_path / "told", told), tmp_path / "told_out")
+
+
 def nested(section: dict[str, Any], way: list[str | int]) -> Any:
     for step in reversed(way):
         section = {step: section} if isinstance(step, str) else [{"x": [1, 2]}] * step + [section]

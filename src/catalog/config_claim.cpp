@@ -98,6 +98,14 @@ void refuse_two_formats(const Object& section, const std::string& path) {
                .expected = "one format"});
 }
 
+// Auto-round before 0.5 says here how it packed: zero points of its own form are not GPTQ's.
+std::string_view own_backend(const Object& section) {
+  const auto backend = member<std::string_view>(section, {"backend"}).value_or("");
+  const auto has = [&](std::string_view word) { return backend.find(word) != backend.npos; };
+  const bool is_own = backend.starts_with("auto_round:") || backend.starts_with("autoround:");
+  return is_own && !has("gptq") && !has("awq") ? backend : std::string_view();
+}
+
 // Of GPTQ and AWQ.
 void add_words(QuantizationClaim& claim, const Object& section) {
   claim.method = member<std::string_view>(section, {"quant_method"}).value_or("");
@@ -106,7 +114,7 @@ void add_words(QuantizationClaim& claim, const Object& section) {
   if (claim.method == "compressed_tensors") claim.method = "compressed-tensors";
   claim.layout = member<std::string_view>(
                      section, {"checkpoint_format", "packing_format", "version", "format"})
-                     .value_or("");
+                     .value_or(own_backend(section));
   claim.bits = member<std::uint64_t>(section, {"bits", "w_bit"});
   claim.group_size = group_size_of(section);
   claim.is_symmetric = member<bool>(section, {"sym"});

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -48,9 +49,15 @@ class Maker {
     report_contests();
     const bool all_is_known = !options_.recipes.targets.empty() && options_.rules.empty();
     for (Produced& item : production_.items()) {
+      if (item.recipe != Produced::none) continue;
+      note_matches(item);
       // Components go out under their own names, so numbers under others are none of the output.
-      if (item.recipe != Produced::none || item.members.front().is_numbers) continue;
-      if (!all_is_known || item.rule != Produced::none) add(item);
+      if (std::ranges::all_of(item.members, &Member::is_numbers)) continue;
+      if (std::ranges::any_of(item.members, &Member::is_numbers)) {
+        fail(item, "plan.dtype", "is made of quantized weights and of plain tensors");
+      } else if (!all_is_known || item.rule != Produced::none) {
+        add(item);
+      }
     }
     report_lacking();
     report_idle_rules();
@@ -145,21 +152,49 @@ class Maker {
     }
   }
 
-  // A rule that takes nothing may be mistyped.
-  void report_idle_rules() {
-    std::vector<std::string> idle;
-    const std::vector<std::size_t> counts = production_.matches();
-    std::size_t at = 0;
-    for (const Rule& rule : options_.rules) {
-      for (const std::string& source : rule.sources) {
-        if (counts[at++] == 0) idle.push_back(source);
+  void note_matches(const Produced& item) {
+    for (const Member& member : item.members) {
+      if (item.rule == Produced::none) continue;
+      const std::string& stored = catalog_.tensors()[member.source].name;
+      RuleMatch match;
+      if (!member.is_numbers) {
+        taking_.insert({item.rule, member.pattern});
+      } else if (!rules_.match(stored, match)) {
+        passed_.try_emplace({item.rule, member.pattern}, member.name, stored);
       }
     }
-    if (idle.empty()) return;
+  }
+
+  // A rule that takes nothing may be mistyped, or name a weight whose codes have another name.
+  void report_idle_rules() {
+    std::vector<std::string> idle;
+    std::vector<std::string> passed;
+    for (std::uint32_t r = 0; r < options_.rules.size(); ++r) {
+      const std::vector<std::string>& sources = options_.rules[r].sources;
+      for (std::uint32_t p = 0; p < sources.size(); ++p) {
+        if (passed_.contains({r, p})) {
+          passed.push_back(sources[p]);
+        } else if (!taking_.contains({r, p})) {
+          idle.push_back(sources[p]);
+        }
+      }
+    }
+    warn_of_rules("rules that take no tensor of the checkpoint: ", idle, {});
+    if (passed.empty()) return;
+    const auto& [weight, stored] = passed_.begin()->second;
+    warn_of_rules("rules that name quantized weights, and the checkpoint has other names: ", passed,
+                  fmt::format("'{}' is stored as '{}' and stays as it is: write the rule for the "
+                              "names of the files",
+                              printable(weight), printable(stored)));
+  }
+
+  void warn_of_rules(const char* what, const std::vector<std::string>& patterns,
+                     std::string suggestion) {
+    if (patterns.empty()) return;
     findings_.push_back({.severity = Severity::warning,
                          .code = "plan.pattern",
-                         .message = fmt::format("rules that take no tensor of the checkpoint: {}",
-                                                name_list(idle, idle.size()))});
+                         .message = what + name_list(patterns, patterns.size()),
+                         .suggestion = std::move(suggestion)});
   }
 
   void add(Produced& item) {
@@ -197,6 +232,10 @@ class Maker {
   Production production_;
   LackingSeries lacking_;
   std::vector<Finding>& findings_;
+  using PatternId = std::pair<std::uint32_t, std::uint32_t>;  // rule and pattern
+  std::set<PatternId> taking_;
+  // The first weight that each matched whose codes no rule takes, and the name of its codes.
+  std::map<PatternId, std::pair<std::string, std::string>> passed_;
 };
 
 // So that a shard of the output is made of neighbours in the source.
