@@ -251,7 +251,7 @@ def test_experts_of_several_encodings_become_one_tensor(tmp_path: Path) -> None:
 
 
 def test_a_rule_for_a_weight_that_has_another_name_in_the_file(tmp_path: Path) -> None:
-    """It is told to have taken nothing: a copy without a word passed for the renamed model."""
+    """The warning says that it takes nothing: a silent copy passed for the renamed model."""
 
     def told(rules: Rules) -> list[str]:
         shutil.rmtree(out, ignore_errors=True)

@@ -215,7 +215,7 @@ def test_parts_from_python(source: Path, whole: dict[str, bytes], tmp_path: Path
 def test_files_that_somebody_puts_among_the_shards_are_refused(
     source: Path, whole: dict[str, bytes], tmp_path: Path, ending: dict[str, bool], name: str
 ) -> None:
-    """They would be part of the target. What systems leave in folders is no reason to refuse."""
+    """They would be part of the target. Files that systems leave in folders are allowed."""
     target = tmp_path / "out"
     options: dict[str, Any] = {"dtype": "float16", "shard_size": SHARD}
     for i in (1, 2):

@@ -89,7 +89,7 @@ def test_a_plan_with_extra_state_is_not_written_to_a_file(tmp_path):
 
 
 class Keeping(Stateful):
-    """Has no tensor to begin with, and keeps what it gets."""
+    """Has no tensor at first, and keeps the one that it is given."""
 
     def __init__(self):
         super().__init__()

@@ -207,8 +207,8 @@ std::vector<bool> mark_companions(const TensorTable& table,
   return marks;
 }
 
-// Adds codes that no family knows, by what no known codes use, in their order; returns whether
-// there are any.
+// Adds codes that no family knows, found by companions that no known codes use, in their order;
+// returns true if there are any.
 bool add_unknown(const TensorTable& table, std::vector<QuantizedTensor>& found,
                  std::vector<bool> is_used) {
   is_used.resize(table.tensors().size());

@@ -23,7 +23,7 @@ std::span<const Container* const> containers() noexcept {
   return all;
 }
 
-// Returns false for keys that say nothing of what a model computes.
+// Returns true for keys that decide what a model computes.
 static bool is_of_model(std::string_view key) {
   constexpr std::array<std::string_view, 3> others = {"general.", "tokenizer.", "quantize."};
   return std::ranges::none_of(others, [&](std::string_view each) { return key.starts_with(each); });
