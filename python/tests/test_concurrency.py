@@ -149,8 +149,8 @@ def test_a_walk_over_the_collectors_objects_is_noticed():
         del held
         time.sleep(0.001)
 
-    problems = problems_of(walk, background=(make_tuples, make_tuples))
-    assert any(isinstance(problem, SystemError) for problem in problems)
+    problems = problems_of(walk, background=(make_tuples, make_tuples), rounds=100_000)  # until one
+    assert any(isinstance(problem, SystemError) for problem in problems), problems
 
 
 def test_skeletons_leave_other_threads_alone():

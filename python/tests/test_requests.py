@@ -46,6 +46,7 @@ METADATA = {  # the same as a file
 # An option and its values, as the command takes them.
 Options = dict[str, Any]
 Outcome = tuple[int, str]  # exit status or 0, and what was told
+NAMES = "convert.architecture"  # llama.cpp does not read the names of these small models
 
 
 def python_outcome(source: Path, target: Path, options: Options) -> Outcome:
@@ -56,7 +57,8 @@ def python_outcome(source: Path, target: Path, options: Options) -> Outcome:
     except loadstone.Error as error:
         hints = [each.suggestion for each in error.findings if each.severity == "error"]
         return 2 if error.code == "plan.options" else 1, " ".join([str(error), *hints])
-    return 0, " ".join(f.message for f in report.findings if f.severity == "warning")
+    told = [f for f in report.findings if f.severity == "warning" and f.code != NAMES]
+    return 0, " ".join(f.message for f in told)
 
 
 def arguments_of(options: Options) -> list[str]:
@@ -79,7 +81,8 @@ def command_outcome(source: Path, target: Path, options: Options, *more: str) ->
         file.write_text(json.dumps(METADATA))
         arguments += ["--metadata", str(file)]
     done = run("convert", source, target, *arguments, *more)
-    return done.returncode, done.stderr
+    told = [line for line in done.stderr.splitlines(keepends=True) if f"[{NAMES}]" not in line]
+    return done.returncode, "".join(told)
 
 
 DOORS: dict[str, Callable[[Path, Path, Options], Outcome]] = {
@@ -165,7 +168,8 @@ def test_a_pattern_that_leaves_out_warns(target: str, tmp_path: Path) -> None:
     assert (status, text.count("finds no tensor")) == (0, 2)
     assert command_outcome(path, out, options, "--strict")[0] == 3
     options = with_encoding({"quantize": {"lm": "none", "": "E"}, "exclude": "norm"}, target)
-    assert command_outcome(path, out, options, "--strict") == (0, "")
+    status, text = command_outcome(path, out, options, "--strict")
+    assert (status, text) == (3 if target == "o.gguf" else 0, "")
 
 
 # ---- FP8 without scales
