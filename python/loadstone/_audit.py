@@ -123,13 +123,13 @@ class _Noted:
     @classmethod
     def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _Noted:
         """As it is now."""
-        shape = _shape_of(tensor)
+        shape = _extent_of(tensor)
         shape = shapes.setdefault(shape, shape)
         return cls(_storage(tensor), _version(tensor), type(tensor), tensor.dtype, shape)
 
     def is_still(self, tensor: Any) -> bool:
         """Whether a tensor lies in the same memory, and nothing was written to it."""
-        form = (_version(tensor), type(tensor), tensor.dtype, _shape_of(tensor))
+        form = (_version(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
         if form != (self.version, self.kind, self.dtype, self.shape):
             return False
         from loadstone._skeleton_schema import storage_key
@@ -142,8 +142,8 @@ def _version(tensor: Any) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _shape_of(tensor: Any) -> Any:
-    """Shape, and where its elements lie in the storage if it has one."""
+def _extent_of(tensor: Any) -> Any:
+    """Returns the shape, and strides and offset if it has a storage."""
     if tensor.is_nested:
         return ()
     if str(tensor.layout) != "torch.strided":

@@ -184,7 +184,7 @@ def existing(folder: Path, number: int, device: str, is_patched: bool) -> dict[s
 
 
 def refused(folder: Path, number: int) -> list[str]:
-    """The first rank lacks what it is to send, and others have it; then as the error advises."""
+    """Runs with values on other ranks only, which is refused; then follows the error's advice."""
     prepared = accelerator(cpu_ram_efficient_loading=True)
     model = skeleton(folder) if number == 0 else whole(folder, torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

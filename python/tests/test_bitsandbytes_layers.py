@@ -280,7 +280,7 @@ def disagreements(cls: Any, folder: Path) -> list[str]:
 
 
 def is_read_otherwise(cls: Any, folder: Path) -> bool:
-    """Whether the library disagrees, or fails: codes for a parameter, or layers that it joins."""
+    """Returns true if the library disagrees or fails: it joins layers, or misreads codes."""
     try:
         return bool(disagreements(cls, folder))
     except RuntimeError:

@@ -251,7 +251,7 @@ def test_experts_of_several_encodings_become_one_tensor(tmp_path: Path) -> None:
 
 
 def test_a_rule_for_a_weight_that_has_another_name_in_the_file(tmp_path: Path) -> None:
-    """The warning says that it takes nothing: a silent copy passed for the renamed model."""
+    """Such a rule warns that it takes nothing; a silent copy looked like the renamed model."""
 
     def told(rules: Rules) -> list[str]:
         shutil.rmtree(out, ignore_errors=True)

@@ -102,7 +102,7 @@ GPTQS = ["auto_round:gptq:exllamav2", "auto_gptq:exllamav2", "gptq:triton", "aut
 def test_the_backend_of_auto_round(
     method: str, backend: str | None, door: str, tmp_path: Path
 ) -> None:
-    """Before 0.5 nothing else says that its zero points are not stored less one."""
+    """Before 0.5 only the backend shows that zero points are stored without the offset of one."""
     section = {"quant_method": method, "bits": 4, "group_size": 64, "sym": False}
     folder = gptq(tmp_path / "in", {**section, "backend": backend})
     if backend in OWN:

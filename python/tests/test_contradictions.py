@@ -157,7 +157,7 @@ def test_what_libraries_write_is_not_warned_of(codec: str, tmp_path: Path) -> No
     assert by_command(tmp_path, tmp_path) == []
 
 
-# Words that may stand for these tensors.
+# Words that fit these tensors.
 SOUND: dict[str, tuple[str, Change]] = {
     "mixed-precision": ("packed-4-g32", configured(format="mixed-precision")),
     "marlin-24": ("packed-4-g32", configured(format="marlin-24")),

@@ -16,7 +16,7 @@ CODES = torch.randint(0, 256, (3, 5, 4), dtype=torch.uint8, generator=torch.manu
 
 
 class Packed(nn.Module):
-    """Codes of four bits, and a float that is no scale of theirs."""
+    """Makes four-bit codes, and a float that is not their scale."""
 
     def __init__(self) -> None:
         super().__init__()

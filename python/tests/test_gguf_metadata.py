@@ -80,7 +80,7 @@ def test_types_survive_safetensors(tmp_path: Path, door: str) -> None:
 
 
 TOKENS = "tokenizer.ggml.tokens"
-# The key that safetensors do not hold, the file that stands where, and whether there is a warning.
+# A key that safetensors cannot hold, a file next to it, and whether there is a warning.
 LOST: dict[str, tuple[str, str, bool]] = {
     "description": ("general.tags", "", False),
     "vocabulary": (TOKENS, "", True),

@@ -397,7 +397,7 @@ def test_what_nothing_casts_is_named(request_name: str, dtype: torch.dtype, tmp_
     flags = {"cast": ("--dtype", "f16"), "quantize": ("--quantize", "nvfp4", "--include", "w_proj")}
     done = run("convert", source, out, *flags.get(request_name, ("--dequantize",)))
     assert done.returncode == 0
-    is_named = request_name == "cast" or not is_complex  # a complex number is no code
+    is_named = request_name == "cast" or not is_complex  # complex numbers are not codes
     assert ("convert.left_alone" in done.stderr) == is_named
     assert load_file(out)["w"].dtype == dtype
 

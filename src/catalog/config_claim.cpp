@@ -98,7 +98,7 @@ void refuse_two_formats(const Object& section, const std::string& path) {
                .expected = "one format"});
 }
 
-// Auto-round before 0.5 says here how it packed: zero points of its own form are not GPTQ's.
+// Auto-round before 0.5 names its packing here. Its own form has other zero points than GPTQ's.
 std::string_view own_backend(const Object& section) {
   const auto backend = member<std::string_view>(section, {"backend"}).value_or("");
   const auto has = [&](std::string_view word) { return backend.find(word) != backend.npos; };

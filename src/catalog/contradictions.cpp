@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <iterator>
 #include <set>
 #include <utility>
 
 #include "base/text.h"
 #include "catalog/config_claim.h"
+#include "codec/activation_scheme.h"
 #include "codec/encode.h"
 #include "codec/families.h"
 
@@ -39,7 +39,7 @@ Words words_of(std::string_view encoding, const Family& family) {
   const WrittenEncoding* written = find_written_encoding(encoding);
   const bool is_written = written != nullptr;
   if (!is_written && family.method == "compressed-tensors") {
-    return {.format = "pack-quantized", .code_type = "int"};
+    return {.format = packed_format, .code_type = "int"};
   }
   if (!is_written && !family.written.empty()) written = &family.written.front();
   if (written == nullptr) return {};
@@ -66,19 +66,6 @@ bool has_strategy(std::string_view strategy, const TensorTable& table, const Qua
   if (strategy == "tensor") return has_one;
   const bool has_columns = scale.rank() > 1 && scale.extents().back() > 1;
   return strategy == "block" ? has_columns : !has_columns && !has_one;
-}
-
-// Words in the names of ModelOpt's algorithms, and the beginning of the encodings' names.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 5> algorithms = {
-    {{"NVFP4", "nvfp4"}, {"MXFP4", "mxfp4"}, {"MXFP8", "mxfp8"}, {"AWQ", "int4"}, {"FP8", "fp8"}}};
-
-// Empty: an algorithm of several encodings, or an unknown one.
-std::string_view encoding_of_algorithm(std::string name) {
-  std::ranges::transform(name, name.begin(),
-                         [](unsigned char each) { return static_cast<char>(std::toupper(each)); });
-  const auto known = std::ranges::find_if(
-      algorithms, [&](const auto& each) { return name.find(each.first) != std::string::npos; });
-  return known == algorithms.end() ? std::string_view() : known->second;
 }
 
 // The tensors, as far as a config can contradict them. A word is wrong where none of them bears it
@@ -134,11 +121,8 @@ class Judge {
   }
 
   void judge_groups() {
-    constexpr std::array<std::string_view, 6> formats = {
-        "float-quantized",      "int-quantized",        "pack-quantized",
-        "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"};
     const std::string_view format = claim_.layout;
-    if (std::ranges::count(formats, format) > 0 && is_wrong(format, formats_)) {
+    if (is_compressed_format(format) && is_wrong(format, formats_)) {
       add(fmt::format("format {}", format));
     }
     if (claim_.bits && is_wrong(static_cast<unsigned>(*claim_.bits), bits_)) {
@@ -155,7 +139,7 @@ class Judge {
   }
 
   void judge_algorithm() {
-    const std::string_view encoding = encoding_of_algorithm(words_.algorithm);
+    const std::string_view encoding = encoding_stem(words_.algorithm);
     if (encoding.empty()) return;
     const auto is_its = [&](std::string_view each) { return each.starts_with(encoding); };
     if (std::ranges::none_of(encodings_, is_its)) {

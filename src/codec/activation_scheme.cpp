@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <utility>
 
 namespace loadstone {
 
@@ -21,9 +23,21 @@ constexpr auto schemes = std::to_array<ActivationScheme>({
     {"w4a16_nvfp4", no_scheme},
 });
 
+// Words in the algorithms' names, and the beginning of the encodings' names.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> stems = {
+    {{"nvfp4", "nvfp4"}, {"mxfp4", "mxfp4"}, {"mxfp8", "mxfp8"}, {"awq", "int4"}, {"fp8", "fp8"}}};
+
 const ActivationScheme* activation_scheme(std::string_view algorithm) {
   const auto found = std::ranges::find(schemes, algorithm, &ActivationScheme::algorithm);
   return found == schemes.end() ? nullptr : &*found;
+}
+
+std::string_view encoding_stem(std::string algorithm) {
+  std::ranges::transform(algorithm, algorithm.begin(),
+                         [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
+  const auto known = std::ranges::find_if(
+      stems, [&](const auto& each) { return algorithm.find(each.first) != std::string::npos; });
+  return known == stems.end() ? std::string_view() : known->second;
 }
 
 }  // namespace loadstone

@@ -1,6 +1,7 @@
-// The activations that algorithms of quantization quantize with the weights.
+// The algorithms of quantization that configs name: their activations, and encodings of weights.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace loadstone {
@@ -15,5 +16,9 @@ struct ActivationScheme {
 
 // Returns null for an unknown algorithm.
 [[nodiscard]] const ActivationScheme* activation_scheme(std::string_view algorithm);
+
+// Returns the beginning of the encodings' names; empty for an algorithm of several encodings, and
+// for an unknown one. In any case of letters.
+[[nodiscard]] std::string_view encoding_stem(std::string algorithm);
 
 }  // namespace loadstone

@@ -48,6 +48,12 @@ struct Family {
 // it is not: their codes may be of any family.
 [[nodiscard]] bool is_own_method(std::string_view method) noexcept;
 
+// The format of packed integers in the configs of compressed-tensors.
+inline constexpr std::string_view packed_format = "pack-quantized";
+
+// Returns true for a format of compressed-tensors that a family reads.
+[[nodiscard]] bool is_compressed_format(std::string_view format) noexcept;
+
 // Returns whether a config's `quant_method` means layouts that the families read. Other methods
 // may pack their codes in other ways under the same names and shapes.
 [[nodiscard]] bool has_known_layouts(std::string_view method) noexcept;

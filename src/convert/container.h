@@ -34,7 +34,7 @@ class Container {
   [[nodiscard]] virtual bool holds_blocks() const noexcept = 0;
 
   // For the headers: the part of the sources' metadata that the format can hold, with the
-  // options' added or in its place. Keys that are left out or missing are told in `findings`.
+  // options' added or in its place. Adds findings for keys that are left out or missing.
   // Throws Error "plan.options" for options' entries that it does not hold.
   [[nodiscard]] virtual Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
                                           std::vector<Finding>& findings) const = 0;

@@ -168,7 +168,7 @@ class StateReader {
 
   void tell_ignored(std::vector<Finding>& findings) const {
     if (ignored_.count == 0) return;
-    std::string message = fmt::format("{}: beside the state dict, and not part of it: {}",
+    std::string message = fmt::format("{}: next to the state dict, and not part of it: {}",
                                       printable(path_, 400), ignored_.text());
     if (rivals_.count > 0) {
       message += fmt::format("; '{}' is read, and not the tensors of the same names in {}", taken_,

@@ -16,8 +16,8 @@ namespace loadstone {
 [[nodiscard]] std::string config_text(const FileOpener& opener, const std::string& folder,
                                       std::string_view name);
 
-// Warnings "q.config": a library's config.json is silent about tensors that are quantized, or says
-// that they are where all are plain floats. Null: the catalog's own storage.
+// Warnings "q.config": a library's config.json does not mention quantized tensors, or names
+// an encoding where all tensors are plain floats. Null: the catalog's own storage.
 [[nodiscard]] std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage);
 
 }  // namespace loadstone

@@ -159,7 +159,7 @@ TEST_F(Open, ANumberMissingFromAFolderIsAMissingShard) {
   EXPECT_THAT(problem->what(), HasSubstr("model-00002-of-00003.safetensors"));
 }
 
-// No index says that there are others: the number does.
+// Only the file's number shows that there are others.
 TEST_F(Open, OneOfSeveralNumberedFilesIsNoWholeModel) {
   const std::string pickled = torch_bytes(pickle::dict({pickle::text("a"), pickle::tensor()}));
   const std::map<std::string, std::string> files = {

@@ -155,7 +155,7 @@ TEST(Torch, UsualWrappersAreTakenOff) {
       ElementsAre("net.a.w"));
 }
 
-// Two sets of weights in one file: what is not read is named, and what is.
+// A file with two sets of weights: the finding names the one that is read and the other.
 TEST(Torch, AnotherSetOfTheSameNamesIsAWarning) {
   const std::string state = dict({text("a.w"), tensor()});
   const std::string others = dict({text("b"), tensor()});
