@@ -318,9 +318,6 @@ def test_the_library_finds_the_same_modules(name: str, encoding: str, tmp_path: 
         own.save_pretrained(tmp_path / "own")
         assert is_read_otherwise(case.cls, tmp_path / "own")
         pytest.xfail("transformers reads its own folder otherwise, too")
-    if name == "segformer_segmentation":
-        assert is_read_otherwise(case.cls, folder)
-        pytest.xfail("transformers renames plain layers of its head, and the conversion is silent")
     assert disagreements(case.cls, folder) == []
 
 

@@ -212,3 +212,31 @@ def test_the_file_of_modelopt_has_lists_too(tmp_path: Path) -> None:
     found = messages(report, "convert.lists")
     assert {each.partition(":")[0] for each in found} == {"config.json", "hf_quant_config.json"}
     assert all(f"{LAYER}.mlp.down_proj" in each for each in found)
+
+
+EXCHANGED = [
+    {
+        "op": "rename",
+        "sources": [rf"(.*)mlp\.{old}_proj\.(.*)"],
+        "targets": [f"$1mlp.{new}_proj.$2"],
+    }
+    for old, new in [("up", "down"), ("down", "up")]
+]
+# What selects modules, and whether their exchange is told.
+SELECTIONS: dict[str, tuple[Config, bool]] = {
+    "one": ({"ignore": [DOWN]}, True),
+    "both": ({"ignore": [DOWN, f"{LAYER}.mlp.up_proj"]}, False),
+    "around": ({"ignore": [f"{LAYER}.mlp"]}, False),
+    "others": ({"ignore": [f"{LAYER}.self_attn.q_proj", "lm_head"]}, False),
+    "settings": ({"dynamic": {rf"+:{DOWN}": {"bits": 8}, r"+:.*up_proj": {"bits": 4}}}, True),
+    "same settings": ({"dynamic": {r"+:.*mlp\.(up|down)_proj": {"bits": 8}}}, False),
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_layers_that_take_the_place_of_others_are_told(tmp_path: Path, name: str) -> None:
+    lists, told = SELECTIONS[name]
+    stored = quantized(tmp_path, "fp8", CT)
+    edit(stored, lambda config: config["quantization_config"].update({"ignore": []} | lists))
+    report = loadstone.convert(stored, tmp_path / "out", rules=EXCHANGED)
+    assert bool(messages(report, "convert.lists")) == told

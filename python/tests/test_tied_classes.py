@@ -12,10 +12,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING
 
 import loadstone
 
 ROWS, WIDTH = 64, 16
+MEMBER = "tie_word_embeddings"
 
 
 # Modules that hold a matrix of words, and others of such names that hold none.
@@ -41,8 +43,17 @@ def classes() -> dict[str, tuple[str, str]]:
 
 
 CLASSES = classes()
-# Without a tie nothing is refused and nothing is split.
-CONFIGS = {"tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings": False}}
+# Without a tie nothing is refused and nothing is split. A type may have one by default.
+CONFIGS = {"tied": {MEMBER: True}, "untied": {MEMBER: False}}
+
+
+def type_of(name: str) -> str | None:
+    """The model's type, where it has a tie by default."""
+    config = getattr(transformers, name.split()[0]).config_class
+    return config.model_type if getattr(config, MEMBER, False) else None
+
+
+TYPES = Path(__file__).parents[2] / "src" / "convert" / "tied_types.h"
 
 
 def write(folder: Path, name: str, root: str, config: dict[str, object]) -> torch.Tensor:
@@ -63,22 +74,26 @@ def write(folder: Path, name: str, root: str, config: dict[str, object]) -> torc
     return embedding
 
 
-@pytest.mark.parametrize("declared", CONFIGS)
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    ("name", "declared"),
+    [(name, declared) for name in CLASSES for declared in CONFIGS]
+    + [(name, "by type") for name in CLASSES if type_of(name)],
+)
 def test_the_head_keeps_its_value_or_the_merge_is_refused(
     name: str, declared: str, tmp_path: Path
 ) -> None:
     head, root = CLASSES[name]
-    embedding = write(tmp_path, name, root, CONFIGS[declared])
+    config = {"model_type": type_of(name)} if declared == "by type" else CONFIGS[declared]
+    embedding = write(tmp_path, name, root, config)
     try:
         loadstone.merge(tmp_path, tmp_path / "out", lora=tmp_path / "adapter")
     except loadstone.Error as error:
-        assert error.code == "merge.tie" and declared == "tied"
+        assert error.code == "merge.tie" and declared != "untied"
         assert root in str(error)
         return
     merged = load_file(tmp_path / "out" / "model.safetensors")
     assert not torch.equal(merged[root], embedding)
-    if declared == "tied":
+    if declared != "untied":
         assert torch.equal(merged[head], embedding)
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["tie_word_embeddings"] is False
@@ -95,3 +110,11 @@ def test_the_classes_are_those_of_the_library() -> None:
     assert CLASSES["OpenAIGPTDoubleHeadsModel lm_head.weight"][1] == (
         "transformer.tokens_embed.weight"
     )
+
+
+def test_the_table_has_the_types_that_the_library_ties() -> None:
+    """A config that save_pretrained() writes leaves the default of its type out."""
+    tied = {name for name, cls in CONFIG_MAPPING.items() if getattr(cls, MEMBER, None) is True}
+    table = set(" ".join(re.findall(r'^    " ?([^"]*) "', TYPES.read_text(), re.M)).split())
+    assert {"gemma", "gpt2", "whisper"} <= table and "llama" not in table
+    assert table == tied

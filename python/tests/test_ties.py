@@ -297,9 +297,16 @@ def test_a_tied_head_of_another_size_may_be_ignored(tmp_path: Path) -> None:
 # --- file to file, and verify ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("declared", [{"tie_word_embeddings": True}, {"model_type": "gemma"}])
 @pytest.mark.parametrize("stored", STORED)
-def test_conversions_and_verify_read_the_config(stored: str, tmp_path: Path) -> None:
+def test_conversions_and_verify_read_the_config(
+    stored: str, declared: dict[str, Any], tmp_path: Path
+) -> None:
     write(tmp_path / "m", stored)
+    file = tmp_path / "m" / "config.json"
+    config = json.loads(file.read_text())
+    del config["tie_word_embeddings"]
+    file.write_text(json.dumps(config | declared))
     converted = run("convert", tmp_path / "m", tmp_path / "o")
     assert (converted.returncode != 0) == (stored == "other shape"), converted.stderr
     status, report = verified(tmp_path / "m")
@@ -308,8 +315,5 @@ def test_conversions_and_verify_read_the_config(stored: str, tmp_path: Path) -> 
     assert found == ({code} if code else set())
     assert status == int(bool(code))
     # The control: without the config nothing is tied.
-    config = json.loads((tmp_path / "m" / "config.json").read_text())
-    (tmp_path / "m" / "config.json").write_text(
-        json.dumps({**config, "tie_word_embeddings": False})
-    )
+    file.write_text(json.dumps(config | declared | {"tie_word_embeddings": False}))
     assert verified(tmp_path / "m")[1]["findings"] == []

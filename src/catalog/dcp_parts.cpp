@@ -10,7 +10,6 @@ namespace loadstone {
 
 namespace {
 
-constexpr const char* sharding_key = "DCP_SHARDING_INFO";
 constexpr std::string_view rank_prefix = "__";
 constexpr std::string_view rank_suffix = ".metadata";
 
@@ -36,7 +35,7 @@ bool is_rank_metadata(std::string_view name) noexcept {
 }  // namespace
 
 void require_no_dcp_part(const FileHeader& header) {
-  const auto found = header.metadata.find(sharding_key);
+  const auto found = header.metadata.find(dcp_sharding_key);
   if (found == header.metadata.end()) return;
   const auto* text = std::get_if<std::string>(&found->second.value);
   simdjson::dom::parser parser;
@@ -50,7 +49,7 @@ void require_no_dcp_part(const FileHeader& header) {
             .message = "the file holds a rank's part of a tensor, which "
                        "torch.distributed.checkpoint left to be consolidated",
             .culprit = name,
-            .field = sharding_key,
+            .field = dcp_sharding_key,
             .found = "saved_offsets that do not begin at 0",
             .expected = "whole tensors (torch's consolidate_safetensors_files makes them, or "
                         "enable_consolidation=True)"});

@@ -8,6 +8,9 @@
 
 namespace loadstone {
 
+// A file's metadata about its own tensors, as JSON.
+inline constexpr const char* dcp_sharding_key = "DCP_SHARDING_INFO";
+
 // Throws Error "dcp.unsupported" where a tensor of the file is a part of a larger one, as
 // HuggingFaceStorageWriter leaves them for a later step to join. Of whole tensors nothing is said.
 void require_no_dcp_part(const FileHeader& header);

@@ -313,7 +313,14 @@ class CheckpointReader {
         std::ranges::move(header.tensors, std::back_inserter(tensors_));
       }
       std::ranges::move(header.findings, std::back_inserter(findings_));
-      join_metadata(metadata_, std::move(header.metadata), shards_.back().path);
+      const auto lost = join_metadata(metadata_, std::move(header.metadata), shards_.back().path);
+      if (lost.empty()) continue;
+      findings_.push_back(
+          {.severity = Severity::warning,
+           .code = "ix.metadata",
+           .message = fmt::format("{}: its metadata have other values than those of the files "
+                                  "before it, which count: {}",
+                                  printable(shards_.back().path, 400), name_list(lost))});
     }
     headers_.clear();
   }

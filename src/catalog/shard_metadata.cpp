@@ -9,6 +9,7 @@
 #include "base/json_dom.h"
 #include "base/json_writer.h"
 #include "catalog/adapter_config.h"
+#include "catalog/dcp_parts.h"
 #include "codec/companions.h"
 #include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
@@ -80,20 +81,25 @@ std::string words_of(const MetadataValue& value) {
 
 }  // namespace
 
-void join_metadata(Metadata& all, Metadata more, const std::string& path) {
+std::vector<std::string> join_metadata(Metadata& all, Metadata more, const std::string& path) {
+  std::vector<std::string> lost;
   for (const auto& [key, value] : more) {
-    const bool is_shape = key.starts_with(gguf_shape_prefix);
-    if (key != layers_metadata_key && key != adapter_metadata_key && !is_shape) continue;
     const auto known = all.find(key);
-    if (known == all.end()) continue;
+    if (known == all.end() || key == dcp_sharding_key) continue;
     const std::string first = words_of(known->second);
     const std::string second = words_of(value);
     if (first == second) continue;
-    if (is_shape) refuse("gg.duplicate", path, key, second, first);
+    if (key.starts_with(gguf_shape_prefix)) refuse("gg.duplicate", path, key, second, first);
     if (key == adapter_metadata_key) refuse("format.adapter", path, key, second, first);
-    if (auto joined = joined_layers(first, second, path)) known->second.value = *std::move(joined);
+    auto joined = key == layers_metadata_key ? joined_layers(first, second, path) : std::nullopt;
+    if (joined) {
+      known->second.value = *std::move(joined);
+    } else {
+      lost.push_back(key);
+    }
   }
   all.merge(more);
+  return lost;
 }
 
 std::vector<std::string> drop_later_metadata(const Metadata& first, Metadata& later) {

@@ -2,16 +2,18 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "loadstone/catalog.h"
 
 namespace loadstone {
 
 // Adds the metadata of the file at `path`. Markers of quantized layers are joined. Of other keys
-// the first file's value stays, for shards repeat what they share and number what they do not.
+// the first file's value stays: returns the keys that have another one in this file.
 // Throws Error "q.config" if two files mark a layer differently, "gg.duplicate" for two shapes of a
 // tensor, "format.adapter" for two configurations of adapters.
-void join_metadata(Metadata& all, Metadata more, const std::string& path);
+[[nodiscard]] std::vector<std::string> join_metadata(Metadata& all, Metadata more,
+                                                     const std::string& path);
 
 // Removes from the metadata of a later part of a split GGUF all but shapes of its tensors: those of
 // the first part count. Returns the keys that it lacks, or has with another value.

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,17 +16,34 @@ namespace loadstone {
 
 namespace {
 
+// The outermost module around this one in which none is quantized, or nothing: the library may
+// rename what is inside it. Mimi's "decoder_transformer" becomes a part of its "decoder".
+std::string plain_module_around(std::string_view plain, const QuantizedModules& modules) {
+  for (auto dot = plain.find('.'); dot != plain.npos; dot = plain.find('.', dot + 1)) {
+    const std::string around(plain.substr(0, dot));
+    const bool is_plain = std::ranges::none_of(modules.quantized, [&](const auto& each) {
+      return each.first.starts_with(around) || each.first.ends_with(around);
+    });
+    if (is_plain) return around;
+  }
+  return {};
+}
+
 // The plain modules as transformers looks for them: at the end of a module's name, or as a pattern
 // at its beginning, up to a dot. Names that a quantized module has there become whole patterns.
 // More patterns find the names that the library gives the modules.
 std::vector<std::string> skipped_modules(const QuantizedModules& modules) {
+  std::set<std::string> around;
   std::vector<std::string> skipped = modules.plain;
   for (std::string& plain : skipped) {
+    around.insert(plain_module_around(plain, modules));
     const bool is_too_wide = std::ranges::any_of(modules.quantized, [&](const auto& each) {
       return each.first.ends_with(plain) || each.first.starts_with(plain + ".");
     });
     if (is_too_wide) plain = fmt::format("^{}$", plain);
   }
+  around.erase("");
+  skipped.insert(skipped.end(), around.begin(), around.end());
   const auto patterns = patterns_of_plain(modules.plain, modules.quantized_names());
   skipped.insert(skipped.end(), patterns.begin(), patterns.end());
   return skipped;

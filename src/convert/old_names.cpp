@@ -19,13 +19,13 @@
 #include "convert/extras.h"
 #include "convert/left_out.h"
 #include "loadstone/error.h"
+#include "plan/decodings.h"
 
 namespace loadstone {
 
 namespace {
 
 using Element = simdjson::dom::element;
-using Modules = std::set<std::string_view>;
 
 // Lists of names, and objects whose keys are names.
 constexpr std::array<std::string_view, 11> list_keys = {"ignore",
@@ -40,8 +40,11 @@ constexpr std::array<std::string_view, 11> list_keys = {"ignore",
                                                         "quantized_layers",
                                                         "modules_in_block_to_quantize"};
 
-// Entries by list, each once.
-using Lists = std::map<std::string, std::set<std::string>, std::less<>>;
+// The entries that select the same modules for the same purpose, and their key.
+struct List {
+  std::string_view key;
+  std::vector<std::string> entries;
+};
 
 // An entry as libraries look for it: an expression ("re:", "-:", "+:" or its characters), a pattern
 // with "*", or a name and all that is inside it.
@@ -61,16 +64,14 @@ class Entry {
       pattern_ =
           compile_pattern("^(?:" + source + ")", "plan.pattern", "config", pattern_memory(1));
     } catch (const Error&) {
-      is_readable_ = false;  // a reader would reject it too, or needs more than RE2
+      is_readable_ = false;
     }
   }
 
-  [[nodiscard]] bool is_readable() const { return is_readable_; }
-  [[nodiscard]] bool matches_any(const Modules& modules) const {
-    if (pattern_ == nullptr && modules.contains(name_)) return true;
-    return std::ranges::any_of(modules, [&](std::string_view module) {
-      return pattern_ != nullptr ? is_in(*pattern_, module) : is_inside(module);
-    });
+  // False for what a reader rejects too, or that needs more than RE2.
+  [[nodiscard]] bool matches(std::string_view module) const {
+    if (!is_readable_) return false;
+    return pattern_ != nullptr ? is_in(*pattern_, module) : is_inside(module);
   }
 
  private:
@@ -100,35 +101,34 @@ class Entry {
   bool is_readable_ = true;
 };
 
-void add_entries(std::set<std::string>& entries, const Element& value) {
+void add_entries(std::vector<std::string>& entries, const Element& value) {
   std::string_view text;
-  simdjson::dom::array array;
-  simdjson::dom::object object;
-  if (value.get(text) == simdjson::SUCCESS) {
-    if (!text.empty()) entries.emplace(text);
-  } else if (value.get(array) == simdjson::SUCCESS) {
-    for (const Element item : array) add_entries(entries, item);
-  } else if (value.get(object) == simdjson::SUCCESS) {
-    for (const auto field : object) entries.emplace(field.key);
-  }
+  if (value.get(text) == simdjson::SUCCESS && !text.empty()) entries.emplace_back(text);
+  if (!value.is_array()) return;
+  for (const Element item : value.get_array()) add_entries(entries, item);
 }
 
-void add_lists(Lists& lists, const Element& value) {
+void add_lists(std::vector<List>& lists, const Element& value) {
   if (value.is_array()) {
     for (const Element item : value.get_array()) add_lists(lists, item);
   }
   if (!value.is_object()) return;
   for (const auto field : value.get_object()) {
-    if (std::ranges::count(list_keys, field.key) > 0) {
-      add_entries(lists[std::string(field.key)], field.value);
-    } else {
+    const auto* const key = std::ranges::find(list_keys, field.key);
+    if (key == list_keys.end()) {
       add_lists(lists, field.value);
+    } else if (field.value.is_object()) {  // each name has settings of its own
+      for (const auto each : field.value.get_object()) {
+        lists.push_back({*key, {std::string(each.key)}});
+      }
+    } else {
+      add_entries(lists.emplace_back(List{*key, {}}).entries, field.value);
     }
   }
 }
 
-Lists lists_in(const ExtraFile& file) {
-  Lists lists;
+std::vector<List> lists_in(const ExtraFile& file) {
+  std::vector<List> lists;
   simdjson::dom::parser parser;
   const PythonJson json = python_json(text_of(file));
   Element root;
@@ -142,34 +142,60 @@ std::string_view module_around(std::string_view tensor) {
   return tensor.substr(0, tensor.rfind('.'));
 }
 
+// A module of the source and what rules call it in the output.
+using Renamed = std::set<std::pair<std::string_view, std::string_view>>;
+
+Renamed renamed_modules(const Plan& plan) {
+  Renamed renamed;
+  for (const PlannedTarget& target : plan.targets) {
+    const std::string_view after = module_around(target.name);
+    for (const std::uint32_t source :
+         sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
+      const std::string_view before = module_around(plan.catalog->tensors()[source].name);
+      if (before != after) renamed.emplace(before, after);
+    }
+  }
+  return renamed;
+}
+
+// The entries for which a list selects a module before it is renamed and not after it, or after it
+// and not before.
+std::set<std::string> old_entries(const List& list, const Renamed& renamed) {
+  std::set<std::string> old;
+  const std::vector<Entry> entries(list.entries.begin(), list.entries.end());
+  for (const auto& [before, after] : renamed) {
+    std::vector<std::string> only;  // match one of both
+    bool matches_before = false;
+    bool matches_after = false;
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const bool is_before = entries[i].matches(before);
+      const bool is_after = entries[i].matches(after);
+      matches_before |= is_before;
+      matches_after |= is_after;
+      if (is_before != is_after) only.push_back(list.entries[i]);
+    }
+    if (matches_before != matches_after) old.insert(only.begin(), only.end());
+  }
+  return old;
+}
+
 }  // namespace
 
 void tell_old_names(const Conversion& conversion, std::vector<Finding>& findings) {
-  Modules before;
-  Modules after;
-  for (const TensorInfo& tensor : conversion.plan.catalog->tensors()) {
-    before.insert(module_around(tensor.name));
-  }
-  for (const PlannedTarget& target : conversion.plan.targets) {
-    after.insert(module_around(target.name));
-  }
+  const Renamed renamed = renamed_modules(conversion.plan);
   for (const ExtraFile& file : conversion.extras) {
-    if (file.name != "config.json" && !is_claim(file.name)) continue;
-    for (const auto& [list, entries] : lists_in(file)) {
-      std::vector<std::string> old;
-      for (const std::string& text : entries) {
-        const Entry entry(text);
-        if (!entry.is_readable() || entry.matches_any(after) || !entry.matches_any(before))
-          continue;
-        old.push_back(text);
-      }
-      if (old.empty()) continue;
+    if (renamed.empty() || (file.name != "config.json" && !is_claim(file.name))) continue;
+    std::map<std::string_view, std::set<std::string>> old;
+    for (const List& list : lists_in(file)) old[list.key].merge(old_entries(list, renamed));
+    for (const auto& [key, entries] : old) {
+      if (entries.empty()) continue;
+      const std::vector<std::string> names(entries.begin(), entries.end());
       findings.push_back(
           {.severity = Severity::warning,
            .code = "convert.lists",
-           .sources = old,
+           .sources = names,
            .message = fmt::format("{}: '{}' lists modules by names that rules have changed: {}",
-                                  printable(file.name), list, name_list(old)),
+                                  printable(file.name), key, name_list(names)),
            .suggestion = "rename them there too: readers take modules for quantized or plain by "
                          "these names"});
     }

@@ -7,8 +7,8 @@
 
 namespace loadstone {
 
-// Warns ("convert.lists") of each list of the output's configs, such as "ignore", with entries that
-// match modules of the source and none of the output.
+// Warns ("convert.lists") of each list of the output's configs, such as "ignore", that selects
+// other modules of the output than it does of the source.
 void tell_old_names(const Conversion& conversion, std::vector<Finding>& findings);
 
 }  // namespace loadstone

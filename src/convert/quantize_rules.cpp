@@ -71,7 +71,7 @@ constexpr PlainRule split[] = {
      "molmo2(_text)?|nemo_speechlm|nomic_bert|radio|rf_detr|sapiens2|tipsv2\\w*",
      true, "keep the numbers of this model"},
     {"", "layers that transformers renames, unlike their names in the config",
-     "inkling_mm_model|lw_detr|rf_detr", true, "keep the numbers of this model"},
+     "inkling_mm_model|rf_detr", true, "keep the numbers of this model"},
     {single_expert, is_joined, "ernie4_5_vl_moe|hy_v4|minimax_m3_vl|qwen3_vl_moe"},
 };
 

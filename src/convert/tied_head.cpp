@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "convert/json_text.h"
+#include "convert/tied_types.h"
 
 namespace loadstone {
 
@@ -101,6 +102,10 @@ TiedHead::TiedHead(std::string_view config) {
     if (!is_tied_) is_tied_ = bool_member(part, member);
     if (const auto rows = number_member(part, "vocab_size")) rows_.push_back(*rows);
   }
+  const auto is_tied = [](std::string_view part) {
+    return is_tied_type(string_member(part, "model_type"));
+  };
+  if (!is_tied_ && std::ranges::any_of(parts, is_tied)) is_tied_ = true;
   has_head_ = std::ranges::any_of(headed, ends) || !std::ranges::any_of(headless, ends);
   is_masked_ = ends("ForMaskedLM");
   if (architecture.empty()) has_head_ = is_tied_.value_or(false);

@@ -57,6 +57,19 @@ TEST_F(Sharded, OpensByFolderAndByIndex) {
   EXPECT_EQ(open("/m/model.safetensors.index.json")->shards()[1].relative_path, shard_2);
 }
 
+TEST_F(Sharded, MetadataThatDifferAreNamed) {
+  using Texts = std::map<std::string, std::string>;
+  const auto codes_with = [&](const Texts& first, const Texts& second) {
+    add(shard_1, safetensors_bytes({{"a", "U8", {2}, "ab"}}, first));
+    add(shard_2, safetensors_bytes({{"b", "U8", {2}, "ab"}}, second));
+    return codes();
+  };
+  EXPECT_THAT(codes_with({{"k", "1"}}, {{"k", "2"}}), ElementsAre("ix.metadata"));
+  EXPECT_THAT(open()->findings().front().message, HasSubstr(std::string(shard_2)));
+  EXPECT_THAT(codes_with({{"k", "1"}}, {{"k", "1"}, {"other", "2"}}), IsEmpty());
+  EXPECT_THAT(codes_with({{"DCP_SHARDING_INFO", "{}"}}, {{"DCP_SHARDING_INFO", "[]"}}), IsEmpty());
+}
+
 TEST_F(Sharded, DiffusersNamesAndFoldersBelow) {
   add("unet/part.safetensors", one("c"));
   index(index_json({{"c", "unet//./part.safetensors"}}),
