@@ -249,12 +249,13 @@ def test_an_adapter_is_merged_into_conv1d(module: str, kind: str, tmp_path: Path
 SAMPLE = ("llama", "gpt2", "t5", "umt5", "whisper", "modernbert", "bart", "opt", "mamba", "biogpt",
           "jev", "oneformer")  # fmt: skip
 PARAMETERS_MAX = 20_000_000
-# Models of which transformers reads its own quantized folder otherwise, too.
+# Models of which transformers reads its own quantized folder otherwise.
 ITS_OWN = ("llama4", "minimax_m3_vl", "qwen4_exp_text")
 
 
 def marked(names: Any) -> list[Any]:
-    return [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.sweep) for name in names]
+    always = (*SAMPLE, *ITS_OWN)
+    return [pytest.param(name, marks=() if name in always else pytest.mark.sweep) for name in names]
 
 
 def disagreements(cls: Any, folder: Path) -> list[str]:
@@ -309,16 +310,42 @@ def test_the_library_finds_the_same_modules(name: str, encoding: str, tmp_path: 
         if not all(".experts." in source for each in unread for source in each.sources):
             return  # only the numbers of such a model are read
         folder = tmp_path / "advised"
-        exclude = [r"\.experts\."]
-        loadstone.convert(tmp_path / "plain", folder, quantize=encoding, exclude=exclude)
-    if name in ITS_OWN:
-        assert is_read_otherwise(case.cls, folder)
-        chosen = config(encoding)
-        own = case.cls.from_pretrained(tmp_path / "plain", quantization_config=chosen)
-        own.save_pretrained(tmp_path / "own")
-        assert is_read_otherwise(case.cls, tmp_path / "own")
-        pytest.xfail("transformers reads its own folder otherwise, too")
+        is_stacked = "--experts separate" in unread[0].suggestion
+        options = {"experts": "separate"} if is_stacked else {"exclude": [r"\.experts\."]}
+        advised = loadstone.convert(tmp_path / "plain", folder, quantize=encoding, **options)
+        assert not any(each.code == "convert.unread" for each in advised.findings)
     assert disagreements(case.cls, folder) == []
+
+
+@pytest.mark.parametrize("encoding", ["nf4", "int8"])
+@pytest.mark.parametrize("name", ITS_OWN)
+def test_the_library_reads_its_own_folder_otherwise(
+    name: str, encoding: str, tmp_path: Path
+) -> None:
+    case = by_name(name)
+    case.build(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
+    chosen = config(encoding)
+    own = case.cls.from_pretrained(tmp_path / "plain", quantization_config=chosen)
+    own.save_pretrained(tmp_path / "own")
+    assert is_read_otherwise(case.cls, tmp_path / "own")
+
+
+@pytest.mark.parametrize("encoding", ["nf4", "int8"])
+def test_modules_whose_names_end_in_weight_stay_plain(encoding: str, tmp_path: Path) -> None:
+    """The control: the library does not find their codes."""
+    case = by_name("qwen4_exp_text")
+    case.build(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
+    for folder, include in (("usual", []), ("asked", ["block_inject_weight"])):
+        report = loadstone.convert(
+            tmp_path / "plain",
+            tmp_path / folder,
+            quantize=encoding,
+            include=include,
+            exclude=[r"\.experts\."],
+        )
+        warned = [each for each in report.findings if each.code == "convert.unread"]
+        assert bool(warned) == bool(include)
+        assert is_read_otherwise(case.cls, tmp_path / folder) == bool(include)
 
 
 @pytest.mark.parametrize("name", ["whisper", "t5"])

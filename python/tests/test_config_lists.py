@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from compressed_tensors.utils.match import match_name
+from readback_cells import styles_of, written_encodings
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -238,6 +239,64 @@ def test_a_list_that_lacks_a_stack_is_found(
     assert set(wrong_answers(target, style)) >= {
         f"model.layers.1.mlp.experts.0.{role}" for role in ROLES
     }
+
+
+# What is next to the experts, by model type.
+SHARED = {
+    "qwen3_moe": [],
+    "mixtral": [],
+    "qwen2_moe": ["shared_expert", "shared_expert_gate"],
+    "deepseek_v3": ["shared_experts"],
+}
+BOTH_STYLES = [each for each in written_encodings() if {*STYLES} <= {*styles_of(each)}]
+
+
+def mixture(folder: Path, model_type: str) -> Path:
+    words = ("block_sparse_moe", MIXTRAL) if model_type == "mixtral" else ("mlp", ROLES)
+    tensors = {"model.embed_tokens.weight": matrix(128, H), "lm_head.weight": matrix(128, H)}
+    for layer in range(2):
+        prefix = f"model.layers.{layer}."
+        tensors |= attention(prefix) | one_by_one(prefix, *words)
+        for block in SHARED[model_type]:
+            roles = [""] if block.endswith("gate") else [f".{role}" for role in ROLES]
+            tensors |= {f"{prefix}mlp.{block}{role}.weight": matrix(H, H) for role in roles}
+    tensors = {name: each.repeat(4, 4) for name, each in tensors.items()}  # several blocks of 128
+    for tensor in tensors.values():
+        tensor[0, 0] = 21 / 32  # the largest: nvfp4's outer scale is 2 ** -12, which has an inverse
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
+def lists_of(folder: Path) -> dict[str, Any]:
+    names = ("config.json", "hf_quant_config.json")
+    return {
+        name: json.loads((folder / name).read_text()) for name in names if (folder / name).is_file()
+    }
+
+
+@pytest.mark.parametrize("encoding", BOTH_STYLES)
+@pytest.mark.parametrize("model_type", SHARED)
+def test_a_repack_has_the_lists_of_a_quantization(
+    encoding: str, model_type: str, tmp_path: Path
+) -> None:
+    """Scales of experts are matrices as well; the choices that differ are the control."""
+    source = mixture(tmp_path / "in", model_type)
+    seen = []
+    for choice in ("usual", "experts of a layer", "no experts", "no attention"):
+        made = {}
+        for style in STYLES:
+            made[style] = tmp_path / f"{choice} {style}"
+            loadstone.convert(
+                source, made[style], quantize=encoding, style=style, **CHOICES[choice]
+            )
+        for style, before in itertools.product(STYLES, STYLES):
+            target = tmp_path / f"{choice} {before} {style}"
+            loadstone.convert(made[before], target, style=style)
+            assert lists_of(target) == lists_of(made[style])
+        seen.append(lists_of(made["modelopt"]))
+    assert all(a != b for a, b in itertools.combinations(seen, 2))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,59 @@ def test_a_matrix_that_is_no_layers_weight_warns(tmp_path: Path) -> None:
         tmp_path / "a.safetensors", tmp_path / "o.safetensors", quantize="fp8", include="."
     )
     assert unread(report.findings).keys() == {"a.table"}
+
+
+@pytest.mark.parametrize("name", ["layers.0.mixer.A_log", "layers.0.mlp.experts.table"])
+@pytest.mark.parametrize("encoding", [each for each in written_encodings() if styles_of(each)])
+def test_an_include_without_names_for_components_is_refused(
+    encoding: str, name: str, tmp_path: Path
+) -> None:
+    """A matrix that is not a ``.weight`` has components in the style modelopt alone."""
+    source, out = tmp_path / "a.safetensors", tmp_path / "o.safetensors"
+    values = {name: torch.randn(128, 128), "layers.0.proj.weight": torch.randn(128, 128)}
+    save_file(values, source)
+    for style in styles_of(encoding):
+        options: dict[str, Any] = {"quantize": encoding, "style": style}
+        if style != "modelopt":
+            with pytest.raises(loadstone.Error, match=re.escape(f"'{name}' stays as it is")):
+                loadstone.convert(source, out, **options, include=re.escape(name))
+            assert not out.exists()
+        made = tmp_path / f"{style}.safetensors"
+        report = loadstone.convert(source, made, **options, include=".")
+        alone = {each.target for each in report.findings if each.code == "convert.left_alone"}
+        assert alone == (set() if style == "modelopt" else {name})
+        loadstone.convert(made, tmp_path / f"{style} decoded.safetensors", dequantize=True)
+        found = load_file(tmp_path / f"{style} decoded.safetensors")
+        assert found.keys() == values.keys()
+        for each, value in values.items():
+            assert (found[each].float() - value).norm() < 0.2 * value.norm()
+            assert torch.equal(found[each].float(), value) == (each in alone)
+
+
+# Styles that transformers reads, and layouts of Llama 4's experts.
+@pytest.mark.parametrize("only_attention", [False, True])
+@pytest.mark.parametrize("experts", ["keep", "separate"])
+@pytest.mark.parametrize("encoding", [each for each in written_encodings() if styles_of(each)])
+def test_stacks_next_to_codes_warn(
+    encoding: str, experts: str, only_attention: bool, tmp_path: Path
+) -> None:
+    """transformers looks for Llama 4's experts one by one if anything is quantized."""
+    folder = stack_model(tmp_path, "llama4_text")
+    for style in styles_of(encoding):
+        for model_type in ("llama4_text", "gpt_oss"):  # the other is the control
+            (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+            report = loadstone.convert(
+                folder,
+                tmp_path / f"{style} {model_type}",
+                quantize={"self_attn": encoding} if only_attention else encoding,
+                style=style,
+                experts=experts,
+                exclude=[r"\.experts\."],
+            )
+            is_lost = (model_type, experts) == ("llama4_text", "keep") and style != "modelopt"
+            stack = "model.layers.0.mlp.experts."
+            expected = {f"{stack}gate_up_proj", f"{stack}down_proj"} if is_lost else set()
+            assert unread(report.findings).keys() == expected
 
 
 def test_a_merge_warns_too(model: Path, tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ void transpose_conv1d(TargetRecipe& recipe, std::string_view encoding,
        .suggestion = "write the merged model without --quantize, and convert it"});
 }
 
+// Returns true if readers of the style find the components by their names. A stack in the style
+// compressed-tensors is an error of its own.
+bool names_components(NamingStyle style, const TargetRecipe& recipe) {
+  if (recipe.target.ends_with(".weight")) return true;
+  const bool is_stack = recipe.shape.rank() > 2;
+  return style != NamingStyle::bnb && (style != NamingStyle::compressed || is_stack);
+}
+
 // Holds the encodings of one layer of experts. Not thread-safe.
 class MixedExperts {
  public:
@@ -150,11 +158,21 @@ class Choosing {
     }
     misfits_.report(findings_);
     report_unread();
+    report_lost(recipes);
     report_mixed(recipes);
     report_stacks();
   }
 
  private:
+  void warn_unread(std::vector<std::string> names, std::string message,
+                   std::string_view suggestion) {
+    findings_.push_back({.severity = Severity::warning,
+                         .code = "convert.unread",
+                         .sources = std::move(names),
+                         .message = std::move(message),
+                         .suggestion = std::string(suggestion)});
+  }
+
   void report_stacks() {
     if (stacks_.empty()) return;
     const bool has_known_layout = std::ranges::any_of(
@@ -179,11 +197,24 @@ class Choosing {
       std::string message =
           fmt::format("{} would become codes that libraries do not read as such ({}): {}",
                       counted(names.size(), "tensor"), reason, name_list(names));
-      findings_.push_back({.severity = Severity::warning,
-                           .code = "convert.unread",
-                           .sources = std::move(names),
-                           .message = std::move(message),
-                           .suggestion = std::string(advice)});
+      warn_unread(std::move(names), std::move(message), advice);
+    }
+  }
+
+  // Warns of plain tensors that a library does not find in a folder with codes.
+  void report_lost(const Recipes& recipes) {
+    if (!has_reader_) return;
+    std::map<const PlainRule*, std::vector<std::string>> lost;
+    for (const TargetRecipe& recipe : recipes.targets) {
+      if (choices_.quantize.contains(recipe.target)) continue;
+      const PlainRule* const rule = chooser_.lost_beside_codes(recipe.target);
+      if (rule != nullptr) lost[rule].push_back(recipe.target);
+    }
+    for (auto& [rule, names] : lost) {
+      std::string message =
+          fmt::format("{} would not be read next to codes ({}): {}",
+                      counted(names.size(), "plain tensor"), rule->reason, name_list(names));
+      warn_unread(std::move(names), std::move(message), rule->advice);
     }
   }
 
@@ -209,11 +240,8 @@ class Choosing {
         "{} would have experts in several encodings ({}), and libraries read those of "
         "a layer as one: {}",
         counted(names.size(), "layer"), fmt::join(kinds, ", "), name_list(names));
-    findings_.push_back({.severity = Severity::warning,
-                         .code = "convert.unread",
-                         .sources = std::move(names),
-                         .message = std::move(message),
-                         .suggestion = "give all experts of a layer the same encoding"});
+    warn_unread(std::move(names), std::move(message),
+                "give all experts of a layer the same encoding");
   }
 
   // Why the tensor stays as it is; nothing if it gets an encoding.
@@ -233,6 +261,11 @@ class Choosing {
       constexpr std::string_view why = "of transformers' Conv1D, not of nn.Linear";
       if (!chooser_.is_included(recipe.target)) return why;
       unread = why;
+    }
+    if (written != nullptr && !names_components(naming_style(*written, style_), recipe)) {
+      constexpr std::string_view why = "files name the components of a '.weight' only";
+      misfits_.add(recipe, quantization, {std::string(why), {}, {}});
+      return why;
     }
     QuantizeForm form;
     auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
@@ -262,6 +295,7 @@ class Choosing {
     }
     const NamingStyle naming = naming_style(written, style_);
     if (naming == NamingStyle::unified) return;
+    has_reader_ = true;
     if (naming == NamingStyle::compressed && recipe.shape.rank() > 2) {
       stacks_.push_back(recipe.target);
     }
@@ -286,6 +320,7 @@ class Choosing {
   const bool is_of_diffusers_;
   std::set<std::string, std::less<>> names_;
   std::vector<std::string> stacks_;  // that the style has no names for
+  bool has_reader_ = false;          // transformers reads codes of the style
   Misfits misfits_;
   // Names of quantized tensors by the kind of their layer, if that is not linear.
   std::map<std::string_view, Unread> unread_;

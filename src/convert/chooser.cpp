@@ -69,6 +69,7 @@ Chooser::Chooser(const QuantizeOptions& options, std::string_view config) {
   take(bnb_plain_rules(), bnb_plain_);
   take(joined_rules(), joined_);
   take(split_rules(), split_);
+  take(lost_rules(), lost_);
   for (const PartnerRule& rule : partner_rules()) {
     partners_.push_back(compile(rule.pattern, "rules", own));
   }
@@ -124,10 +125,15 @@ const PlainRule* Chooser::changed_layer(const std::string& name, bool joins_code
   return rule == nullptr && joins_codes ? first_rule(joined_, name) : rule;
 }
 
+const PlainRule* Chooser::lost_beside_codes(const std::string& name) const {
+  return first_rule(lost_, name);
+}
+
 const PlainRule* Chooser::first_rule(const Reasons& rules, const std::string& name) {
   const auto found =
       std::ranges::find_if(rules, [&](const auto& each) { return is_in(*each.first, name); });
-  return found == rules.end() ? nullptr : found->second;
+  const bool is_found = found != rules.end() && found->second->reason != PlainRule::is_read;
+  return is_found ? found->second : nullptr;
 }
 
 Chooser::Format* Chooser::format_for(const std::string& name) {

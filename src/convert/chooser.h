@@ -47,6 +47,9 @@ class Chooser {
   // Returns the rule by which transformers takes codes of the tensor for numbers; null if none.
   // `joins_codes`: of experts too.
   [[nodiscard]] const PlainRule* changed_layer(const std::string& name, bool joins_codes) const;
+  // Returns the rule by which transformers does not find the plain tensor next to codes; null if
+  // none.
+  [[nodiscard]] const PlainRule* lost_beside_codes(const std::string& name) const;
   // The first whose pattern finds the name. Null: there is none.
   [[nodiscard]] Format* format_for(const std::string& name);
   // The same, and null for "none": it stays as it is.
@@ -62,7 +65,7 @@ class Chooser {
  private:
   using Reasons = std::vector<std::pair<Pattern, const PlainRule*>>;
 
-  // Return the first rule that matches; null without one.
+  // Returns the first rule that matches; null without one, or if its reason is PlainRule::is_read.
   [[nodiscard]] static const PlainRule* first_rule(const Reasons& rules, const std::string& name);
 
   void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
@@ -81,6 +84,7 @@ class Chooser {
   Reasons bnb_plain_;
   Reasons joined_;
   Reasons split_;
+  Reasons lost_;
   std::vector<Pattern> partners_;
 };
 

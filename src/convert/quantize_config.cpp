@@ -224,19 +224,19 @@ bool has_prefix(const std::set<std::string>& prefixes, const std::string& prefix
 }
 
 // A server makes one layer of a stack of experts, and asks for it by the stack's module, or by the
-// names that the weights of its experts would have.
-void add_stacks(const Plan& plan, QuantizedModules& modules) {
+// names that the weights of its experts would have. `plain`: tensors without codes.
+void add_stacks(const std::vector<const PlannedTarget*>& plain, QuantizedModules& modules) {
   std::set<std::string> quantized;
   for (const auto& [name, quantization] : modules.quantized) quantized.insert(name);
   std::set<std::string> parts;
-  for (const PlannedTarget& target : plan.targets) {
-    const auto module = target.quantization ? std::nullopt : stack_module(target);
+  for (const PlannedTarget* const target : plain) {
+    const auto module = stack_module(*target);
     if (!module) continue;
     const bool is_whole = !has_prefix(quantized, *module + ".");
     if (is_whole && parts.insert(*module).second) modules.stacks.push_back(*module);
-    const bool is_down = target.name.find("down_proj", module->size()) != std::string::npos;
-    const bool is_gate_up = target.name.find("gate_up_proj", module->size()) != std::string::npos;
-    const std::uint64_t count = is_whole || target.shape.rank() < 3 ? 1 : target.shape[0];
+    const bool is_down = target->name.find("down_proj", module->size()) != std::string::npos;
+    const bool is_gate_up = target->name.find("gate_up_proj", module->size()) != std::string::npos;
+    const std::uint64_t count = is_whole || target->shape.rank() < 3 ? 1 : target->shape[0];
     for (std::uint64_t expert = 0; expert < count; ++expert) {
       for (const ExpertRole role : expert_roles) {
         const bool is_other = role == ExpertRole::down ? is_gate_up : is_down;
@@ -304,6 +304,7 @@ QuantizedModules quantized_modules(const Plan& plan, const std::vector<RepackedT
     modules.quantized.emplace_back(module_of(tensor.name), &tensor.quantization);
     components.insert(tensor.targets.begin(), tensor.targets.end());
   }
+  std::vector<const PlannedTarget*> plain;
   for (const PlannedTarget& target : plan.targets) {
     if (components.contains(target.name)) continue;
     std::string module(module_of(target.name));
@@ -311,9 +312,10 @@ QuantizedModules quantized_modules(const Plan& plan, const std::vector<RepackedT
       modules.quantized.emplace_back(std::move(module), &*target.quantization);
     } else if (target.shape.rank() >= 2) {
       add_plain(target, std::move(module), modules.plain);
+      plain.push_back(&target);
     }
   }
-  add_stacks(plan, modules);
+  add_stacks(plain, modules);
   return modules;
 }
 

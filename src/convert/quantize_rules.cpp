@@ -46,6 +46,10 @@ constexpr PlainRule plain[] = {
     {R"(lora_[AB](\.|$)|\.lora_\w+(\.|$))", "adapter", {}},
     {R"(\.(per_layer_\w+|altup|laurel)\b)", "small projection of this model",
      "gemma3n\\w*|gemma4\\w*"},
+    {R"(weight\.(.*\.)?weight$)",
+     "transformers takes the end of its module's name, 'weight', for that of the tensor",
+     {},
+     false},
 };
 
 constexpr std::string_view is_subclass =
@@ -59,7 +63,9 @@ constexpr PlainRule not_replaced[] = {
 constexpr std::string_view single_expert = R"(\.experts\.\d+\.)";
 constexpr std::string_view is_joined =
     "single experts, which transformers joins without their scales";
+constexpr std::string_view sequential_types = "llama4|llama4_text";
 constexpr PlainRule joined[] = {
+    {single_expert, PlainRule::is_read, sequential_types},
     {single_expert, is_joined, ".+", true,
      "transformers reads fp8 and fp8-channel in the style compressed-tensors"}};
 
@@ -72,7 +78,15 @@ constexpr PlainRule split[] = {
      true, "keep the numbers of this model"},
     {"", "layers that transformers renames, unlike their names in the config",
      "inkling_mm_model|rf_detr", true, "keep the numbers of this model"},
-    {single_expert, is_joined, "ernie4_5_vl_moe|hy_v4|minimax_m3_vl|qwen3_vl_moe"},
+    {"", "layers that transformers joins or renames, unlike their names in the config",
+     "minimax_m3_vl", true, "keep the numbers of this model"},
+    {single_expert, is_joined, "ernie4_5_vl_moe|hy_v4|qwen3_vl_moe"},
+};
+
+constexpr PlainRule lost[] = {
+    {R"(\.experts\.(gate_up|down)_proj$)",
+     "stacks of experts, which transformers replaces by random single ones", sequential_types, true,
+     "take the experts apart (--experts separate)"},
 };
 
 constexpr PartnerRule partners[] = {
@@ -98,6 +112,7 @@ std::span<const PlainRule> plain_rules() noexcept { return plain; }
 std::span<const PlainRule> bnb_plain_rules() noexcept { return not_replaced; }
 std::span<const PlainRule> joined_rules() noexcept { return joined; }
 std::span<const PlainRule> split_rules() noexcept { return split; }
+std::span<const PlainRule> lost_rules() noexcept { return lost; }
 std::span<const PartnerRule> partner_rules() noexcept { return partners; }
 std::span<const StackRule> stack_rules() noexcept { return stacks; }
 std::string_view turned_stack_types() noexcept { return "gpt_oss|llama4|llama4_text"; }

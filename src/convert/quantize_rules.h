@@ -15,6 +15,9 @@ namespace loadstone {
 // A name that says: do not quantize. Rules for linear layers find the module as well as its weight:
 // configs that list modules contain them.
 struct PlainRule {
+  // The reason of a rule for names that no later rule is about.
+  static constexpr std::string_view is_read = "";
+
   std::string_view pattern;
   std::string_view reason;
   std::string_view model_types;  // pattern of config.json's "model_type"; empty: any
@@ -48,6 +51,8 @@ inline constexpr std::string_view weight_pattern =
 // in any style it reads.
 [[nodiscard]] std::span<const PlainRule> joined_rules() noexcept;
 [[nodiscard]] std::span<const PlainRule> split_rules() noexcept;
+// Plain tensors that transformers does not find if anything else in the folder is quantized.
+[[nodiscard]] std::span<const PlainRule> lost_rules() noexcept;
 [[nodiscard]] std::span<const PartnerRule> partner_rules() noexcept;
 [[nodiscard]] std::span<const StackRule> stack_rules() noexcept;
 // Model types whose stacks of experts are kept [experts, columns, rows], or with rows interleaved.
