@@ -106,7 +106,7 @@ LOADSTONE_API void note_values(Recipes& recipes, const std::shared_ptr<const Cat
 // Compact: what a cache of plans stores.
 [[nodiscard]] LOADSTONE_API std::string to_json(const Recipes& recipes, const Catalog& catalog);
 // Trusts nothing: Error "plan.recipe" for text that is no such JSON, and for sources that the
-// catalog does not hold.
+// catalog lacks or that differ there in shape, encoding or codes.
 [[nodiscard]] LOADSTONE_API Recipes recipes_from_json(const Catalog& catalog,
                                                       std::string_view text);
 

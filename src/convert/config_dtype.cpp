@@ -7,6 +7,8 @@
 
 #include "catalog/config_claim.h"
 #include "convert/json_text.h"
+#include "loadstone/catalog.h"
+#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -34,6 +36,21 @@ std::optional<Dtype> main_dtype(const Plan& plan) {
 }
 
 }  // namespace
+
+bool changes_dtype(const Plan& plan) {
+  return std::ranges::any_of(plan.targets, [&](const PlannedTarget& target) {
+    if (target.quantization || !is_wide_float(target.dtype)) return false;
+    bool is_decoded = false;
+    bool is_cast = false;
+    bool is_kept = false;
+    for_each_box(target.recipe, [&](const Box& box) {
+      const Encoding before = plan.catalog->tensors()[box.source].encoding;
+      is_decoded |= box.decoding != no_decoding;
+      (before == Encoding(target.dtype) ? is_kept : is_cast) = true;
+    });
+    return is_decoded || (is_cast && !is_kept);
+  });
+}
 
 std::string with_dtype_of(const Plan& plan, std::string_view config) {
   const auto dtype = main_dtype(plan);

@@ -8,6 +8,10 @@
 
 namespace loadstone {
 
+// Returns true if a plain floating tensor of the output is decoded, or none of its sources has its
+// dtype.
+[[nodiscard]] bool changes_dtype(const Plan& plan);
+
 // The config with the output's dtype for "dtype" and "torch_dtype", in configs of the model's parts
 // too. The output's dtype is the one of most numbers in unquantized floating tensors of 16 bits
 // and more; without such a tensor, or such a member, the config stays as it is.

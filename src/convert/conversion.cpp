@@ -178,10 +178,10 @@ void tell_doubtful(const Catalog& catalog, const ConvertOptions& options,
 
 // Transforms of activations are in the config alone: outputs with another config lose them.
 // Returns false if they would.
-bool check_transforms(Conversion& conversion, const ConvertOptions& options) {
+bool check_transforms(Conversion& conversion, const ConvertOptions& options, bool has_values) {
   const Catalog& catalog = *conversion.plan.catalog;
-  const bool is_rewritten = decodes(catalog, options) || !options.quantize.formats.empty() ||
-                            repacks(options) || options.format != FileFormat::safetensors;
+  const bool is_rewritten = has_values || !options.quantize.formats.empty() || repacks(options) ||
+                            options.format != FileFormat::safetensors;
   if (!is_rewritten) return true;
   auto found = transform_finding(catalog);
   if (!found) found = scaled_activation_finding(catalog);
@@ -191,8 +191,8 @@ bool check_transforms(Conversion& conversion, const ConvertOptions& options) {
 }
 
 // Checks the config's claims about quantization, transforms and ties.
-void check_claims(Conversion& conversion, const ConvertOptions& options) {
-  if (check_transforms(conversion, options)) check_claim(conversion, options);
+void check_claims(Conversion& conversion, const ConvertOptions& options, bool has_values) {
+  if (check_transforms(conversion, options, has_values)) check_claim(conversion, options);
   tell_doubtful(*conversion.plan.catalog, options, conversion.plan.findings);
   for (Finding& finding : check_tied_shapes(*conversion.plan.catalog, options.folder.config)) {
     fail(conversion, std::move(finding));
@@ -341,12 +341,12 @@ static ConvertOptions settled(const Catalog& catalog, ConvertOptions options) {
 }
 
 // Settles the facts that an existing config at the target must agree with.
-static void settle_config(Conversion& conversion, const ConvertOptions& options, bool is_decoded,
+static void settle_config(Conversion& conversion, const ConvertOptions& options, bool has_values,
                           bool is_untied) {
   const Plan& plan = conversion.plan;
   const Catalog& catalog = *plan.catalog;
   const bool is_kept =
-      !is_decoded && !options.merge &&
+      !has_values && !options.merge &&
       (catalog.quantized().has_readable() || !certain_claim(catalog, options.folder).empty());
   const auto is_encoded = [](const PlannedTarget& target) {
     return target.quantization.has_value();
@@ -430,7 +430,10 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   conversion.plan = Planner(std::move(catalog), skeleton, plan_options).run(SinkKind::files);
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
-  check_claims(conversion, options);
+  // Recipes may make values of all codes too, without an option.
+  const bool has_values = is_decoded || (plan.catalog->quantized().has_readable() &&
+                                         conversion.repacked.empty() && !moves_codes(plan));
+  check_claims(conversion, options, has_values);
   for (Finding& each : check_moved_codes(plan, conversion.repacked, options.dequantize)) {
     fail(conversion, std::move(each));
   }
@@ -438,13 +441,13 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
     for (Finding& finding : check_numbers(plan)) fail(conversion, std::move(finding));
   }
   if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
-  settle_metadata(conversion, options, is_decoded);
+  settle_metadata(conversion, options, has_values);
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
-  const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();
+  const bool has_decoded = has_values && plan.catalog->quantized().has_readable();
   settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});
   if (options.merge) tell_other_models(*plan.catalog, *options.merge, given.folder, plan.findings);
-  settle_config(conversion, options, is_decoded, outputs.unties);
+  settle_config(conversion, options, has_values, outputs.unties);
   tell_configs(conversion, options, has_decoded);
   choose_sizes(conversion, options);
   plan.bytes_to_read = conversion.bytes_to_read;

@@ -203,4 +203,16 @@ std::vector<Finding> check_moved_codes(const Plan& plan,
   return Check(plan, components, dequantizes).run();
 }
 
+bool moves_codes(const Plan& plan) {
+  const QuantizedTensors& quantized = plan.catalog->quantized();
+  const auto is_moved = [&](const Box& box) {
+    const bool is_decoded =
+        box.decoding != no_decoding && plan.decodings[box.decoding].dtype != Dtype::u8;
+    return !is_decoded && quantized.find(box.source) != nullptr;
+  };
+  return std::ranges::any_of(plan.targets, [&](const PlannedTarget& target) {
+    return std::ranges::any_of(target.recipe.boxes, is_moved);
+  });
+}
+
 }  // namespace loadstone

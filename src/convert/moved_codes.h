@@ -16,4 +16,7 @@ namespace loadstone {
                                                      const std::vector<RepackedTensor>& repacked,
                                                      bool dequantizes);
 
+// Returns true if a target gets codes of the source as they are, whatever their container.
+[[nodiscard]] bool moves_codes(const Plan& plan);
+
 }  // namespace loadstone

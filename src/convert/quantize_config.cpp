@@ -443,9 +443,7 @@ void settle_extras(Conversion& conversion, const ConvertOptions& options, const 
   const bool is_changed = !section.empty() || changes.is_decoded;
   const bool has_config = !folder.config.empty() || options.one_file;
   if (is_changed) config = with_section(has_config && !config.empty() ? config : "{}\n", section);
-  const bool has_blocks = std::ranges::any_of(
-      plan.catalog->tensors(), [](const TensorInfo& each) { return !each.encoding.is_dtype(); });
-  if (!config.empty() && (options.dtype || changes.is_decoded || has_blocks)) {
+  if (!config.empty() && (options.dtype || changes_dtype(plan))) {
     config = with_dtype_of(plan, config);
   }
   if (!config.empty() && changes.is_untied) config = untied_config(config);

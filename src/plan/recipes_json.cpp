@@ -13,6 +13,7 @@
 #include "codec/tensor_table.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
+#include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe.h"
 #include "plan/decodings.h"
 
@@ -20,9 +21,26 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::uint64_t version = 1;
+constexpr std::uint64_t version = 2;
 constexpr std::size_t text_bytes_max = std::size_t{1} << 30;
 constexpr const char* code = "plan.recipe";
+
+// The encoding of the codes in a source, with all that gives them their values, to be compared.
+// Empty: the source holds values.
+std::string codes_of(const Catalog& catalog, std::uint32_t source) {
+  const QuantizedTensor* const codes = catalog.quantized().find(source);
+  if (codes == nullptr) return {};
+  if (!codes->is_readable()) return "an unknown encoding";
+  const Decoding& decoding = codes->decoding;
+  std::vector<std::string> names;
+  for (const std::uint32_t each : decoding.sources) names.push_back(catalog.tensors()[each].name);
+  std::string text = fmt::format("{} ({} {} of {}", codes->encoding, decoding.kernel,
+                                 decoding.shape.text(), fmt::join(names, ", "));
+  if (decoding.offset != 0) text += fmt::format(", offset {}", decoding.offset);
+  if (decoding.group_size != 0) text += fmt::format(", groups of {}", decoding.group_size);
+  if (codes->is_transposed) text += ", transposed";
+  return text + ")";
+}
 
 // ---- writing
 
@@ -35,6 +53,17 @@ struct Numbers {
   std::vector<std::uint32_t> used;  // decodings, by their number
   std::uint32_t source_count = 0;
 };
+
+void write_source(JsonWriter& json, const Catalog& catalog, std::uint32_t source) {
+  const TensorInfo& tensor = catalog.tensors()[source];
+  json.begin_array();
+  json.value(tensor.name);
+  json.value(tensor.encoding.name());
+  json.value(tensor.shape.extents());
+  const std::string codes = codes_of(catalog, source);
+  if (!codes.empty()) json.value(codes);
+  json.end_array();
+}
 
 Numbers write_sources(JsonWriter& json, const Recipes& recipes, const Catalog& catalog) {
   Numbers numbers;
@@ -49,7 +78,7 @@ Numbers write_sources(JsonWriter& json, const Recipes& recipes, const Catalog& c
       }
       if (numbers.sources[source] != unnumbered) continue;
       numbers.sources[source] = numbers.source_count++;
-      json.value(catalog.tensors()[source].name);
+      write_source(json, catalog, source);
     }
     for (const Box& box : recipe.boxes) {
       if (box.decoding == no_decoding) continue;
@@ -123,11 +152,14 @@ class Reading {
                      std::to_string(version));
     }
     Recipes recipes;
-    read_sources(fields.required("sources"), fields.at("sources"), sources_);
+    read_sources(fields.required("sources"), fields.at("sources"));
     if (const auto values = fields.optional("values")) {
       recipes.values_digest = reader_.string(*values, fields.at("values"));
       const JsonPlace place = fields.at("computed_from");
-      read_sources(fields.required("computed_from"), place, recipes.computed_from);
+      for (const auto item : reader_.array(fields.required("computed_from"), place)) {
+        const JsonPlace item_place = {&place, {}, recipes.computed_from.size()};
+        recipes.computed_from.push_back(find(reader_.string(item, item_place), item_place));
+      }
     }
     if (const auto decodings = fields.optional("decodings")) {
       read_decodings(*decodings, fields.at("decodings"), recipes.decodings);
@@ -145,16 +177,45 @@ class Reading {
  private:
   using Element = JsonReader::Element;
 
-  void read_sources(Element value, const JsonPlace& place, std::vector<std::uint32_t>& sources) {
+  [[nodiscard]] std::uint32_t find(std::string_view name, const JsonPlace& place) const {
+    const auto index = catalog_.find(name);
+    if (!index) reader_.refuse(place, "the checkpoint holds no such tensor", printable(name));
+    return *index;
+  }
+
+  void read_sources(Element value, const JsonPlace& place) {
     for (const auto item : reader_.array(value, place)) {
-      const JsonPlace item_place = {&place, {}, sources.size()};
-      const auto name = reader_.string(item, item_place);
-      const auto index = catalog_.find(name);
-      if (!index) {
-        reader_.refuse(item_place, "the checkpoint holds no such tensor", printable(name));
+      const JsonPlace item_place = {&place, {}, sources_.size()};
+      const auto parts = reader_.array(item, item_place);
+      if (parts.size() != 3 && parts.size() != 4) {
+        reader_.refuse(item_place, "a source has three or four parts", std::to_string(parts.size()),
+                       "[name, encoding, shape, codes]");
       }
-      sources.push_back(*index);
+      auto part = parts.begin();
+      const std::uint32_t source = find(reader_.string(*part, item_place), item_place);
+      const TensorInfo& tensor = catalog_.tensors()[source];
+      const auto encoding = reader_.string(*++part, item_place);
+      require_same(tensor, "shape", tensor.shape.text(), read_shape(*++part, item_place).text());
+      require_same(tensor, "encoding", tensor.encoding.name(), encoding);
+      const auto codes = parts.size() == 4 ? reader_.string(*++part, item_place) : "";
+      require_same(tensor, "codes", codes_of(catalog_, source), codes);
+      sources_.push_back(source);
     }
+  }
+
+  // Boxes count elements of the tensor that the recipes were made for, and decodings read its
+  // codes.
+  static void require_same(const TensorInfo& tensor, const char* field, std::string_view found,
+                           std::string_view expected) {
+    if (found == expected) return;
+    const auto shown = [](std::string_view text) {
+      return text.empty() ? std::string("plain values") : printable(text, 400);
+    };
+    throw Error(code, "the recipes were made for a checkpoint whose tensor of this name differs",
+                {.tensor = tensor.name,
+                 .field = field,
+                 .found = shown(found),
+                 .expected = shown(expected)});
   }
 
   void read_decodings(Element value, const JsonPlace& place, std::vector<Decoding>& decodings) {

@@ -289,7 +289,7 @@ TEST(RecipesJson, ComeBackAsTheyWere) {
 TEST(RecipesJson, WhatIsNoRecipeIsRefused) {
   const auto catalog = fake_catalog({{"a", {4}}});
   const std::string good =
-      R"({"version":1,"sources":["a"],"targets":[["t",[4],"F32",[[0,0,0,4,1,1]]]]})";
+      R"({"version":2,"sources":[["a","F32",[4]]],"targets":[["t",[4],"F32",[[0,0,0,4,1,1]]]]})";
   EXPECT_EQ(recipes_from_json(*catalog, good).targets.size(), 1u);
   struct Case {
     const char* found;
@@ -297,16 +297,22 @@ TEST(RecipesJson, WhatIsNoRecipeIsRefused) {
     const char* says;
   };
   for (const Case& each : {
-           Case{"\"version\":1", "\"version\":2", "version"},
-           Case{"\"version\":1,", "", "version"},
+           Case{"\"version\":2", "\"version\":1", "version"},
+           Case{"\"version\":2,", "", "version"},
            Case{"\"version\"", "\"more\":1,\"version\"", "unknown field"},
-           Case{"[\"a\"]", "[\"x\"]", "no such tensor"},
-           Case{"[\"a\"]", "[7]", "sources[0]"},
-           Case{"[\"a\"]", "[]", "source does not exist"},
-           Case{"\"F32\"", "\"F33\"", "unknown dtype"},
-           Case{"\"F32\",", "", "four parts"},
-           Case{"[4],", "[4, -1],", "targets[0]"},
-           Case{"[4],", "[4294967296,4294967296,4],", "64 bits"},
+           Case{"[\"a\",", "[\"x\",", "no such tensor"},
+           Case{"[\"a\",", "[7,", "sources[0]"},
+           Case{"[\"a\",\"F32\",[4]]", "\"a\"", "sources[0]"},
+           Case{"[\"a\",\"F32\",[4]]", "[\"a\"]", "three or four parts"},
+           Case{"[\"a\",\"F32\",[4]]", "", "source does not exist"},
+           Case{"[\"a\",\"F32\",[4]]", "[\"a\",\"F32\",[5]]", "shape"},
+           Case{"[\"a\",\"F32\",[4]]", "[\"a\",\"F32\",[2,2]]", "shape"},
+           Case{"[\"a\",\"F32\",[4]]", "[\"a\",\"BF16\",[4]]", "encoding"},
+           Case{"[\"a\",\"F32\",[4]]", "[\"a\",\"F32\",[4],\"nf4\"]", "plain values"},
+           Case{"[4],\"F32\"", "[4],\"F33\"", "unknown dtype"},
+           Case{"[4],\"F32\",", "[4],", "four parts"},
+           Case{"[4],\"F32\"", "[4, -1],\"F32\"", "targets[0]"},
+           Case{"[4],\"F32\"", "[4294967296,4294967296,4],\"F32\"", "64 bits"},
            Case{"[0,0,0,4,1,1]", "[1,0,0,4,1,1]", "source does not exist"},
            Case{"[0,0,0,4,1,1]", "[0,0,0,4,1]", "numbers"},
            Case{"[0,0,0,4,1,1]", "[]", "numbers"},
@@ -327,7 +333,8 @@ TEST(RecipesJson, BoxesAreCheckedByThePlan) {
   const auto catalog = fake_catalog({{"a", {4}}});
   PlanOptions options;
   options.recipes = recipes_from_json(
-      *catalog, R"({"version":1,"sources":["a"],"targets":[["t",[4],"F32",[[0,1,0,4,1,1]]]]})");
+      *catalog,
+      R"({"version":2,"sources":[["a","F32",[4]]],"targets":[["t",[4],"F32",[[0,1,0,4,1,1]]]]})");
   const Plan plan = make_plan(catalog, skeleton_of({target_of("t", {4})}), options);
   EXPECT_EQ(found(plan, "plan.box").size(), 1u);
 }
