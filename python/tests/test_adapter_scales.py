@@ -165,3 +165,27 @@ def test_a_configuration_beside_the_metadata(door: str, prefix: str, tmp_path: P
     with pytest.raises(loadstone.Error) as caught:
         DOORS[door](tmp_path)
     assert caught.value.code == "format.adapter"
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_a_copy_of_the_base_is_left_out_as_the_error_advises(tmp_path: Path, factor: float) -> None:
+    """PEFT saves the embeddings and heads that it adapts with the adapter."""
+    file, module = tmp_path / "adapter.safetensors", f"base_model.model.{NAME}"
+    save_file({f"{NAME}.weight": BASE}, tmp_path / "base.safetensors")
+    products = {f"{module}.lora_A.weight": RIGHT, f"{module}.lora_B.weight": LEFT}
+    save_file(products | {f"{module}.base_layer.weight": BASE}, file)
+
+    def merged(**options: Any) -> torch.Tensor:
+        out = tmp_path / "out.safetensors"
+        loadstone.merge(tmp_path / "base.safetensors", out, lora={file: factor}, **options)
+        return load_file(out)[f"{NAME}.weight"]
+
+    if factor == 1:
+        merged()
+    else:
+        with pytest.raises(loadstone.PlanError, match="replaces the base's tensor") as caught:
+            merged()
+        (found,) = caught.value.findings
+        assert "--lora-ignore base_layer" in found.suggestion
+    expected = BASE + factor * LEFT @ RIGHT
+    assert torch.allclose(merged(lora_ignore="base_layer"), expected, atol=1e-4)
