@@ -320,7 +320,7 @@ class DcpFolder {
         others.push_back(object.name);
       }
     }
-    const char* const what = holders.empty() ? "objects that are no tensors, and not read"
+    const char* const what = holders.empty() ? "objects that are not tensors, and not read"
                                              : "objects that are not read, though some of them "
                                                "contain tensors (tuples, for one)";
     states.insert(states.begin(), holders.begin(), holders.end());
