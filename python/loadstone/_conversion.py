@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from loadstone import _cluster, _core, _machine, llama_cpp
+from loadstone import _cluster, _core, llama_cpp
 from loadstone._catalog import Catalog, Checkpoint
-from loadstone._errors import make
+from loadstone._errors import count_argument, make
 from loadstone._metadata import Metadata, metadata_text
 from loadstone._output import (
     ConvertReport,
@@ -22,6 +22,7 @@ from loadstone._output import (
     open_source,
     path_text,
     patterns_of,
+    sizes_of,
     style_name,
 )
 from loadstone._progress import shown
@@ -160,6 +161,9 @@ def convert(
     """
     if cluster is not None:
         return _divided(**locals())
+    if parts is not None:
+        message = "parts are the tasks of a cluster, and cluster= is missing"
+        raise make("plan.options", message, field="parts", found=repr(parts))
     where = os.fsdecode(target)
     form = form_of(where, shard_size, name)
     resolved = _resolved(
@@ -169,9 +173,8 @@ def convert(
         **resolved,
         block_dtype=str(block_dtype),
         **form.arguments,
-        shard_bytes_max=None if shard_size is None else _machine.byte_count(shard_size),
-        memory_bytes_max=None if max_memory is None else _machine.byte_count(max_memory),
-        threads=threads or 0,
+        **sizes_of(shard_size, max_memory),
+        threads=count_argument("threads", threads or 0),
         formats=format_rows(quantize),
         mode=mode,
         include=patterns_of(include),
@@ -312,6 +315,12 @@ def _resolved(
         catalog, listed, recipes, dtype = traced.catalog._core, "", traced.recipes, None
         metadata = traced.metadata_with(metadata)
     else:
+        for field, value in (("converter", converter), ("trust_code", trust_code)):
+            if value:
+                message = (
+                    "llama.cpp's converter is for a model's folder to NAME.gguf, without rules"
+                )
+                raise make("plan.options", message, field=field, found=str(value))
         catalog = (
             source._core if isinstance(source, Catalog) else open_source(source, allow_links)._core
         )

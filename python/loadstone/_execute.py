@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loadstone import _collector, _core, _devices, _initialise, _read_once, _ties
+from loadstone import _collector, _core, _devices, _half_written, _initialise, _read_once, _ties
 from loadstone import torch as memory
 from loadstone._audit import Loads, remember
 from loadstone._dtypes import dtype_name, element_dtype, has_name
 from loadstone._errors import FilledWarning, make
+from loadstone._half_written import WRITTEN
 from loadstone._holders import Own, Parameters, note_replaced
-from loadstone._homes import WRITTEN, Homes
+from loadstone._homes import Homes
 from loadstone._interrupts import held_back
 from loadstone._machine import peak_resident_bytes
 from loadstone._progress import ProgressCallback, shown
@@ -149,7 +150,6 @@ class _Before:
         Args:
             error: ends the load, and gets the names of the tensors that are half-written.
         """
-        filled.homes.report_half_written(error)
         filled.offload.abandon()
         self._plan._extra.undo()
         if filled.layers is not None:
@@ -158,6 +158,7 @@ class _Before:
         for slot, tensor in zip(self._slots, self._tensors, strict=True):
             slot.put_back(tensor)
         self._loads.restore()
+        filled.homes.report_half_written(error)
         renew(self._model)
 
 
@@ -239,6 +240,7 @@ def read_values(
     plan.require_ok()
     in_place = plan._in_place if in_place is None else in_place
     slots = planned_slots(plan, model) if slots is None else slots
+    _half_written.require_written(slots, plan.targets)
     _require_devices(plan)
     if plan._units is not None:
         plan._units.require_values()
@@ -348,6 +350,7 @@ def make_report(
     if text is not None:
         report.receipt = Receipt(text).with_held(slots, provenance)
     remember(model, report, slots)
+    _half_written.clear(slot.tensor for slot in slots if slot.name in given)
     return report
 
 

@@ -13,11 +13,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _audit, _devices, _ties
+from loadstone import _audit, _devices, _half_written, _ties
 from loadstone import torch as memory
 from loadstone._contents import Contents, may_exchange, takes_data
 from loadstone._dtypes import dtype_name
 from loadstone._errors import Error
+from loadstone._half_written import WRITTEN, end_byte
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot
     from loadstone._targets import PlannedTarget
 
-# Origins of values that a load puts into memory; a value of another origin stays where it is.
-WRITTEN = ("checkpoint", "constant", "zeros", "initialiser")
 # An error's note names this many tensors, and counts the others.
 _LISTED_MAX = 8
 # Copied memory begins where elements of all dtypes may.
@@ -158,7 +157,7 @@ class Homes:
     def report_half_written(self, error: BaseException) -> None:
         """Names the tensors whose memory a load that failed may have written to, if any.
 
-        They are noted in the error, and no audit accounts for them until the next load.
+        They are noted in the error, and no audit accounts for them until a load has written them.
         """
         if not self.in_place:
             return
@@ -168,6 +167,7 @@ class Homes:
         for slot in written:
             _note_write(slot.tensor)
         _audit.forget([slot.tensor for slot in written])
+        _half_written.note(slot.tensor for slot in written)
         names = [slot.name for slot in written]
         if isinstance(error, Error):
             error.half_written = names
@@ -190,7 +190,7 @@ class _Group:
 
     def __init__(self, slots: list[TensorSlot]) -> None:
         self._slots = slots
-        ends = [_end(slot.tensor) for slot in slots]
+        ends = [end_byte(slot.tensor) for slot in slots]
         begins = [slot.tensor.storage_offset() * slot.tensor.element_size() for slot in slots]
         self._begin, self._end = min(begins) // _ALIGNMENT * _ALIGNMENT, max(ends)
         self.nbytes = self._end - self._begin
@@ -231,12 +231,6 @@ def _groups(pairs: Sequence[tuple[TensorSlot, PlannedTarget]]) -> list[_Group]:
         for group in shared.values()
         if len(group) > 1 and any(_is_written(target) for _, target in group)
     ]
-
-
-def _end(tensor: torch.Tensor) -> int:
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = tensor.storage_offset() + sum((extent - 1) * stride for extent, stride in steps)
-    return int(last + 1) * tensor.element_size()
 
 
 def _fits(slot: TensorSlot, target: PlannedTarget) -> bool:

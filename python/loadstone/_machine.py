@@ -20,15 +20,25 @@ _UNITS = {
     **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
 }
 
+_BYTES_MAX = 2**63 - 1
 
-def byte_count(size: int | str) -> int:
-    """Bytes of ``4096``, ``"8GiB"`` or ``"500 MB"``."""
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
-    if match is None or match[2].upper() not in _UNITS:
-        raise make("plan.options", "not a size", field="max_memory", found=repr(size))
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+def byte_count(size: int | str, field: str = "max_memory") -> int:
+    """Bytes of ``4096``, ``"8GiB"`` or ``"500 MB"``.
+
+    Args:
+        field: the argument, for the error.
+    """
+    count: float = -1
+    if isinstance(size, int) and not isinstance(size, bool):
+        count = size
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+        if match is not None and match[2].upper() in _UNITS:
+            count = float(match[1]) * _UNITS[match[2].upper()]
+    if 0 <= count <= _BYTES_MAX:
+        return int(count)
+    raise make("plan.options", "not a size", field=field, found=repr(size))
 
 
 def device_name(device: Any) -> str:

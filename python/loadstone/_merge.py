@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from loadstone import _core, _machine
-from loadstone._errors import make
+from loadstone import _core
+from loadstone._errors import count_argument, make
 from loadstone._metadata import Metadata, metadata_text
 from loadstone._output import (
     ConvertReport,
@@ -19,6 +19,7 @@ from loadstone._output import (
     format_rows,
     path_text,
     patterns_of,
+    sizes_of,
     style_name,
 )
 from loadstone._weighted import Weighted, ignored_by, joined, opened, tie_argument, weighted
@@ -104,15 +105,15 @@ def merge(
     weights = [weight for _, weight in given]
     ignored, tie = ignored_by(adapters, lora_ignore), tie_argument(tie)
     factors = [(factor, ignored) for _, factor in adapters]
+    seed = None if seed is None else count_argument("seed", seed, 2**64 - 1)
     options = _core.merge_options(weights, factors, method, normalise, scale, density, seed, tie)
     conversion = _core.make_conversion(
         joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),
         dtype="" if dtype is None or dtype == "auto" else str(dtype),
         block_dtype=str(block_dtype),
         **form.arguments,
-        shard_bytes_max=None if shard_size is None else _machine.byte_count(shard_size),
-        memory_bytes_max=None if max_memory is None else _machine.byte_count(max_memory),
-        threads=threads or 0,
+        **sizes_of(shard_size, max_memory),
+        threads=count_argument("threads", threads or 0),
         formats=format_rows(quantize),
         mode=mode,
         include=patterns_of(include),

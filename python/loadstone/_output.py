@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadstone import _core
+from loadstone import _core, _machine
 from loadstone._catalog import RANK_MAX, Catalog, Checkpoint, inspect
-from loadstone._errors import PlanError, make, unknown
+from loadstone._errors import PlanError, count_argument, make, unknown
 from loadstone._progress import shown
 
 Quantize = str | Mapping[str, str]
@@ -96,6 +96,9 @@ def carry_out(
     except PlanError as error:
         error.findings = conversion.findings
         raise
+    if part is not None:
+        index, count = part
+        part = count_argument("part", index), count_argument("part", count)
     with shown(progress, "converting") as callback:
         report = _core.convert(
             conversion, target, callback, resume, part, finish, receipt or "", page_cache
@@ -155,6 +158,15 @@ def style_name(style: str | None) -> str:
 
 def patterns_of(patterns: str | Sequence[str]) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def sizes_of(shard_size: int | str | None, max_memory: int | str | None) -> dict[str, Any]:
+    """The sizes in bytes, by the core's arguments."""
+    given = {"shard_size": shard_size, "max_memory": max_memory}
+    shard, memory = (
+        None if size is None else _machine.byte_count(size, field) for field, size in given.items()
+    )
+    return {"shard_bytes_max": shard, "memory_bytes_max": memory}
 
 
 def path_text(path: str | os.PathLike[str] | None) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loadstone import _core
-from loadstone._homes import WRITTEN, keeps_identity
+from loadstone._half_written import WRITTEN
+from loadstone._homes import keeps_identity
 
 if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot

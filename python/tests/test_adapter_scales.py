@@ -165,3 +165,31 @@ def test_a_configuration_beside_the_metadata(door: str, prefix: str, tmp_path: P
     with pytest.raises(loadstone.Error) as caught:
         DOORS[door](tmp_path)
     assert caught.value.code == "format.adapter"
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_a_copy_of_the_base_is_left_out_as_the_error_advises(tmp_path: Path, factor: float) -> None:
+    """PEFT saves the embeddings and heads that it adapts with the adapter."""
+    folder, module = tmp_path / "adapter", f"base_model.model.{NAME}"
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["to_q"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file({f"{NAME}.weight": BASE}, tmp_path / "base.safetensors")
+    products = {f"{module}.lora_A.weight": RIGHT, f"{module}.lora_B.weight": LEFT}
+    copy = {f"{module}.base_layer.weight": BASE}
+    save_file(products | copy, folder / "adapter_model.safetensors")
+
+    def merged(**options: Any) -> torch.Tensor:
+        out = tmp_path / "out.safetensors"
+        loadstone.merge(tmp_path / "base.safetensors", out, lora={folder: factor}, **options)
+        return load_file(out)[f"{NAME}.weight"]
+
+    if factor == 1:
+        merged()
+    else:
+        with pytest.raises(loadstone.PlanError, match="replaces the base's tensor") as caught:
+            merged()
+        (found,) = caught.value.findings
+        assert "--lora-ignore base_layer" in found.suggestion
+    expected = BASE + factor * LEFT @ RIGHT
+    assert torch.allclose(merged(lora_ignore="base_layer"), expected, atol=1e-4)

@@ -142,6 +142,27 @@ def test_a_conversion_warns_of_extra_state_that_it_loses(tmp_path: Path) -> None
         assert loadstone.inspect(tmp_path / name).findings[0].severity == "info"
 
 
+def test_a_conversion_warns_of_tensors_in_objects(tmp_path: Path) -> None:
+    """DCP splits a list of tensors into its elements, and leaves a tuple whole."""
+    pair = (torch.ones(2), torch.zeros(3))
+    for name, value, is_lost in (
+        ("t", pair, True),
+        ("nested", (1, {"x": pair}), True),
+        ("plain", (1, "two", [0.5] * 500), False),
+        ("list", list(pair), False),
+    ):
+        state = {"w": torch.ones(2), "step": 3, name: value}
+        save(state, checkpoint_id=tmp_path / name, no_dist=True)
+        report = loadstone.convert(tmp_path / name, tmp_path / "out.safetensors")
+        (told,) = [each for each in report.findings if each.code == "dcp.ignored"]
+        assert told.severity == ("warning" if is_lost else "info")
+        assert ("contain tensors" in told.message) is is_lost
+        assert list(told.sources) == ([name] if is_lost else [])
+        assert "step" in told.message
+        assert loadstone.inspect(tmp_path / name).findings[0].severity == "info"
+    assert {"list.0", "list.1"} <= tensors_of(tmp_path / "out.safetensors").keys()
+
+
 def test_a_conversion_makes_safetensors_with_the_configs_beside_it(
     checkpoints: Path, tmp_path: Path
 ) -> None:

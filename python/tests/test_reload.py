@@ -132,6 +132,79 @@ def test_an_error_of_reading_holds_the_names(live, plan, steps, tmp_path, monkey
     assert not loadstone.audit(live).ok
 
 
+@pytest.mark.parametrize("into", ["model", "in_place"])
+@pytest.mark.parametrize("is_new", [True, False], ids=["never loaded", "loaded"])
+@pytest.mark.parametrize("how", [{"strict": False}, {"missing": {"second.*": "keep"}}], ids=str)
+@pytest.mark.parametrize("way", ["load", "plan", "saved"])
+def test_a_load_that_would_keep_what_is_half_written_is_refused(
+    live, plan, steps, tmp_path, way, how, is_new, into
+):
+    model = net() if is_new else live
+    part = {name: each for name, each in steps[1]["two"].items() if name.startswith("first")}
+    save_file(part, tmp_path / "part.safetensors")
+
+    def load(checkpoint):
+        if way == "load":
+            return loadstone.load(model, checkpoint, in_place=into == "in_place", **how)
+        made = loadstone.plan(model, checkpoint, **how)
+        if way == "saved":
+            made.save(tmp_path / "kept.json")
+            made = loadstone.Plan.load(tmp_path / "kept.json")
+        return made.execute(**({"into": model} if into == "in_place" else {"model": model}))
+
+    load(tmp_path / "part.safetensors")  # the control: nothing is half-written
+    with pytest.raises(KeyboardInterrupt):
+        plan.execute(into=model, progress=interrupt)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(
+        loadstone.AuditError, match=r"2 tensors .* 'second\.weight', 'second\.bias'"
+    ):
+        load(tmp_path / "part.safetensors")
+    assert is_equal(model, before)
+    assert not loadstone.audit(model).ok
+    load(steps[0] / "two")
+    assert is_equal(model, steps[1]["two"]) and loadstone.audit(model).ok
+    load(tmp_path / "part.safetensors")  # repaired
+    assert loadstone.audit(model).ok
+
+
+def test_what_shares_memory_is_half_written_by_its_own_elements(live, steps, tmp_path):
+    """Views of one memory: that which a load writes is repaired, that which it keeps is not."""
+    whole = torch.zeros(4, 3)
+    model = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in ("first", "second")})
+    model["first"].weight.data, model["second"].weight.data = whole[:2], whole[2:]
+    state = {f"{name}.weight": torch.ones(2, 3) for name in model}
+    save_file(state, tmp_path / "both.safetensors")
+    for name in model:
+        save_file({f"{name}.weight": torch.ones(2, 3)}, tmp_path / f"{name}.safetensors")
+    for written, kept in (("first", "second"), ("second", "first")):
+        loadstone.load(model, tmp_path / "both.safetensors", in_place=True)
+        one = loadstone.plan(model, tmp_path / f"{written}.safetensors", strict=False)
+        with pytest.raises(KeyboardInterrupt):
+            one.execute(into=model, progress=interrupt)
+        other = loadstone.plan(model, tmp_path / f"{kept}.safetensors", strict=False)
+        with pytest.raises(loadstone.AuditError, match=f"1 tensor .* '{written}"):
+            other.execute(into=model)
+        one.execute(into=model)  # what it keeps was not written to
+        other.execute(into=model)
+        assert loadstone.audit(model).ok
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_load_that_fails_at_its_end_leaves_the_memory_half_written(live, plan, steps, in_place):
+    """Everything was read, and the model's record is that of the load before."""
+    from loadstone import _execute
+
+    def settle(folder, report):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _execute.run(plan, live, in_place=in_place, settle=settle)
+    assert loadstone.audit(live).ok is not in_place
+    plan.execute(into=live)
+    assert loadstone.audit(live).ok
+
+
 def test_a_failure_of_a_load_into_new_memory_names_nothing(live, plan, steps):
     with pytest.raises(KeyboardInterrupt) as stopped:
         plan.execute(model=live, progress=interrupt)

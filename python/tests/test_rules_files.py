@@ -202,6 +202,12 @@ def test_what_recipes_leave_over_is_unexpected(traced, tmp_path):
     assert [each.sources for each in plan.findings if each.code == "plan.unexpected"] == [
         ["stranger"]
     ]
+    out, recipes = tmp_path / "out", traced / "rules.json"
+    with pytest.raises(loadstone.PlanError, match="stranger") as found:
+        loadstone.convert(more, out, rules=recipes, unexpected="error")
+    assert found.value.code == "plan.unexpected"
+    report = loadstone.convert(more, out, rules=recipes, unexpected="ignore")
+    assert not [each for each in report.findings if each.code == "plan.unexpected"]
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -67,7 +67,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"dcp.hole", "Parts of a tensor are in no chunk of the DCP checkpoint.",
      "A rank has not saved its part; save the checkpoint again with all of them."},
     {"dcp.ignored", "Objects of a DCP checkpoint that are no tensors are not read.",
-     "Nothing to do, except for extra state: outputs lack it."},
+     "Nothing to do, except for extra state and tuples of tensors: outputs lack them."},
     {"dcp.item", "An item of a DCP checkpoint is not the chunk that the metadata put there.",
      "Files of two checkpoints may be mixed; take those of one."},
     {"dcp.item_bounds", "An item of a DCP checkpoint does not lie in its file.",

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "base/text.h"
 #include "catalog/assembled_file.h"
 #include "catalog/index_check.h"
 #include "catalog/paths.h"
@@ -19,6 +20,7 @@
 #include "formats/safetensors.h"
 #include "formats/sniff.h"
 #include "formats/torch.h"
+#include "formats/zip_directory.h"
 #include "loadstone/name_hash.h"
 
 namespace loadstone {
@@ -45,6 +47,9 @@ class FilePart final : public ByteSource {
   FileIdentity identity_;
   std::uint64_t begin_;
 };
+
+// Objects of an optimizer are many, and each takes a few reads: others are not looked into.
+constexpr std::size_t objects_max = 1024;
 
 // The same, of an item: a tensor's, and counted from the beginning of its file.
 [[noreturn]] void rethrow_as_item(const Error& error, const std::string& tensor,
@@ -74,6 +79,7 @@ class DcpFolder {
     sort_tensors();
     for (const DcpTensor& tensor : metadata_.tensors) add(tensor);
     header_.findings = std::move(metadata_.findings);
+    tell_ignored();
     header_.shard.identity = assembled_identity(header_.shard.identity, *assembly_);
     return {std::move(header_), std::move(assembly_)};
   }
@@ -278,6 +284,53 @@ class DcpFolder {
                  .field = "header",
                  .found = "no tensor of this name",
                  .expected = "the chunk that the metadata put there"});
+  }
+
+  // Returns whether torch.save wrote memory of tensors with the object: DCP leaves tuples whole.
+  [[nodiscard]] bool holds_tensors(const DcpObject& object) const {
+    const auto name = std::ranges::find(metadata_.files, object.file);
+    if (name == metadata_.files.end()) return false;
+    const File& file = files_[static_cast<std::size_t>(name - metadata_.files.begin())];
+    const std::uint64_t bytes = file.identity.bytes;
+    if (object.item_begin > bytes || object.item_bytes > bytes - object.item_begin) return false;
+    FilePart part(*file.source, file.identity, object.item_begin, object.item_bytes);
+    try {
+      return std::ranges::any_of(read_zip_directory(part).records, [](const ZipRecord& record) {
+        return record.name.find("/data/") != std::string::npos;
+      });
+    } catch (const Error& error) {
+      if (error.code().starts_with("io.")) throw;
+      return false;  // not an archive
+    }
+  }
+
+  // Names all of them; `sources` are those that a conversion should not lose.
+  void tell_ignored() {
+    if (metadata_.objects.empty()) return;
+    std::vector<std::string> states;
+    std::vector<std::string> holders;
+    std::vector<std::string> others;
+    for (const DcpObject& object : metadata_.objects) {
+      if (is_extra_state(object.name)) {
+        states.push_back(object.name);
+      } else if (states.size() + holders.size() + others.size() < objects_max &&
+                 holds_tensors(object)) {
+        holders.push_back(object.name);
+      } else {
+        others.push_back(object.name);
+      }
+    }
+    const char* const what = holders.empty() ? "objects that are not tensors, and not read"
+                                             : "objects that are not read, though some of them "
+                                               "contain tensors (tuples, for one)";
+    states.insert(states.begin(), holders.begin(), holders.end());
+    std::vector<std::string> all = states;
+    all.insert(all.end(), others.begin(), others.end());
+    header_.findings.push_back(
+        {.severity = Severity::info,
+         .code = "dcp.ignored",
+         .sources = std::move(states),
+         .message = fmt::format("{}: {}: {}", printable(path_, 400), what, name_list(all))});
   }
 
   // One tensor as torch.save wrote it.

@@ -90,6 +90,10 @@ void check_options(const ConvertOptions& options) {
     refuse(options.dequantize ? "dequantize" : "experts",
            "rules and recipes name what is in the file: convert twice");
   }
+  if (options.unexpected != UnexpectedPolicy::warn && options.recipes.targets.empty()) {
+    refuse("unexpected", "only recipes leave tensors over: nothing is to be unexpected",
+           std::string(name(options.unexpected)));
+  }
   const QuantizeOptions& quantize = options.quantize;
   if (quantize.formats.empty() && !(quantize.include.empty() && quantize.exclude.empty())) {
     refuse(quantize.include.empty() ? "exclude" : "include",
@@ -373,7 +377,8 @@ static void tell_configs(Conversion& conversion, const ConvertOptions& options, 
   }
 }
 
-// Extra states, which alone are named as sources of these findings, are lost in every output.
+// Extra states and tensors in lists, which alone are named as sources of these findings, are lost
+// in every output.
 static void settle_findings(std::vector<Finding>& findings) {
   for (Finding& each : findings) {
     const bool is_ignored = each.code == "pt.ignored" || each.code == "dcp.ignored";

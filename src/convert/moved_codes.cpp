@@ -30,8 +30,17 @@ constexpr std::string_view advice_on_unreadable = "leave them under their own na
 
 using Sources = std::vector<std::uint32_t>;
 
-// The output as it would be opened: names, dtypes and ranks, in the order of the targets.
-Catalog catalog_of_output(const Plan& plan) {
+// Recognises codes by names, dtypes and shapes alone, so that source and output compare.
+QuantizedTensors quantized_by_name(std::vector<TensorInfo> tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    tensors[i].shard = 0;
+    tensors[i].offset_begin = tensors[i].offset_end = i + 1;
+  }
+  return name_quantized_tensors({{}, std::vector<Shard>(1), std::move(tensors), {}, {}});
+}
+
+// In the order of the targets.
+std::vector<TensorInfo> tensors_of_output(const Plan& plan) {
   std::vector<TensorInfo> tensors;
   tensors.reserve(plan.targets.size());
   for (const PlannedTarget& target : plan.targets) {
@@ -39,9 +48,20 @@ Catalog catalog_of_output(const Plan& plan) {
     tensor.name = target.name;
     tensor.encoding = target.dtype;
     tensor.shape = target.shape;
-    tensor.offset_begin = tensor.offset_end = tensors.size();
   }
-  return {{}, std::vector<Shard>(1), std::move(tensors), {}, {}};
+  return tensors;
+}
+
+bool is_unknown_layout(const QuantizedTensor* quantized) {
+  return quantized != nullptr && quantized->defect.code == "plan.encoding";
+}
+
+// Returns the name that a component `name` of `before` has as one of `after`.
+std::string name_next_to(const QuantizedTensor& after, const QuantizedTensor& before,
+                         const std::string& name) {
+  const std::string module = before.name.substr(0, before.name.rfind('.') + 1);
+  if (!name.starts_with(module)) return name;
+  return after.name.substr(0, after.name.rfind('.') + 1) + name.substr(module.size());
 }
 
 // Not thread-safe.
@@ -57,11 +77,11 @@ class Check {
   std::vector<Finding> run() {
     std::vector<Finding> findings;
     if (before_.empty()) return findings;
-    const Catalog output = catalog_of_output(plan_);
-    const QuantizedTensors after = name_quantized_tensors(output);
+    const QuantizedTensors after = quantized_by_name(tensors_of_output(plan_));
     for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
       if (components_.contains(plan_.targets[i].name)) continue;
       const Sources codes = codes_in(plan_.targets[i]);
+      lost_.reset();
       if (codes.empty() || stays_with_its_scales(i, codes, after)) continue;
       findings.push_back(finding_of(plan_.targets[i], codes));
     }
@@ -127,6 +147,14 @@ class Check {
     return sources;
   }
 
+  // Returns whether names alone leave the codes' layout unknown in the source too. Checkpoints that
+  // are merged may have the same names.
+  [[nodiscard]] bool was_unknown_layout(std::uint32_t codes) {
+    const bool is_one = catalog_.checkpoints().empty();
+    if (!named_) named_ = is_one ? quantized_by_name(catalog_.tensors()) : before_;
+    return is_unknown_layout(named_->find(codes));
+  }
+
   // Whether a reader of the output finds each of the codes, and all that belongs to them, in the
   // same order.
   [[nodiscard]] bool stays_with_its_scales(std::uint32_t target, const Sources& codes,
@@ -138,6 +166,7 @@ class Check {
     if (!sources || sources->size() != codes.size()) return false;
     const QuantizedTensor* const found = after.find(target);
     if (found == nullptr) return false;
+    if (is_unknown_layout(found) && !was_unknown_layout(codes.front())) return false;
     const Sources companions = found->companions();
     for (std::size_t i = 0; i < sources->size(); ++i) {
       const Sources wanted = before_.find((*sources)[i])->companions();
@@ -150,7 +179,7 @@ class Check {
     return sources->size() > 1 || keeps_others(*before_.find(codes.front()), *found);
   }
 
-  // Returns whether readers find the markers and scales of activations with the codes.
+  // Returns whether readers find the markers, tables and scales of activations with the codes.
   [[nodiscard]] bool keeps_others(const QuantizedTensor& before, const QuantizedTensor& after) {
     if (copies_.empty()) {
       for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
@@ -158,16 +187,23 @@ class Check {
         if (boxes.size() == 1) copies_.emplace(boxes.front().source, i);
       }
     }
-    return std::ranges::all_of(before.unneeded, [&](std::uint32_t source) {
+    const auto lost = std::ranges::find_if_not(before.unneeded, [&](std::uint32_t source) {
+      const std::string& name = catalog_.tensors()[source].name;
       const auto copy = copies_.find(source);
-      return copy == copies_.end() || !is_module_companion(catalog_.tensors()[source].name) ||
-             std::ranges::count(after.unneeded, copy->second) > 0;
+      const bool is_of_module = is_module_companion(name);
+      if (copy == copies_.end() || (is_companion_name(name) && !is_of_module)) return true;
+      const PlannedTarget& target = plan_.targets[copy->second];
+      if (is_of_module) return std::ranges::count(after.unneeded, copy->second) > 0;
+      return target.name == name_next_to(after, before, name) && whole_sources(target).has_value();
     });
+    if (lost != before.unneeded.end()) lost_ = *lost;
+    return lost == before.unneeded.end();
   }
 
   [[nodiscard]] Finding finding_of(const PlannedTarget& target, const Sources& codes) const {
     const auto& tensors = catalog_.tensors();
-    const std::string& scale = tensors[before_.find(codes.front())->companions().front()].name;
+    const std::uint32_t first = before_.find(codes.front())->companions().front();
+    const std::string& scale = tensors[lost_.value_or(first)].name;
     Finding finding = {
         .severity = Severity::error,
         .code = "plan.encoding",
@@ -188,6 +224,8 @@ class Check {
   std::string_view advice_;
   const Catalog& catalog_;
   const QuantizedTensors& before_;
+  std::optional<QuantizedTensors> named_;          // as before_, by names alone
+  std::optional<std::uint32_t> lost_;              // what readers do not find with the last codes
   std::map<std::uint32_t, std::uint32_t> copies_;  // targets by the source that they have
 };
 

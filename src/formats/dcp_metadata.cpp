@@ -108,7 +108,6 @@ class DcpReader {
     read_storage(dict_of(member(root, "storage_data", {}), "storage_data"));
     for (const DcpTensor& tensor : metadata_.tensors) require_stored(tensor);
     sort_files();
-    tell_ignored();
     tell_unused(warnings);
     for (Finding& finding : warnings.take()) metadata_.findings.push_back(std::move(finding));
     return std::move(metadata_);
@@ -231,7 +230,8 @@ class DcpReader {
         bad(name, "state_dict_metadata", value, "TensorStorageMetadata or BytesStorageMetadata");
       }
       const auto index = static_cast<std::uint32_t>(metadata_.tensors.size());
-      if (!names_.emplace(name, is_object ? no_tensor : index).second) {
+      const std::size_t object = objects_begin + metadata_.objects.size();
+      if (!names_.emplace(name, is_object ? object : index).second) {
         refuse({.code = "dcp.duplicate",
                 .message = "a name is given twice",
                 .culprit = name,
@@ -240,7 +240,7 @@ class DcpReader {
                 .expected = "one"});
       }
       if (is_object) {
-        objects_.push_back(name);
+        metadata_.objects.push_back({.name = name});
       } else {
         metadata_.tensors.push_back(read_tensor(name, value));
         add_places(index);
@@ -373,10 +373,20 @@ class DcpReader {
       const auto known = names_.find(name);
       if (known == names_.end()) {
         unused_.push_back(name);
-      } else if (known->second != no_tensor) {
-        read_item(known->second, index, items[at + 1]);
+      } else if (known->second < objects_begin) {
+        read_item(static_cast<std::uint32_t>(known->second), index, items[at + 1]);
+      } else {
+        note_place(metadata_.objects[known->second - objects_begin], items[at + 1]);
       }
     }
+  }
+
+  void note_place(DcpObject& object, std::uint32_t info) {
+    const auto file = find_member(info, "relative_path");
+    if (!file || pickle_.kind(*file) != PickleKind::text) return;
+    object.item_begin = number_of(member(info, "offset", object.name), object.name, "offset");
+    object.item_bytes = number_of(member(info, "length", object.name), object.name, "length");
+    object.file = plain_relative_path(text_of(*file, object.name, "relative_path"));
   }
 
   void read_item(std::uint32_t tensor, std::uint32_t index, std::uint32_t info) {
@@ -461,17 +471,6 @@ class DcpReader {
     metadata_.files = std::move(sorted);
   }
 
-  void tell_ignored() {
-    if (objects_.empty()) return;
-    const auto others = std::ranges::stable_partition(objects_, is_extra_state);
-    metadata_.findings.push_back(
-        {.severity = Severity::info,
-         .code = "dcp.ignored",
-         .sources = {objects_.begin(), others.begin()},
-         .message = fmt::format("{}: objects that are no tensors, and not read: {}",
-                                printable(path_, 400), name_list(objects_))});
-  }
-
   void tell_unused(Warnings& warnings) const {
     for (const std::string& name : unused_) {
       warnings.add("dcp.unused", name, "storage_data", "an item of a tensor that is not there",
@@ -479,16 +478,15 @@ class DcpReader {
     }
   }
 
-  static constexpr std::uint32_t no_tensor = UINT32_MAX;
+  static constexpr std::size_t objects_begin = std::size_t{1} << 32;  // in names_
 
   ByteSource& source_;
   std::string path_;
   Pickle pickle_;
   CopyBudget budget_;
   DcpMetadata metadata_;
-  std::vector<std::string> objects_;
   std::vector<std::string> unused_;
-  std::unordered_map<std::string, std::uint32_t, NameHash, std::equal_to<>> names_;
+  std::unordered_map<std::string, std::size_t, NameHash, std::equal_to<>> names_;
   std::unordered_map<std::string, Place, NameHash, std::equal_to<>> places_;
   std::unordered_map<std::string, std::uint32_t, NameHash, std::equal_to<>> files_;
 };

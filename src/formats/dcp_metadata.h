@@ -35,8 +35,17 @@ struct DcpTensor {
   std::vector<DcpChunk> chunks;
 };
 
+// An object that is not a tensor, as torch.save wrote it to an item.
+struct DcpObject {
+  std::string name;
+  std::string file = {};  // a plain path below the folder; empty: unknown
+  std::uint64_t item_begin = 0;
+  std::uint64_t item_bytes = 0;
+};
+
 struct DcpMetadata {
   std::vector<DcpTensor> tensors;  // in the file's order
+  std::vector<DcpObject> objects;
   std::vector<std::string> files;  // plain paths below the folder, in natural order
   std::vector<Finding> findings;
 };

@@ -212,6 +212,10 @@ class Adder {
            fmt::format("'{}' replaces the base's tensor, which goes with the factor 1 only",
                        printable(name)),
            fmt::format("{}", options_.factor), "1");
+      if (name.find(".base_layer.") != std::string::npos) {
+        findings_.back().suggestion =
+            "leave out PEFT's copy of the base by --lora-ignore base_layer";
+      }
       return;
     }
     draft.boxes = numbers_.boxes(source);

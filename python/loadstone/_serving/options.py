@@ -90,7 +90,9 @@ class Options:
             raise _refused("options are an object", type(given).__name__, "{...}")
         values = _checked(given, _VALUES)
         if "staging_bytes_max" in values:
-            values["staging_bytes_max"] = byte_count(values["staging_bytes_max"])
+            values["staging_bytes_max"] = byte_count(
+                values["staging_bytes_max"], "staging_bytes_max"
+            )
         changes = {name: values.pop(name) for name in _OF_CHANGES if name in values}
         if changes and values.get("dequantize"):
             message = "dequantize goes with no other change"

@@ -1,0 +1,89 @@
+"""Memory that a failed load in place may have left with old and new values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from loadstone._errors import counted, make
+
+if TYPE_CHECKING:
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    from loadstone._skeleton_walk import TensorSlot
+    from loadstone._targets import PlannedTarget
+
+# Origins of values that a load puts into memory; a value of another origin stays where it is.
+WRITTEN = ("checkpoint", "constant", "zeros", "initialiser")
+
+_Range = tuple[int, int, int]  # a storage, and bytes in it
+# By memory, not by module: others may hold the same. The references keep addresses from being
+# given to other storages.
+_ranges: dict[_Range, StorageWeakRef] = {}
+# An error names this many tensors, and counts the others.
+_LISTED_MAX = 8
+
+
+def note(tensors: Iterable[torch.Tensor]) -> None:
+    """Records tensors that may be half-written."""
+    from loadstone._skeleton_schema import is_expired, storage_weakly
+
+    for gone in [key for key, weak in list(_ranges.items()) if is_expired(weak)]:
+        _ranges.pop(gone, None)
+    for tensor in tensors:
+        if (key := _range(tensor)) is not None:
+            _ranges[key] = storage_weakly(tensor)
+
+
+def clear(tensors: Iterable[torch.Tensor]) -> None:
+    """Forgets those that a load has written."""
+    for tensor in tensors if _ranges else ():
+        if (key := _range(tensor)) is not None:
+            _ranges.pop(key, None)
+
+
+def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> None:
+    """Requires that a load writes all that is half-written; an audit could not tell it apart.
+
+    Raises:
+        AuditError: ``audit.unaccounted``: the load would keep some of it.
+    """
+    left = set(_ranges)
+    stays = []
+    for slot, target in zip(slots, targets, strict=True) if left else ():
+        if target.origin in WRITTEN:
+            left -= {_range(slot.tensor)}
+        elif target.origin != "tie":
+            stays.append(slot)
+    names = [slot.name for slot in stays if any(_overlap(_range(slot.tensor), key) for key in left)]
+    if not names:
+        return
+    listed = ", ".join(f"'{name}'" for name in names[:_LISTED_MAX])
+    more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
+    raise make(
+        "audit.unaccounted",
+        f"{counted(len(names), 'tensor', 'tensors')} that this load would keep may be half-written "
+        f"by a load that failed: {listed}{more}. Load a checkpoint that has them",
+        tensor=names[0],
+    )
+
+
+def end_byte(tensor: torch.Tensor) -> int:
+    """Return the offset in its storage behind the last element."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((extent - 1) * stride for extent, stride in steps)
+    return int(last + 1) * tensor.element_size()
+
+
+def _range(tensor: torch.Tensor) -> _Range | None:
+    from loadstone._skeleton_schema import storage_key
+
+    key = None if tensor.is_meta or not tensor.numel() else storage_key(tensor)
+    if key is None or str(tensor.layout) != "torch.strided" or tensor.is_nested:
+        return None
+    return key, int(tensor.storage_offset()) * tensor.element_size(), end_byte(tensor)
+
+
+def _overlap(one: _Range | None, other: _Range) -> bool:
+    return one is not None and one[0] == other[0] and one[1] < other[2] and other[1] < one[2]

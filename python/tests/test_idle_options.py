@@ -1,0 +1,89 @@
+"""Options of conversions and merges whose request cannot hold: without effect, or out of range."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import run
+from safetensors.torch import save_file
+
+import loadstone
+
+IDLE: list[dict[str, Any]] = [
+    {"parts": 3},
+    {"trust_code": True},
+    {"converter": "llama.cpp"},
+    {"unexpected": "error"},
+    {"unexpected": "ignore"},
+    {"unexpected": "error", "rules": {"a.": "b."}},
+]
+# By option, values below, above and of another kind; then one that is taken.
+RANGES: dict[str, tuple[Any, ...]] = {
+    "threads": (-1, 2**32, 1.5, 1),
+    "shard_size": (-1, 2**63, "one", "9" * 400, 1000),
+    "max_memory": (-1, 2**63, "one", "9" * 400, "1GiB"),
+    "part": ((-1, 2), (1, 2**32), (1.5, 2), (1, 1)),
+}
+SEEDS = (-1, 2**64, 1.5, 2**64 - 1)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "in.safetensors"
+    save_file({"a.weight": torch.randn(4, 4)}, path)
+    return path
+
+
+def refused(field: str, request: Any) -> loadstone.Error:
+    with pytest.raises(loadstone.Error) as caught:
+        request()
+    assert (caught.value.code, caught.value.field) == ("plan.options", field)
+    assert field in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("options", IDLE, ids=str)
+def test_an_option_without_effect_is_refused(
+    file: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    field = next(iter(options))
+    refused(field, lambda: loadstone.convert(file, tmp_path / "out.safetensors", **options))
+
+
+def test_the_command_refuses_it_too(file: Path, tmp_path: Path) -> None:
+    for value, status in (("error", 2), ("ignore", 2), ("warn", 0)):
+        done = run("convert", file, tmp_path / "out.safetensors", "--unexpected", value)
+        assert done.returncode == status
+        assert status == 0 or "unexpected: only recipes leave tensors over" in done.stderr
+
+
+@pytest.mark.parametrize("which", ["convert", "merge"])
+@pytest.mark.parametrize("option", RANGES)
+def test_values_out_of_range_are_refused_by_name(
+    file: Path, tmp_path: Path, option: str, which: str
+) -> None:
+    def write(value: Any) -> None:
+        if which == "convert":
+            loadstone.convert(file, tmp_path / "out", **{option: value})
+        else:
+            loadstone.merge({file: 1.0}, tmp_path / "out", **{option: value})
+
+    *wrong, right = RANGES[option]
+    for value in wrong:
+        refused(option, lambda value=value: write(value))
+    write(right)
+
+
+def test_a_seed_out_of_range_is_refused_by_name(file: Path, tmp_path: Path) -> None:
+    def write(seed: Any) -> None:
+        sources = [file, (file, 1.0)]
+        out = tmp_path / "out.safetensors"
+        loadstone.merge(sources, out, method="dare-linear", density=0.5, seed=seed)
+
+    for value in SEEDS[:-1]:
+        error = refused("seed", lambda value=value: write(value))
+        assert (error.found, error.expected) == (repr(value), f"0 to {2**64 - 1}")
+    write(SEEDS[-1])
