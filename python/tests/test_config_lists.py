@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from command import verified
 from compressed_tensors.utils.match import match_name
 from readback_cells import styles_of, written_encodings
 from safetensors.torch import load_file, save_file
@@ -215,6 +216,8 @@ def test_configs_and_tensors_agree(
     target = tmp_path / "out"
     loadstone.convert(sources[layout], target, quantize=quantize, style=style, **CHOICES[choice])
     assert wrong_answers(target, style) == []
+    status, report = verified(target)
+    assert status == 0, report["findings"]
 
 
 @pytest.mark.parametrize("style", STYLES)

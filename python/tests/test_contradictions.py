@@ -67,6 +67,21 @@ CASES: dict[str, tuple[str, Change, str]] = {
         configured(sparsity_config=SPARSE),
         "sparsity_config sparse-24-bitmask",
     ),
+    "int4, ignored": (
+        "packed-4-g32",
+        configured(ignore=["re:.*layers.0"]),
+        "ignore 're:.*layers.0'",
+    ),
+    "awq, skipped": (
+        "awq-g32",
+        configured(modules_to_not_convert=["q_proj"]),
+        "modules_to_not_convert 'q_proj'",
+    ),
+    "fp8 of rows, not symmetric": (
+        "float-quantized-channel",
+        weights(symmetric=False),
+        "symmetric false",
+    ),
     "nvfp4, groups of 32": ("nvfp4-pack-quantized", weights(group_size=32), "group_size 32"),
 }
 
@@ -164,6 +179,8 @@ SOUND: dict[str, tuple[str, Change]] = {
     "dense": ("packed-4-g32", configured(format="dense")),
     "4 bits in bytes": ("int-quantized-channel", weights(num_bits=4)),
     "sparsity of no module": ("packed-4-g32", configured(sparsity_config=SPARSE | {"targets": []})),
+    "lists of plain modules": ("packed-4-g32", configured(ignore=["lm_head", "re:visual", "0"])),
+    "a list of no module of AWQ": ("awq-g32", configured(modules_to_not_convert=["gate", "q"])),
     "another program's method": ("float-quantized-channel", configured(quant_method="quark")),
     "one of two groups": (
         "packed-4-g32",

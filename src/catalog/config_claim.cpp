@@ -106,12 +106,16 @@ std::string_view own_backend(const Object& section) {
   return is_own && !has("gptq") && !has("awq") ? backend : std::string_view();
 }
 
+std::string method_of(const Object& section) {
+  std::string method(member<std::string_view>(section, {"quant_method"}).value_or(""));
+  std::ranges::transform(method, method.begin(),
+                         [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
+  return method == "compressed_tensors" ? "compressed-tensors" : method;
+}
+
 // Of GPTQ and AWQ.
 void add_words(QuantizationClaim& claim, const Object& section) {
-  claim.method = member<std::string_view>(section, {"quant_method"}).value_or("");
-  std::ranges::transform(claim.method, claim.method.begin(),
-                         [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
-  if (claim.method == "compressed_tensors") claim.method = "compressed-tensors";
+  claim.method = method_of(section);
   claim.layout = member<std::string_view>(
                      section, {"checkpoint_format", "packing_format", "version", "format"})
                      .value_or(own_backend(section));
@@ -191,6 +195,11 @@ QuantizationClaim claim_in_own_file(const FileOpener& opener, const std::string&
   return claim.bits && claim.method == own.method ? claim : QuantizationClaim();
 }
 
+// Lists of plain modules.
+constexpr std::array<std::string_view, 4> plain_list_keys = {
+    "ignore", "exclude_modules", "llm_int8_skip_modules", "modules_to_not_convert"};
+constexpr std::string_view targets_key = "targets";
+
 bool are_alike(std::string_view first, std::string_view second) {  // "GEMM", "gemm"
   const auto is_same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
   return std::ranges::equal(first, second, is_same);
@@ -227,6 +236,41 @@ void warn_of_words(std::vector<Finding>& findings, const QuantizationClaim& clai
   compare("desc_act", claim.is_reordered, other.is_reordered);
 }
 
+// False if it is not a list of texts.
+bool add_texts(std::vector<std::string>& texts, const Object& object, std::string_view key) {
+  Array items;
+  if (object[key].get(items) != simdjson::SUCCESS) return false;
+  for (const Element item : items) {
+    std::string_view text;
+    if (item.get(text) != simdjson::SUCCESS) return false;
+    texts.emplace_back(text);
+  }
+  return true;
+}
+
+void add_lists(ConfigWords& words, const Object& section) {
+  ConfigList list = {words.file, method_of(section), {}, {}};
+  const auto add = [&](std::string_view key, std::vector<std::string> entries) {
+    if (entries.empty()) return;
+    list.key = key;
+    list.entries = std::move(entries);
+    words.lists.push_back(list);
+  };
+  for (const std::string_view key : plain_list_keys) {
+    std::vector<std::string> entries;
+    if (add_texts(entries, section, key)) add(key, std::move(entries));
+  }
+  Object groups;
+  if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
+  std::vector<std::string> targets;
+  for (const auto group : groups) {
+    Object members;
+    if (group.value.get(members) != simdjson::SUCCESS) return;
+    if (!add_texts(targets, members, targets_key)) return;
+  }
+  add(targets_key, std::move(targets));
+}
+
 void add_section(ConfigWords& words, const Object& section) {
   const auto word = [](const Object& object, const char* key) {
     return std::string(member<std::string_view>(object, {key}).value_or(""));
@@ -253,11 +297,16 @@ ConfigWords words_in_file(const FileOpener& opener, const std::string& folder, c
   const auto text = find_config(opener, folder, name);
   if (!text || text->empty()) return words;
   simdjson::dom::parser parser;
+  std::size_t sections = 0;
   for_each_section(parsed_json(parser, python_json(*text).text).value(), [&](const Element& value) {
     words.file = join_path(folder, name);
+    ++sections;
     Object section;
-    if (value.get(section) == simdjson::SUCCESS) add_section(words, section);
+    if (value.get(section) != simdjson::SUCCESS) return;
+    add_section(words, section);
+    add_lists(words, section);
   });
+  if (sections > 1) words.lists.clear();  // names of modules are those within a part
   words.algorithm_file = words.file;
   return words;
 }
@@ -316,6 +365,10 @@ ConfigWords config_words(const FileOpener& opener, const std::string& folder,
                          std::vector<Finding>& findings) {
   ConfigWords words = words_in_file(opener, folder, "config.json");
   ConfigWords other = words_in_file(opener, folder, "hf_quant_config.json");
+  for (ConfigList& list : other.lists) {
+    list.method = "modelopt";
+    words.lists.push_back(list);
+  }
   if (words.file.empty()) return other;
   if (other.algorithm.empty()) return words;
   if (words.algorithm.empty()) {

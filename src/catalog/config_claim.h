@@ -40,6 +40,14 @@ inline constexpr unsigned config_depth_max = 32;
                                                    const std::string& folder,
                                                    std::vector<Finding>* findings = nullptr);
 
+// A list of modules, by which libraries choose those that they read as codes.
+struct ConfigList {
+  std::string file;
+  std::string method;  // the section's; of hf_quant_config.json "modelopt"
+  std::string key;     // "ignore", "targets" (those of all groups) ...
+  std::vector<std::string> entries;
+};
+
 // Words of the configs that decide no value; empty where groups differ. See contradictions().
 struct ConfigWords {
   std::string file = {};                                   // the first that makes a claim
@@ -50,6 +58,7 @@ struct ConfigWords {
   std::string algorithm = {};                              // ModelOpt's
   std::optional<std::uint64_t> group_size = std::nullopt;  // the algorithm's
   std::string algorithm_file = {};
+  std::vector<ConfigList> lists = {};  // of files with one section
 };
 
 // Reads config.json and hf_quant_config.json, and adds a warning "q.config" where they name

@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "catalog/config_claim.h"
+#include "catalog/plain_lists.h"
 #include "codec/activation_scheme.h"
 #include "codec/encode.h"
 #include "codec/families.h"
@@ -79,6 +80,10 @@ class Judge {
       const Family* const family = family_of(tensor.encoding);
       if (family == nullptr || !tensor.is_readable()) continue;
       methods_.insert(family->method);
+      has_zero_points_ = has_zero_points_ || tensor.has_zero_points;
+      if (const auto module = module_of(tensor)) {
+        modules_.push_back({*module, tensor.encoding, family->method});
+      }
       encodings_.insert(tensor.encoding);
       const Words its = words_of(tensor.encoding, *family);
       formats_.insert(its.format);
@@ -98,10 +103,25 @@ class Judge {
     } else if (claim_.method == "compressed-tensors") {
       judge_groups();
     }
+    if (is_method()) judge_lists();
     return std::move(findings_);
   }
 
  private:
+  struct Module {
+    std::string_view name;
+    std::string_view encoding;
+    std::string_view method;  // its family's
+  };
+
+  // Nothing for stacks and for weights of other modules than linear layers.
+  static std::optional<std::string_view> module_of(const QuantizedTensor& tensor) {
+    constexpr std::string_view weight = ".weight";
+    const std::string_view name = tensor.name;
+    if (!name.ends_with(weight) || tensor.decoding.shape.rank() != 2) return std::nullopt;
+    return name.substr(0, name.size() - weight.size());
+  }
+
   void add(std::string found) { add(words_.file, std::move(found)); }
   void add(const std::string& path, std::string found) {
     findings_.push_back(contradiction(path, std::move(found), stored_));
@@ -110,8 +130,33 @@ class Judge {
   // A method with layouts of its own is wrong where none of them is there, and another one where
   // all are such layouts.
   [[nodiscard]] bool is_method() const {
-    if (methods_.contains(claim_.method)) return true;
-    return methods_.contains("") && std::ranges::count(shared_methods(), claim_.method) > 0;
+    return std::ranges::any_of(methods_, [&](std::string_view each) { return is_of_claim(each); });
+  }
+
+  [[nodiscard]] bool is_of_claim(std::string_view method) const {
+    if (method == claim_.method) return true;
+    return method.empty() && std::ranges::count(shared_methods(), claim_.method) > 0;
+  }
+
+  // A library that reads a list takes codes of these modules for values.
+  void judge_lists() {
+    const std::string_view stem = encoding_stem(words_.algorithm);
+    std::vector<std::string_view> modules;
+    for (const Module& each : modules_) {
+      const bool is_known = is_of_claim(each.method) && each.encoding.starts_with(stem);
+      if (is_known) modules.push_back(each.name);
+    }
+    for (const ConfigList& list : words_.lists) {
+      const LeftPlain left = left_plain(list, modules);
+      if (left.modules.empty()) continue;
+      constexpr std::size_t shown_max = 3;
+      const std::string names = name_list(left.modules, left.modules.size(), shown_max);
+      findings_.push_back(contradiction(
+          list.file,
+          fmt::format("{} {}", list.key, name_list(left.entries, left.entries.size(), shown_max)),
+          fmt::format("{} for the quantized {}", left.is_lacking ? "an entry" : "no entry",
+                      names)));
+    }
   }
 
   // False where the words of one of the encodings are not known.
@@ -132,6 +177,7 @@ class Judge {
       add("type " + words_.code_type);
     }
     if (!has_strategy_) add("strategy " + words_.strategy);
+    if (claim_.is_symmetric == false && !has_zero_points_) add("symmetric false");
     if (words_.sparsity.starts_with("sparse-") && !has_bitmask_) {
       add("sparsity_config " + words_.sparsity);
     }
@@ -157,6 +203,7 @@ class Judge {
   const QuantizationClaim& claim_;
   const ConfigWords& words_;
   std::string stored_;
+  std::vector<Module> modules_;
   std::set<std::string_view> methods_;  // of families that have one of their own, else empty
   std::set<std::string_view> encodings_;
   std::set<std::string_view> formats_;
@@ -164,6 +211,7 @@ class Judge {
   std::set<unsigned> bits_;
   std::set<unsigned> group_sizes_;
   bool has_strategy_ = false;
+  bool has_zero_points_ = false;
   bool has_bitmask_ = false;
   std::vector<Finding> findings_;
 };

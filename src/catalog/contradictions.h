@@ -20,7 +20,8 @@ namespace loadstone {
 [[nodiscard]] std::string described(std::span<const QuantizedTensor> tensors);
 
 // Returns warnings where no tensor bears out the configs: the method, ModelOpt's algorithm
-// and its groups, and of compressed-tensors the format, bits, kind of codes, strategy and sparsity.
+// and its groups, of compressed-tensors the format, bits, kind of codes, strategy, symmetry and
+// sparsity, and lists of modules that leave quantized ones plain.
 // Methods and words that loadstone does not know are not judged. Values follow from the tensors.
 [[nodiscard]] std::vector<Finding> contradictions(const TensorTable& table,
                                                   std::span<const QuantizedTensor> tensors,

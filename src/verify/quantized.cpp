@@ -18,7 +18,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t chunk_bytes = 1 << 20;
-// Enough to tell a wrong scale or order of bytes from rounding, and little to read.
+// Enough to tell a wrong scale or order of bytes from rounding, and little to read. Tensors with
+// no more elements than all samples are compared whole.
 constexpr std::uint64_t samples = 16;
 constexpr std::uint64_t sample_elements = 4096;
 // Of the bounds, which are computed in double precision of decoded F32.
@@ -179,12 +180,17 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
 Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elements) {
   Comparison made = {.error_max = std::max(first.error_max(), second.error_max())};
   std::array<ScaleCheck, 2> scales;
-  const std::uint64_t parts = std::clamp<std::uint64_t>(elements / sample_elements, 1, samples);
-  for (std::uint64_t i = 0; i < parts; ++i) {
-    std::uint64_t begin = elements / parts * i;
-    begin -= begin % whole_elements;
-    const std::uint64_t end = std::min(begin + sample_elements, elements);
-    compare_samples(first, second, begin, end, made, scales);
+  if (elements <= samples * sample_elements) {
+    compare_samples(first, second, 0, elements, made, scales);
+  } else {
+    for (std::uint64_t i = 0; i < samples; ++i) {  // the last one reaches the end
+      const bool is_last = i + 1 == samples;
+      std::uint64_t begin = (elements - sample_elements) / (samples - 1) * i;
+      if (is_last) begin = elements - sample_elements;
+      begin -= begin % whole_elements;
+      const std::uint64_t end = is_last ? elements : begin + sample_elements;
+      compare_samples(first, second, begin, end, made, scales);
+    }
   }
   made.scale = scales[0].problem(second, first, elements);
   if (made.scale.empty()) made.scale = scales[1].problem(first, second, elements);

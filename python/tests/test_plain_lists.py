@@ -1,0 +1,272 @@
+"""Lists of configs that leave quantized modules plain: each entry point warns.
+
+The oracles are compressed-tensors' and transformers' own functions, and fnmatch for ModelOpt.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import verified
+from compressed_tensors.utils.match import match_name
+from readback_cells import styles_of, written_encodings
+from safetensors.torch import save_file
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+import loadstone
+
+H = 256
+MODULES = [
+    *(f"model.layers.{layer}.self_attn.{each}_proj" for layer in (0, 1, 10) for each in "qo"),
+    *(f"model.layers.{layer}.mlp.{each}_proj" for layer in (0, 1, 10) for each in ("up", "down")),
+]
+DOWN_0 = "model.layers.0.mlp.down_proj"
+PLAIN = ["lm_head", "model.embed_tokens", "model.visual.proj"]
+
+# Entries of any list; each library has its own opinion of them.
+ENTRIES = [
+    "re:.*down_proj",
+    "re:.*down_proj$",
+    "re:model.layers.1.*",
+    "re:down_proj",
+    "re:.*layers\\.(0|1)\\.mlp",
+    "re:^(?!lm_head).*",
+    "*down_proj*",
+    "*down_proj",
+    "model.layers.1*",
+    "model.layers.1.*",
+    "model.layers.[0-9].mlp.up_proj",
+    "model.layers.[!0].mlp.up_proj",
+    "model.layers.?.mlp.up_proj",
+    "model.layers.1",
+    "model.layers.10.mlp",
+    "model.layers.10.mlp.down_proj",
+    "layers.10.mlp.down_proj",
+    "down_proj",
+    "_proj",
+    "mlp",
+    "(.*\\.)?mlp",
+    "^model.layers.0.mlp.up_proj$",
+    "model.layers.*",
+    "lm_head",
+    "visual",
+    "model.layers.2",
+    "mtp.layers.0.mlp.down_proj",
+    "",
+]
+
+
+Reader = Callable[[str, str], bool]
+
+
+def reads(reader: Reader, module: str, entry: str) -> bool:
+    """Return whether an entry leaves the module plain; one that is refused does not."""
+    try:
+        return reader(module, entry)
+    except re.error:
+        return False
+
+
+def by_compressed_tensors(module: str, entry: str) -> bool:
+    return match_name(module, entry)
+
+
+def by_modelopt(module: str, entry: str) -> bool:
+    return fnmatch.fnmatchcase(module, entry)
+
+
+def by_transformers(module: str, entry: str) -> bool:
+    return not should_convert_module(module, [entry])
+
+
+# Entries with fewer modules found: RE2 cannot look around, here for the dot that ends a match.
+UNKNOWN = {
+    (by_compressed_tensors, "re:^(?!lm_head).*"): 0,
+    (by_transformers, "model.layers.1*"): 4,  # those of layer 1
+}
+
+# For each style the list, its file, its section, and how it is read.
+LISTS: dict[str | None, list[tuple[str, str, str, Reader]]] = {
+    "compressed-tensors": [("ignore", "config.json", "quantization_config", by_compressed_tensors)],
+    "modelopt": [
+        ("ignore", "config.json", "quantization_config", by_modelopt),
+        ("exclude_modules", "hf_quant_config.json", "quantization", by_modelopt),
+    ],
+    None: [("llm_int8_skip_modules", "config.json", "quantization_config", by_transformers)],
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    tensors = {f"{each}.weight": torch.randn(H, H).mul(0.05).bfloat16() for each in MODULES + PLAIN}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+def change(path: Path, section: str, edit: Callable[[dict[str, Any]], None]) -> None:
+    config = json.loads(path.read_text())
+    edit(config[section])
+    path.write_text(json.dumps(config))
+
+
+def told(folder: Path) -> list[str]:
+    """The warnings of a plain load."""
+    status, report = verified(folder)
+    found = [each["message"] for each in report["findings"] if each["code"] == "q.config"]
+    assert bool(found) == (status == 1)
+    return found
+
+
+CELLS = [(each, style) for each in written_encodings() for style in styles_of(each)]
+
+
+@pytest.mark.parametrize(("encoding", "style"), CELLS)
+def test_each_list_of_each_encoding(
+    encoding: str, style: str | None, source: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    loadstone.convert(source, folder, quantize=encoding, style=style)
+    assert told(folder) == []  # the control
+    for key, file, section, reader in LISTS[style]:
+        kept = (folder / file).read_text()
+        if key not in json.loads(kept)[section]:
+            continue
+        known = [each for each in ENTRIES if (reader, each) not in UNKNOWN]
+        entry = next(each for each in known if reads(reader, DOWN_0, each))
+        change(folder / file, section, lambda its, k=key, e=entry: its[k].append(e))
+        (message,) = told(folder)
+        assert f"found {key} '" in message and file in message
+        assert DOWN_0 in named([message])
+        report = loadstone.convert(folder, tmp_path / key)
+        assert [each.message for each in report.findings if each.code == "q.config"] == [message]
+        (folder / file).write_text(kept)
+
+
+READERS: dict[str, tuple[str, str | None, str, str, str, Reader]] = {
+    f"{encoding}, {key}": (encoding, style, *one)
+    for encoding, style in [
+        ("int8-channel", "compressed-tensors"),
+        ("fp8", "modelopt"),
+        ("nf4", None),
+    ]
+    for one in LISTS[style]
+    for key in [one[0]]
+}
+
+
+@pytest.mark.parametrize("case", READERS)
+def test_entries_are_read_as_libraries_do(case: str, source: Path, tmp_path: Path) -> None:
+    encoding, style, key, file, section, reader = READERS[case]
+    folder = tmp_path / "out"
+    loadstone.convert(source, folder, quantize=encoding, style=style)
+    found, expected = {}, {}
+    for entry in ENTRIES:
+        change(folder / file, section, lambda its, e=entry: its.update({key: [e]}))
+        listed = [each for each in MODULES if reads(reader, each, entry)]
+        expected[entry] = UNKNOWN.get((reader, entry), len(listed))
+        messages = told(folder)
+        found[entry] = sum(map(count_of, messages))
+        assert len(messages) <= 1
+        assert all(each in listed for each in named(messages))
+    assert found == expected
+    assert len(set(expected.values())) > 2
+
+
+def named(messages: list[str]) -> list[str]:
+    """The modules that warnings name."""
+    ends = [each.partition("; expected ")[2] for each in messages]
+    return [name for each in ends for name in re.findall("'([^']*)'", each)]
+
+
+def count_of(message: str) -> int:
+    """How many modules a warning is about."""
+    _, _, modules = message.partition("; expected ")
+    more = re.search(r" and (\d+) more$", modules)
+    return modules.count("'") // 2 + (int(more[1]) if more else 0)
+
+
+def with_section(source: Path, folder: Path, encoding: str, section: dict[str, Any]) -> Path:
+    """Codes in the style of compressed-tensors, and a config of their own."""
+    loadstone.convert(source, folder, quantize=encoding, style="compressed-tensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= section
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+DOWN = sum("down_proj" in each for each in MODULES)
+UP = "re:.*up_proj"
+# Fields of a section, and how many modules it leaves plain.
+SECTIONS: dict[str, tuple[dict[str, Any], int]] = {
+    "targets of siblings": ({"targets": [UP, "re:.*self_attn"]}, DOWN),
+    "targets of one layer": ({"targets": ["model.layers.1.mlp.up_proj"]}, 1),
+    "all targets": ({"targets": [UP, "re:.*down_proj$", "re:.*self_attn"]}, 0),
+    "targets of a class": ({"targets": [UP, "Linear"]}, 0),
+    "targets under other names": ({"targets": ["re:language_model.*"]}, 0),
+    "targets of other modules": ({"targets": ["re:.*self_attn.*", "re:.*feed_forward.*"]}, 0),
+    "no targets": ({"targets": None}, 0),
+    "fp8": ({"quant_method": "fp8", "modules_to_not_convert": ["down_proj"]}, DOWN),
+    "fp8, other modules": ({"quant_method": "fp8", "modules_to_not_convert": ["gate", "mlp"]}, 0),
+    "fp8, a list of another library": ({"quant_method": "fp8", "ignore": [UP]}, 0),
+    "a list of another library": ({"modules_to_not_convert": ["down_proj"]}, 0),
+    "another program": ({"quant_method": "quark", "ignore": ["re:.*down_proj"]}, 0),
+    "not a list": ({"ignore": "re:.*down_proj"}, 0),
+    "null": ({"ignore": None}, 0),
+}
+
+
+@pytest.mark.parametrize("case", SECTIONS)
+def test_sections(case: str, source: Path, tmp_path: Path) -> None:
+    section, count = dict(SECTIONS[case][0]), SECTIONS[case][1]
+    folder = with_section(source, tmp_path / "out", "fp8-channel", {})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    its = config["quantization_config"]
+    if "targets" in section:
+        its["config_groups"]["group_0"]["targets"] = section.pop("targets")
+    its |= section
+    path.write_text(json.dumps(config))
+    assert sum(map(count_of, told(folder))) == count
+
+
+@pytest.mark.parametrize("encoding", ["fp8-channel", "nvfp4", "mxfp4"])
+def test_symmetry(encoding: str, source: Path, tmp_path: Path) -> None:
+    folder = with_section(source, tmp_path / "out", encoding, {})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["symmetric"] = False
+    path.write_text(json.dumps(config))
+    (message,) = told(folder)
+    assert "found symmetric false;" in message
+
+
+def test_lists_of_a_part_are_not_judged(source: Path, tmp_path: Path) -> None:
+    """Names in the config of a part are those within it; alone it is the model's."""
+    entry = {"ignore": ["re:.*down_proj"]}
+    folder = with_section(source, tmp_path / "out", "fp8-channel", entry)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    assert len(told(folder)) == 1
+    path.write_text(json.dumps({"text_config": config}))
+    assert len(told(folder)) == 1
+    path.write_text(json.dumps(config | {"text_config": config}))
+    assert told(folder) == []
+
+
+def test_a_long_list_takes_no_long_time(source: Path, tmp_path: Path) -> None:
+    """More expressions than can be tried are not tried; names are."""
+    many = [f"re:.*layers\\.{i}\\.none" for i in range(200_000)]
+    folder = with_section(source, tmp_path / "out", "fp8-channel", {"ignore": many})
+    assert told(folder) == []
+    names = [f"model.layers.{i}.mlp.down_proj" for i in range(200_000)]
+    folder = with_section(source, tmp_path / "names", "fp8-channel", {"ignore": names})
+    assert sum(map(count_of, told(folder))) == DOWN

@@ -1,0 +1,28 @@
+// Compares lists of modules in configs with the names of quantized ones, by the rules of the
+// libraries that read them.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "catalog/config_claim.h"
+
+namespace loadstone {
+
+// Quantized modules that a list leaves plain.
+struct LeftPlain {
+  std::vector<std::string> entries;  // those that match, or all of a list of quantized modules
+  std::vector<std::string> modules;
+  bool is_lacking = false;  // no entry matches the modules, and one should
+};
+
+// Returns the modules that a reader of the list takes for plain; none for a list that loadstone
+// does not know. A list of targets counts only for modules whose siblings it names: a library may
+// have other names for all of them. Expressions that need more than RE2 are not compared, and none
+// are where that would take long.
+[[nodiscard]] LeftPlain left_plain(const ConfigList& list,
+                                   std::span<const std::string_view> modules);
+
+}  // namespace loadstone
