@@ -40,6 +40,9 @@ inline constexpr unsigned config_depth_max = 32;
                                                    const std::string& folder,
                                                    std::vector<Finding>* findings = nullptr);
 
+// Throws Error "io.changed" unless the digest of the folder's claim is the expected one.
+void require_claim(const FileOpener& opener, const std::string& folder, std::string_view expected);
+
 // Words of the configs that decide no value; empty where groups differ. See contradictions().
 struct ConfigWords {
   std::string file = {};                                   // the first that makes a claim
