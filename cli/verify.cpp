@@ -14,14 +14,20 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "formats/sharded_index.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/receipt.h"
+#include "loadstone/remote.h"
 #include "receipt/receipt_limit.h"
 
 namespace loadstone::cli {
 
 namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* receipt_suffix = ".receipt.json";
 
 struct Args {
   OpenArgs open;  // its paths are not used: each of the two is a checkpoint
@@ -42,7 +48,7 @@ VerifyReport read_all(const Catalog& first, const Catalog* second, const Args& a
   options.observer = &watch;
   options.is_finite = args.open.strict;
   std::error_code problem;
-  options.is_folder = std::filesystem::is_directory(args.first, problem);
+  options.is_folder = fs::is_directory(args.first, problem);
   if (args.digests) return verify_digests(first, options);
   return second == nullptr ? verify_values(first, options) : compare(first, *second, options);
 }
@@ -55,12 +61,49 @@ std::string json_of(const VerifyReport& report, const std::vector<Finding>& warn
   return joined(std::move(json), to_json(report));
 }
 
-// Beside the output, as conversions write it.
+// The file's receipt, or that of the split GGUF that it is a part of.
+std::string receipt_of_file(const std::string& file) {
+  const std::string whole = file + receipt_suffix;
+  const fs::path path(file);
+  const auto part = parse_part_name(path.stem().string());
+  std::error_code problem;
+  if (!part || path.extension() != ".gguf" || fs::exists(whole, problem)) return whole;
+  return (path.parent_path() / (part->stem + ".gguf" + receipt_suffix)).string();
+}
+
+// receipt.json, or that of the only split GGUF.
+std::string receipt_of_folder(const std::string& folder) {
+  const std::string usual = folder + "/receipt.json";
+  std::vector<std::string> found;
+  std::error_code problem;
+  if (fs::exists(usual, problem)) return usual;
+  for (const auto& entry : fs::directory_iterator(folder, problem)) {
+    const std::string path = entry.path().string();
+    if (path.ends_with(std::string(".gguf") + receipt_suffix)) found.push_back(path);
+  }
+  return found.size() == 1 ? found.front() : usual;
+}
+
+// Next to the output, as conversions write it.
 std::string receipt_path(const Args& args) {
   if (!args.receipt_path.empty()) return args.receipt_path;
+  if (is_remote(args.first)) {
+    throw Error("usage",
+                "--receipt finds the receipt of an output on this machine only; name the receipt's "
+                "file (--receipt-file FILE)",
+                {.path = args.first});
+  }
   std::error_code problem;
-  const bool is_folder = std::filesystem::is_directory(args.first, problem);
-  return args.first + (is_folder ? "/receipt.json" : ".receipt.json");
+  return fs::is_directory(args.first, problem) ? receipt_of_folder(args.first)
+                                               : receipt_of_file(args.first);
+}
+
+// The first part, if A is the name that was given for a split GGUF, which is nobody's.
+std::string output_path(const Args& args, const Receipt& receipt) {
+  const bool is_split = receipt.outputs.size() > 1 && args.first.ends_with(".gguf");
+  std::error_code problem;
+  if (!is_split || is_remote(args.first) || fs::exists(args.first, problem)) return args.first;
+  return (fs::path(args.first).parent_path() / receipt.outputs.front().path).string();
 }
 
 int verify_with_receipt(const Args& args, bool json) {
@@ -79,8 +122,8 @@ int verify_with_receipt(const Args& args, bool json) {
   const bool is_load = receipt.outputs.empty();
   std::vector<std::string> sources = args.sources;
   if (is_load) sources.insert(sources.begin(), args.first);
-  const VerifyReport report =
-      verify_receipt(receipt, is_load ? std::string() : args.first, sources, options);
+  const VerifyReport report = verify_receipt(
+      receipt, is_load ? std::string() : output_path(args, receipt), sources, options);
   watch.clear();
   print_line(json ? to_json(report) : to_table(report));
   return report.ok() ? 0 : 1;

@@ -34,6 +34,9 @@ struct QuantizationClaim {
   bool has_exceptions = false;                      // some modules are described otherwise
   // Transforms of activations while the model runs: "R4_input". Empty: weights are the model's.
   std::vector<std::string> transforms = {};
+  // XXH3-128 of the configs' sections, 32 hex digits; empty: the configs were not read.
+  std::string digest = {};
+  bool follows_links = false;  // the configs were read with OpenOptions::allow_links
 };
 
 // One quantized tensor. Numbers of tensors are indices into Catalog::tensors().

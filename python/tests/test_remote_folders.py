@@ -133,6 +133,72 @@ def test_what_is_denied_is_named(server: Server, folder: Path, tmp_path: Path) -
     assert "convert.not_copied" in done.stdout
 
 
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("request_", ["--quantize nf4", "--dequantize", "--dtype f16", "merge"])
+def test_a_file_whose_folder_is_denied(
+    server: Server, folder: Path, tmp_path: Path, request_: str, status: int
+) -> None:
+    """As a presigned URL; hosts also deny missing files, so a denied file declares nothing."""
+
+    def route(seen: Seen) -> Answer | None:
+        is_signed = seen.path == "/dir/model.safetensors?sig=1"
+        return None if is_signed else Answer(status, {}, b"")
+
+    server.route = route
+    url = server.url("/dir/model.safetensors?sig=1")
+    out = tmp_path / "out"
+    arguments = ["convert", url, out, *request_.split()]
+    if request_ == "merge":
+        arguments = ["merge", f"{url}:0.5", f"{url}:0.5", "-o", out]
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "'hf_quant_config.json'" in done.stderr and "[convert.not_copied]" in done.stderr
+    if request_ not in ("--quantize nf4", "--dequantize"):
+        return
+    # The control: a file that is there declares an encoding, which no tensor bears out.
+    server.files["/dir/hf_quant_config.json"] = b'{"quantization": {}}'
+    server.route = lambda _: None
+    done = run("convert", url, tmp_path / "again", *request_.split())
+    del server.files["/dir/hf_quant_config.json"]
+    assert "[plan.config_mismatch]" in done.stderr
+
+
+def test_models_of_two_folders_are_merged(server: Server, folder: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        server.add_folder(folder / "one", f"/{name}")
+    done = run("merge", server.url("/a/"), server.url("/b/"), "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_file_next_to_the_index_is_a_warning(server: Server, folder: Path) -> None:
+    server.add_folder(folder / "shards", "/both")
+    server.files["/both/model.safetensors"] = (folder / "one/model.safetensors").read_bytes()
+    found = loadstone.inspect(server.url("/both/"))
+    assert "format.ignored" in [each.code for each in found.findings]
+    # The control: without it, or if the host denies it, nobody warns.
+    for answer in (Answer(404, {}, b""), Answer(403, {}, b"")):
+        server.route = lambda seen, answer=answer: (
+            answer if seen.path == "/both/model.safetensors" else None
+        )
+        found = loadstone.inspect(server.url("/both/"))
+        assert "format.ignored" not in [each.code for each in found.findings]
+
+
+def test_a_receipt_is_looked_for_on_this_machine_only(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    run("convert", folder / "one", tmp_path / "out", "--receipt", "xxh3-128")
+    server.add_folder(tmp_path / "out", "/made")
+    server.seen.clear()
+    for url in (server.url("/made/"), server.url("/made/model.safetensors")):
+        done = run("verify", url, "--receipt")
+        assert done.returncode == 2 and "--receipt-file" in done.stderr
+    assert server.seen == []
+    receipt = tmp_path / "out/receipt.json"
+    done = run("verify", server.url("/made/"), "--receipt-file", receipt)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_prefix_that_nobody_may_list(
     server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

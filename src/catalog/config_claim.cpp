@@ -10,8 +10,10 @@
 #include <cstddef>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <utility>
 
+#include "base/digest.h"
 #include "base/json_dom.h"
 #include "base/python_json.h"
 #include "base/text.h"
@@ -68,6 +70,14 @@ void add_blocks(QuantizationClaim& claim, const Object& section) {
       add_block(claim, block);
     }
   }
+}
+
+// The order of calls counts.
+void add_text(QuantizationClaim& claim, std::string_view text) {
+  Digest digest;
+  digest.update(std::as_bytes(std::span(claim.digest)));
+  digest.update(std::as_bytes(std::span(text)));
+  claim.digest = digest.hex();
 }
 
 template <typename Value>
@@ -163,6 +173,7 @@ void add_groups(QuantizationClaim& claim, const Object& section) {
 
 void add_claim(QuantizationClaim& claim, const Element& value, const std::string& path) {
   claim.is_made = true;
+  add_text(claim, std::string(simdjson::minify(value)));
   Object section;
   if (value.get(section) != simdjson::SUCCESS) return;
   refuse_two_formats(section, path);
@@ -177,7 +188,7 @@ QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& fol
   const auto text = find_config(opener, folder, name);
   if (!text) return {};
   // One that may not be read may make one.
-  if (text->empty()) return {.is_made = true};
+  if (text->empty()) return {.is_made = true, .digest = "unread"};
   return quantization_claim(*text, join_path(folder, name));
 }
 
@@ -191,6 +202,7 @@ QuantizationClaim claim_in_own_file(const FileOpener& opener, const std::string&
   refuse_two_formats(section, join_path(folder, std::string(own.name)));
   QuantizationClaim claim;
   add_words(claim, section);
+  add_text(claim, std::string(simdjson::minify(section)));
   if (claim.method.empty()) claim.method = own.method;
   return claim.bits && claim.method == own.method ? claim : QuantizationClaim();
 }
@@ -348,6 +360,8 @@ QuantizationClaim quantization_claim(const FileOpener& opener, const std::string
   QuantizationClaim claim = claim_in_file(opener, folder, "config.json");
   QuantizationClaim other = claim_in_file(opener, folder, "hf_quant_config.json");
   claim.is_made = claim.is_made || other.is_made;
+  claim.follows_links = opener.allow_links;
+  add_text(claim, other.digest);
   if (claim.transforms.empty()) claim.transforms = std::move(other.transforms);
   if (other.block) add_block(claim, *other.block);
   for (const OwnConfig& own : own_configs) {
@@ -356,9 +370,22 @@ QuantizationClaim quantization_claim(const FileOpener& opener, const std::string
     const std::string path = join_path(folder, std::string(own.name));
     warn_of_words(found, claim, words, folder, path);
     complete(claim, words, path);
+    add_text(claim, words.digest);
   }
   if (findings != nullptr) std::ranges::move(found, std::back_inserter(*findings));
   return claim;
+}
+
+void require_claim(const FileOpener& opener, const std::string& folder, std::string_view expected) {
+  std::string digest = quantization_claim(opener, folder).digest;
+  if (digest == expected) return;
+  throw Error("io.changed",
+              "the configs describe the quantization differently than when the plan was made; plan "
+              "again",
+              {.path = folder,
+               .field = "config_digest",
+               .found = std::move(digest),
+               .expected = printable(expected)});
 }
 
 ConfigWords config_words(const FileOpener& opener, const std::string& folder,

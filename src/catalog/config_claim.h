@@ -40,6 +40,9 @@ inline constexpr unsigned config_depth_max = 32;
                                                    const std::string& folder,
                                                    std::vector<Finding>* findings = nullptr);
 
+// Throws Error "io.changed" unless the digest of the folder's claim is the expected one.
+void require_claim(const FileOpener& opener, const std::string& folder, std::string_view expected);
+
 // A list of modules, by which libraries choose those that they read as codes.
 struct ConfigList {
   std::string file;

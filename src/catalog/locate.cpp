@@ -86,13 +86,33 @@ bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
   });
 }
 
-// Where another machine does not list its folders: the first of the usual names that is there.
+// A host that lists nothing may also deny missing files.
+bool has_beside_index(Storage& storage, const std::string& path) {
+  try {
+    return has_remote(storage, path);
+  } catch (const Error& error) {
+    if (error.code() != "io.denied") throw;
+    return false;
+  }
+}
+
+// Where another machine does not list its folders: the first of the usual names that is there, and
+// with an index the file that transformers would take.
 std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
   if (!is_remote(folder)) return storage.list(folder);
   if (auto listed = list_remote(storage, folder)) return std::move(*listed);
   for (const auto& names : {usual_indexes, usual_files, usual_torch_indexes, usual_torch_files}) {
     for (const std::string_view name : names) {
-      if (has_remote(storage, join_path(folder, name))) return {std::string(name)};
+      if (!has_remote(storage, join_path(folder, name))) continue;
+      std::vector<std::string> found = {std::string(name)};
+      const bool is_index = is_index_name(name);
+      const std::string_view other =
+          is_index ? usual_files.front() : std::string_view(usual_torch_files.front());
+      if ((is_index || is_torch_index_name(name)) &&
+          has_beside_index(storage, join_path(folder, other))) {
+        found.emplace_back(other);
+      }
+      return found;
     }
   }
   if (has_remote(storage, join_path(folder, dcp_metadata_name))) {

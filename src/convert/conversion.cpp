@@ -341,6 +341,7 @@ static ConvertOptions settled(const Catalog& catalog, ConvertOptions options) {
   ModelFolder beside = claims_beside(first);
   folder.config = std::move(beside.config);
   folder.files = std::move(beside.files);
+  if (folder.denied.empty()) folder.denied = std::move(beside.denied);
   return options;
 }
 

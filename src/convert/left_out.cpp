@@ -51,12 +51,19 @@ ModelFolder claims_beside(const Catalog& catalog) {
       return std::nullopt;
     }
   };
-  folder.config = text("config.json").value_or("");
+  const auto config = text("config.json");
+  folder.config = config.value_or("");
+  if (config && config->empty()) folder.denied.emplace_back("config.json");
   std::vector<std::string_view> names = {claim_name};
   std::ranges::transform(own_configs, std::back_inserter(names), &OwnConfig::name);
   for (const std::string_view name : names) {
     auto found = text(name);
-    if (found) folder.files.push_back({.name = std::string(name), .text = *std::move(found)});
+    if (!found) continue;
+    if (found->empty()) {
+      folder.denied.emplace_back(name);
+    } else {
+      folder.files.push_back({.name = std::string(name), .text = *std::move(found)});
+    }
   }
   return folder;
 }
@@ -117,7 +124,8 @@ static bool names_code(const ModelFolder& folder) {
   });
 }
 
-void tell_left(const ModelFolder& folder, const Catalog& catalog, std::vector<Finding>& findings) {
+void tell_left(const ModelFolder& folder, const std::vector<std::string>& denied,
+               const Catalog& catalog, std::vector<Finding>& findings) {
   const auto add = [&](const std::vector<std::string>& names, std::string message,
                        const char* suggestion, Severity severity = Severity::warning) {
     if (names.empty()) return;
@@ -129,8 +137,8 @@ void tell_left(const ModelFolder& folder, const Catalog& catalog, std::vector<Fi
   };
   add(folder.links, "links are not copied; the folder has " + counted(folder.links.size(), "link"),
       "name the folder that holds the files themselves");
-  add(folder.denied,
-      "the host denies access to, or lacks, " + counted(folder.denied.size(), "file") +
+  add(denied,
+      "the host denies access to, or lacks, " + counted(denied.size(), "file") +
           " next to the model",
       "copy them by hand where the model needs them");
   add(folder.left, "modules.json or model_index.json names what this conversion leaves out",

@@ -23,9 +23,10 @@ inline constexpr std::string_view adapter_config_name = "adapter_config.json";
 // Returns true for names of files that declare an encoding, besides config.json.
 [[nodiscard]] bool is_claim(std::string_view name);
 
-// Reads config.json and finds the files that declare an encoding, in the checkpoint's folder.
-// Returns nothing for GGUF files, which need no config. Throws those of find_config(); without
-// codes malformed files do not count.
+// Reads config.json and finds the files that declare an encoding, in the checkpoint's folder; those
+// that a host denies, as it may deny missing files, are `denied` and declare nothing. Returns
+// nothing for GGUF files, which need no config. Throws those of find_config(); without codes
+// malformed files do not count.
 [[nodiscard]] ModelFolder claims_beside(const Catalog& catalog);
 
 // Returns the file that claims an encoding; empty if none does.
@@ -34,8 +35,9 @@ inline constexpr std::string_view adapter_config_name = "adapter_config.json";
 [[nodiscard]] Finding unread_claim(std::string_view file, std::string_view root = {});
 
 // Adds a finding for each kind of file that does not come along. Adapters that the catalog has are
-// merged.
-void tell_left(const ModelFolder& folder, const Catalog& catalog, std::vector<Finding>& findings);
+// merged. `denied`: names of files that the host denies.
+void tell_left(const ModelFolder& folder, const std::vector<std::string>& denied,
+               const Catalog& catalog, std::vector<Finding>& findings);
 
 // Drops the files that declare the source's encoding: the output has a different one.
 void drop_claims(std::vector<ExtraFile>& files, std::vector<Finding>& findings);

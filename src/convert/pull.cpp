@@ -17,6 +17,7 @@ namespace loadstone {
 OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wanted,
                        Storage* storage) {
   const Plan& plan = conversion.plan;
+  check_claims(*plan.catalog, plan.catalog->storage(storage));
   std::vector<bool> needed(plan.catalog->shards().size(), false);
   const bool shares = std::ranges::count(wanted, true) > 0 &&
                       std::ranges::any_of(plan.targets, [](const PlannedTarget& target) {

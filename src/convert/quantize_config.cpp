@@ -432,7 +432,7 @@ static std::string section_of(const Plan& plan, const QuantizedModules& modules,
 void settle_extras(Conversion& conversion, const ConvertOptions& options, const ModelFolder& folder,
                    ConfigChanges changes) {
   Plan& plan = conversion.plan;
-  tell_left(folder, *plan.catalog, plan.findings);
+  tell_left(folder, options.folder.denied, *plan.catalog, plan.findings);
   if (options.format != FileFormat::safetensors) return;
   std::string& config = conversion.config;
   config = options.folder.config;

@@ -181,6 +181,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   check_destinations(plan, destinations);
   Storage& storage = plan.catalog->storage(options.storage);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
+  check_claims(*plan.catalog, storage);
   Report report;
   report.bytes_read = compare_ties(plan, storage, report.findings, options.observer);
   const Needs needs(plan, SinkKind::memory);

@@ -13,6 +13,7 @@
 #include "base/digest.h"
 #include "base/version_text.h"
 #include "catalog/assembled_file.h"
+#include "catalog/config_claim.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
 
@@ -69,6 +70,14 @@ void check_identity(const Shard& shard, const FileIdentity& now) {
   if (now != shard.identity) {
     refuse_changed(shard, text_of(now, shard.identity), text_of(shard.identity, now));
   }
+}
+
+void check_claims(const Catalog& catalog, Storage& storage) {
+  for (const auto& checkpoint : catalog.checkpoints()) check_claims(*checkpoint, storage);
+  const QuantizationClaim& claim = catalog.quantization_claim();
+  if (!catalog.checkpoints().empty() || claim.digest.empty()) return;
+  const FileOpener opener{storage, claim.follows_links};
+  require_claim(opener, catalog.root(), claim.digest);
 }
 
 OpenShards::OpenShards(const Catalog& catalog, Storage* storage, const std::vector<bool>& needed)

@@ -17,6 +17,10 @@ namespace loadstone {
 // made.
 void check_identity(const Shard& shard, const FileIdentity& now);
 
+// Reads the configs again if tensors of the catalog depend on them. Throws Error "io.changed" if
+// they describe the quantization differently now.
+void check_claims(const Catalog& catalog, Storage& storage);
+
 // Shards of a catalog, opened once and shared by all threads. Thread-safe.
 class OpenShards {
  public:

@@ -5,6 +5,7 @@
 
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "catalog/config_claim.h"
 #include "catalog/locate_remote.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
@@ -64,6 +65,7 @@ class ShardFinder {
       // A link in the way leads out of the checkpoint's folder only by the caller's word.
       static_cast<void>(opener_.open(shards.back(), folder));
     }
+    if (!saved_.config_digest.empty()) require_claim(opener_, folder, saved_.config_digest);
     return shards;
   }
 

@@ -37,6 +37,8 @@ void visit_totals(AnyPlan& plan, Visit visit) {
 // Its root and shards.
 void write_checkpoint(JsonWriter& json, const Catalog& catalog) {
   json.member("root", catalog.root());
+  const std::string& digest = catalog.quantization_claim().digest;
+  if (!digest.empty()) json.member("config_digest", digest);
   json.key("shards");
   json.begin_array();
   for (const Shard& shard : catalog.shards()) {
@@ -345,6 +347,9 @@ void read_array(const JsonReader& reader, JsonObject& fields, std::string_view f
 SavedCheckpoint read_root(const JsonReader& reader, JsonObject& fields) {
   SavedCheckpoint checkpoint;
   checkpoint.root = reader.string(fields.required("root"), fields.at("root"));
+  if (const auto digest = fields.optional("config_digest")) {
+    checkpoint.config_digest = reader.string(*digest, fields.at("config_digest"));
+  }
   read_array(reader, fields, "shards", checkpoint.shards, read_shard);
   return checkpoint;
 }

@@ -23,6 +23,7 @@ struct SavedShard {
 // Where it was, and its files.
 struct SavedCheckpoint {
   std::string root;
+  std::string config_digest;  // of its claim; empty: not known
   std::vector<SavedShard> shards;
 };
 

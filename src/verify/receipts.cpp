@@ -60,8 +60,13 @@ class ReceiptCheck {
   void add_files(const std::vector<ReceiptFile>& files, const std::string& given,
                  std::uint32_t checkpoint, bool is_output) {
     // A branch of a hub is one commit for all files.
-    const std::string root = is_remote(given) ? storage_.resolve(given) : given;
-    const bool is_folder = storage_.kind(root) == EntryKind::folder;
+    std::string root = is_remote(given) ? storage_.resolve(given) : given;
+    bool is_folder = storage_.kind(root) == EntryKind::folder;
+    const bool is_set = !is_folder && is_output && is_split_part(files, root);
+    if (is_set) {
+      root = parent_path(root);
+      is_folder = true;
+    }
     std::size_t count = 0;
     for (const ReceiptFile& file : files) {
       if (!is_output && file.checkpoint != checkpoint) continue;
@@ -86,7 +91,7 @@ class ReceiptCheck {
       throw Error("usage", "the receipt is of several files: name their folder",
                   {.path = root, .found = fmt::format("{} files", count)});
     }
-    if (is_output && is_folder) add_unexpected(files, root);
+    if (is_output && is_folder && !is_set) add_unexpected(files, root);
   }
 
   VerifyReport run() {
@@ -135,6 +140,13 @@ class ReceiptCheck {
   }
 
  private:
+  // Returns true for a part of a split GGUF, which means all parts and no other file of its folder.
+  static bool is_split_part(const std::vector<ReceiptFile>& files, const std::string& path) {
+    const std::string_view name = file_name(path);
+    return files.size() > 1 && name.ends_with(".gguf") &&
+           std::ranges::count(files, name, &ReceiptFile::path) > 0;
+  }
+
   // Null where it is not there, which is a difference.
   std::shared_ptr<ByteSource> opened(const ReceiptFile& file, const std::string& path) {
     try {

@@ -255,3 +255,33 @@ def test_a_huge_receipt_is_rejected_unread(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"format": "\xe9"}')
     with pytest.raises(loadstone.Error, match="UTF-8"):
         loadstone.Receipt.load(tmp_path / "latin.json")
+
+
+@pytest.mark.parametrize("named", ["out", "out/m-00001-of-00002.gguf", "out/m.gguf"])
+@pytest.mark.parametrize("others", [[], ["mmproj.gguf", "notes.txt"]], ids=["alone", "others"])
+def test_the_receipt_of_a_split_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, others: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    Path("out").mkdir()
+    Path("metadata.json").write_text(json.dumps(METADATA))
+    tensors = {f"layers.{i}.up.weight": torch.randn(16, 64).bfloat16() for i in range(2)}
+    save_file(tensors, "in/model.safetensors")
+    output("convert", "in", *FORMATS["split gguf"][0:1], *FORMATS["split gguf"][2],
+           "--receipt", "xxh3-128")  # fmt: skip
+    assert len(list(Path("out").glob("*.gguf"))) == 2
+    for other in others:
+        (Path("out") / other).write_bytes(b"x")
+    status, report = verified(named, "--receipt")
+    unexpected = others if named == "out" else []  # a folder is compared as a whole
+    assert sorted(each["name"] for each in report["differences"]) == unexpected
+    assert status == (1 if unexpected else 0)
+    # The control: a changed byte of either part.
+    for part in Path("out").glob("m-*.gguf"):
+        flip(part, 8 * (part.stat().st_size - 1))
+        assert verified(named, "--receipt")[0] == 1
+        flip(part, 8 * (part.stat().st_size - 1))
+    Path("out/m-00002-of-00002.gguf").unlink()
+    found = verified(named, "--receipt")[1]["differences"]
+    assert "missing" in [each["kind"] for each in found]
