@@ -321,7 +321,9 @@ static ModelFolder remote_folder_at(const Catalog& catalog, bool with_code) {
 ModelFolder read_model_folder(const Catalog& catalog, const std::string& path, bool with_code) {
   return only_errors([&] {
     if (!is_remote(path)) return model_folder_at(path, with_code, &catalog);
-    if (catalog.storage().kind(path) != EntryKind::folder) return ModelFolder();
+    const bool is_folder =
+        path == catalog.root() || catalog.storage().kind(path) == EntryKind::folder;
+    if (!is_folder) return ModelFolder();
     return remote_folder_at(catalog, with_code);
   });
 }
