@@ -25,6 +25,10 @@ namespace loadstone::python {
 
 namespace nb = nanobind;
 
+// For each function that may read or write files: they can be on another machine. The interpreter's
+// lock is held while arguments and results are converted, and not during the call.
+using uses_files = nb::call_guard<nb::gil_scoped_release>;
+
 void bind_build_info(nb::module_& module);
 void bind_error(nb::module_& module);
 void bind_finding(nb::module_& module);

@@ -97,11 +97,17 @@ nb::dict encodings(const Catalog& catalog) {
   return rows;
 }
 
+// The first call of a catalog may read, and other threads wait for it.
+const QuantizedTensors& quantized_of(const Catalog& catalog) {
+  const nb::gil_scoped_release release;
+  return catalog.quantized();
+}
+
 // One row a quantized tensor: name, encoding, the shape of its numbers (None: they cannot be read),
 // and the name of each component tensor by its role.
 nb::list quantized_rows(const Catalog& catalog) {
   nb::list rows;
-  for (const QuantizedTensor& tensor : catalog.quantized().tensors()) {
+  for (const QuantizedTensor& tensor : quantized_of(catalog).tensors()) {
     nb::dict components;
     const auto add = [&](std::uint32_t index) {
       const std::string& name = catalog.tensors()[index].name;
@@ -119,7 +125,7 @@ nb::list quantized_rows(const Catalog& catalog) {
 }
 
 // Names of the tensors that nobody needs once the numbers are decoded: scales, states, tables.
-nb::list companions(const Catalog& catalog) {
+std::vector<std::string> companions(const Catalog& catalog) {
   std::vector<bool> is_companion(catalog.tensors().size());
   for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
     is_companion[i] = catalog.quantized().is_companion(i);
@@ -127,9 +133,9 @@ nb::list companions(const Catalog& catalog) {
   for (const QuantizedTensor& tensor : catalog.quantized().tensors()) {
     for (const std::uint32_t index : tensor.unneeded) is_companion[index] = true;
   }
-  nb::list names;
+  std::vector<std::string> names;
   for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
-    if (is_companion[i]) names.append(catalog.tensors()[i].name);
+    if (is_companion[i]) names.push_back(catalog.tensors()[i].name);
   }
   return names;
 }
@@ -141,7 +147,7 @@ void bind_catalog(nb::module_& module) {
   nb::class_<Catalog>(module, "Catalog")
       .def_prop_ro("root", &Catalog::root)
       .def_prop_ro("total_bytes", &Catalog::total_bytes)
-      .def_prop_ro("findings", &all_findings)
+      .def_prop_ro("findings", &all_findings, uses_files())
       .def("read", &read_tensor, nb::arg("name"), nb::arg("dtype") = "", nb::arg("begin") = 0,
            nb::arg("end").none() = nb::none())
       .def_prop_ro("shards",
@@ -153,22 +159,22 @@ void bind_catalog(nb::module_& module) {
       .def("tensors", &tensors)
       .def("encodings", &encodings)
       .def("quantized", &quantized_rows)
-      .def("companions", &companions)
+      .def("companions", &companions, uses_files())
       .def("digest", &digest)
       .def("metadata", &metadata)
-      .def("to_json", [](const Catalog& self) { return to_json(self); });
+      .def(
+          "to_json", [](const Catalog& self) { return to_json(self); }, uses_files());
   module.def(
       "open_checkpoint",
       [](const std::vector<std::string>& paths, bool allow_links, std::uint32_t gguf_rank_max,
          Storage* storage) {
         const OpenOptions options{
             .allow_links = allow_links, .gguf_rank_max = gguf_rank_max, .storage = storage};
-        const nb::gil_scoped_release release;
         return paths.size() == 1 ? open_checkpoint(paths.front(), options)
                                  : open_checkpoint(paths, options);
       },
       nb::arg("paths"), nb::arg("allow_links") = false, nb::arg("gguf_rank_max") = 4,
-      nb::arg("storage").none() = nb::none());
+      nb::arg("storage").none() = nb::none(), uses_files());
   module.def(
       "join_checkpoints",
       [](std::vector<std::shared_ptr<const Catalog>> checkpoints) {

@@ -173,7 +173,7 @@ void bind_convert(nb::module_& module) {
           [](const Conversion& self, const std::string& target) {
             return check_target(self, target);
           },
-          nb::arg("target"))
+          nb::arg("target"), uses_files())
       .def_prop_ro("files", &rows_of)
       .def("extra_text", &extra_text, nb::arg("name"))
       .def("to_json", [](const Conversion& self) { return to_json(self); })

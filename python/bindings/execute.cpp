@@ -158,11 +158,17 @@ Report merge_reports(const std::vector<Report>& reports, const SharedPlan* plan)
   return all;
 }
 
+std::shared_ptr<MappedShard> open_mapped(const Shard& shard) {
+  const nb::gil_scoped_release release;
+  return MappedShard::open(shard);
+}
+
 // A mapped shard as an array of bytes. Tensors made from it keep it, and so the mapping, alive.
 nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>> map_shard(const SharedPlan& plan,
                                                               std::size_t index) {
-  const Shard& shard = plan->catalog->shards().at(index);
-  auto* mapping = new std::shared_ptr<MappedShard>(MappedShard::open(shard));
+  const std::shared_ptr<const Catalog> catalog = plan->catalog;
+  const Shard& shard = catalog->shards().at(index);
+  auto* mapping = new std::shared_ptr<MappedShard>(open_mapped(shard));
   const nb::capsule owner(mapping, [](void* pointer) noexcept {
     delete static_cast<std::shared_ptr<MappedShard>*>(pointer);
   });

@@ -36,21 +36,23 @@ void bind_offload(nb::module_& module) {
              const auto bytes = self.value(name);
              return nb::bytes(bytes.data(), bytes.size());
            })
-      .def("add",
-           [](OffloadFolder& self, const std::string& name, std::string_view dtype,
-              const Extents& shape, std::uintptr_t address, std::uint64_t byte_count) {
-             const auto* const data = reinterpret_cast<const std::byte*>(address);  // NOLINT
-             self.add(name, dtype_argument(dtype), Shape(shape),
-                      {data, static_cast<std::size_t>(byte_count)});
-           })
+      .def(
+          "add",
+          [](OffloadFolder& self, const std::string& name, std::string_view dtype,
+             const Extents& shape, std::uintptr_t address, std::uint64_t byte_count) {
+            const auto* const data = reinterpret_cast<const std::byte*>(address);  // NOLINT
+            self.add(name, dtype_argument(dtype), Shape(shape),
+                     {data, static_cast<std::size_t>(byte_count)});
+          },
+          uses_files())
       .def("rename", &OffloadFolder::rename)
       .def("remove", &OffloadFolder::remove)
       .def("retype",
            [](OffloadFolder& self, const std::string& name, std::string_view dtype,
               const Extents& shape) { self.retype(name, dtype_argument(dtype), Shape(shape)); })
-      .def("tie", &OffloadFolder::tie)
-      .def("commit", &OffloadFolder::commit, nb::call_guard<nb::gil_scoped_release>())
-      .def("abandon", &OffloadFolder::abandon)
+      .def("tie", &OffloadFolder::tie, uses_files())
+      .def("commit", &OffloadFolder::commit, uses_files())
+      .def("abandon", &OffloadFolder::abandon, uses_files())
       .def_prop_ro("is_committed", &OffloadFolder::is_committed)
       .def_prop_ro("sync_seconds", &OffloadFolder::sync_seconds);
   module.attr("OFFLOAD_INDEX_FILE") = offload_index_file;

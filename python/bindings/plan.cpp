@@ -208,6 +208,12 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
   return SharedPlan(make_plan(std::move(catalog), skeleton, options));
 }
 
+SharedPlan identity_plan(const std::shared_ptr<const Catalog>& catalog) {
+  PlanOptions options;
+  options.unexpected = UnexpectedPolicy::ignore;
+  return SharedPlan(make_plan(catalog, Skeleton::from_catalog(*catalog), options));
+}
+
 // Reads a member of the plan.
 template <auto member>
 auto get(const SharedPlan& self) {
@@ -310,7 +316,8 @@ void bind_names(nb::module_& module) {
          const std::vector<std::string>& prefixes, const std::string& rules) {
         const Rules given = rules.empty() ? Rules() : rules_from_json(rules);
         return rules_to_json(strip_prefix(*catalog, {.targets = targets}, prefixes, given).rules);
-      });
+      },
+      uses_files());
 }
 
 void bind_defaults(nb::module_& module) {
@@ -357,7 +364,6 @@ void bind_plan(nb::module_& module) {
       [](std::string_view text, bool allow_links, const std::string& root,
          const std::string& plan_folder, const std::string& offload_folder,
          const std::vector<std::string>& other_roots, bool allow_remote, Storage* storage) {
-        const nb::gil_scoped_release release;
         return SharedPlan(plan_from_json(text, {.allow_links = allow_links, .storage = storage},
                                          {.root = root,
                                           .other_roots = other_roots,
@@ -368,7 +374,7 @@ void bind_plan(nb::module_& module) {
       nb::arg("text"), nb::arg("allow_links") = false, nb::arg("root") = "",
       nb::arg("plan_folder") = "", nb::arg("offload_folder") = "",
       nb::arg("other_roots") = std::vector<std::string>(), nb::arg("allow_remote") = false,
-      nb::arg("storage").none() = nb::none());
+      nb::arg("storage").none() = nb::none(), uses_files());
   module.def(
       "check_series",
       [](const std::vector<std::vector<std::string>>& partners, std::uint64_t count) {
@@ -383,11 +389,7 @@ void bind_plan(nb::module_& module) {
         return std::tuple(absent, check.absent_count, check.stray);
       },
       nb::arg("partners"), nb::arg("count") = 0);
-  module.def("identity_plan", [](const std::shared_ptr<const Catalog>& catalog) {
-    PlanOptions options;
-    options.unexpected = UnexpectedPolicy::ignore;
-    return SharedPlan(make_plan(catalog, Skeleton::from_catalog(*catalog), options));
-  });
+  module.def("identity_plan", &identity_plan, uses_files());
 }
 
 }  // namespace loadstone::python

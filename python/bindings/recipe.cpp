@@ -57,11 +57,8 @@ void bind_recipe(nb::module_& module) {
       .def("__len__", [](const Recipes& self) { return self.targets.size(); })
       .def("to_json",
            [](const Recipes& self, const Catalog& catalog) { return to_json(self, catalog); })
-      .def("note_values", &note_values, nb::arg("catalog"), nb::arg("computed_from"))
-      .def_static("from_json", [](const Catalog& catalog, std::string_view text) {
-        const nb::gil_scoped_release release;
-        return recipes_from_json(catalog, text);
-      });
+      .def("note_values", &note_values, nb::arg("catalog"), nb::arg("computed_from"), uses_files())
+      .def_static("from_json", &recipes_from_json, uses_files());
   using Value = RecipeBuilder::Value;
   nb::class_<RecipeBuilder>(module, "RecipeBuilder")
       .def(nb::init<std::shared_ptr<const Catalog>>(), nb::arg("catalog"))
@@ -82,7 +79,7 @@ void bind_recipe(nb::module_& module) {
             return self.decode(kernel, sources, Shape(std::move(shape)), dtype_argument(dtype));
           },
           nb::arg("kernel"), nb::arg("sources"), nb::arg("shape"), nb::arg("dtype"))
-      .def("numbers", &numbers, nb::arg("catalog"), nb::arg("name"), nb::arg("dtype"))
+      .def("numbers", &numbers, nb::arg("catalog"), nb::arg("name"), nb::arg("dtype"), uses_files())
       .def(
           "cast",
           [](RecipeBuilder& self, Value value, std::string_view dtype) {

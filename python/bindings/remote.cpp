@@ -68,14 +68,12 @@ void bind_remote(nb::module_& module) {
         options.is_stopped = [main_thread] { return is_interrupted(main_thread); };
         return make_remote_storage(std::move(options)).release();
       },
-      nb::rv_policy::reference, nb::arg("environment"), nb::arg("given"), nb::arg("main_thread"));
+      nb::rv_policy::reference, nb::arg("environment"), nb::arg("given"), nb::arg("main_thread"),
+      uses_files());
   module.def(
       "write_document",
-      [](const std::string& path, std::string_view text) {
-        const nb::gil_scoped_release release;
-        write_document(path, text);
-      },
-      nb::arg("path"), nb::arg("text"));
+      [](const std::string& path, std::string_view text) { write_document(path, text); },
+      nb::arg("path"), nb::arg("text"), uses_files());
   module.def(
       "is_remote", [](std::string_view path) { return is_remote(path); }, nb::arg("path"));
 }

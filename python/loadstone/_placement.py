@@ -7,7 +7,7 @@ nested paths are rewritten as disjoint ones, and a tensor cannot be on disk with
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +41,19 @@ def main_device(device_map: Mapping[str, Any]) -> Any:
     """The device that computes with offloaded tensors: the first accelerator, else the cpu."""
     devices = device_map.values()
     return next((device for device in devices if str(device) not in _OFFLOADED), "cpu")
+
+
+def keep_tied_in_memory(places: DeviceMap, ties: Iterable[tuple[str, str]]) -> None:
+    """Takes a tensor off the disk if a module that is tied to it is in memory.
+
+    Args:
+        places: changed; gets an entry for each such tensor.
+        ties: names, each with the one that has the value.
+    """
+    for name, root in ties:
+        device = device_of(name, places)
+        if device not in (None, "disk") and device_of(root, places) == "disk":
+            places[root] = device
 
 
 def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from compare import assert_same_state, library_load
 from offload_folders import written
+from pairs import pairs
+from safetensors.torch import load_file, save_file
 from transformers_models import by_name, write_checkpoint
 
 import loadstone
@@ -105,6 +108,83 @@ def test_twice_the_memory_allowed(name: str, tmp_path: Path):
         found = model(TOKENS, **inputs).logits
         assert torch.equal(found, whole(TOKENS, **inputs).logits)
     assert loadstone.audit(model).ok
+
+
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+
+
+def tied(folder: Path, saved_as: str) -> Path:
+    """A Llama with a tied embedding, whose file has one of the names, or both."""
+    torch.manual_seed(0)
+    model = by_name("llama").build()
+    config = model.config
+    config.tie_word_embeddings = True
+    model = type(model)(config)
+    model.save_pretrained(folder)
+    state = load_file(folder / "model.safetensors")
+    value = state.pop(f"{EMBEDDING}.weight")
+    if saved_as != "head":
+        state[f"{EMBEDDING}.weight"] = value
+    if saved_as != "embedding":
+        state[f"{HEAD}.weight"] = value * 2 if saved_as == "different" else value.clone()
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def load_tied(door: str, folder: Path, on_disk: tuple[str, ...], **options: Any) -> Any:
+    cls = by_name("llama").cls
+    inner = ("embed_tokens", "layers", "norm", "rotary_emb")
+    places = dict.fromkeys([*(f"model.{name}" for name in inner), HEAD], "cpu")
+    places |= dict.fromkeys(on_disk, "disk")
+    if door == "direct":
+        return ours(cls, folder, device_map=places, **options)
+    with loadstone.patch("transformers"):
+        return cls.from_pretrained(folder, device_map=places, **options)
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "saved_as", "door"),
+    pairs(
+        [
+            (EMBEDDING,),
+            (HEAD,),
+            (EMBEDDING, HEAD),
+            (EMBEDDING, "model.layers"),
+            (HEAD, "model.norm"),
+        ],
+        ["embedding", "head", "both", "different"],
+        ["direct", "patch"],
+    ),
+)
+def test_ties_wherever_their_modules_are(
+    on_disk: tuple[str, ...], saved_as: str, door: str, tmp_path: Path
+):
+    folder = tied(tmp_path / "model", saved_as)
+    whole = ours(by_name("llama").cls, folder)
+    model = load_tied(door, folder, on_disk, offload_folder=str(tmp_path / "offload"))
+    for _ in range(2):
+        assert loadstone.audit(model).ok
+        assert torch.equal(outputs(model), outputs(whole))
+
+
+@pytest.mark.parametrize("rule", ["keep_tied_in_memory", "add"])
+def test_a_tie_that_is_not_completed_is_found(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from loadstone._transformers import load
+
+    folder = tied(tmp_path / "model", "embedding")
+    monkeypatch.setattr(load, rule, lambda *arguments: None)
+    with pytest.raises((KeyError, ValueError)):
+        outputs(load_tied("direct", folder, (EMBEDDING,), offload_folder=str(tmp_path / "offload")))
+
+
+@pytest.mark.parametrize("module", [EMBEDDING, HEAD])
+def test_a_tie_with_a_module_on_disk_needs_a_folder(module: str, tmp_path: Path):
+    folder = tied(tmp_path / "model", "embedding")
+    with pytest.raises(loadstone.PlanError, match=f"{module}.weight") as caught:
+        load_tied("direct", folder, (module,))
+    assert caught.value.code == "plan.offload_folder"
 
 
 def test_an_offloaded_model_can_be_saved_again(tmp_path: Path):

@@ -15,7 +15,7 @@ from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._modules import inside
-from loadstone._placement import device_of
+from loadstone._placement import device_of, keep_tied_in_memory
 from loadstone._plan import Plan
 from loadstone._planning import make_plan
 from loadstone._skeleton_walk import TensorSlot, walk
@@ -159,7 +159,6 @@ def placement(
         device = device_of(slot.name, device_map)
         if device == "disk" and slot.kind != "parameter" and not offload_buffers:
             places[slot.name] = "cpu"
-        root = slot.tie_of or ties.get(slot.name)
-        if root and device not in (None, "disk") and device_of(root, places) == "disk":
-            places[root] = device
+    tied = ((slot.name, slot.tie_of or ties.get(slot.name)) for slot in slots)
+    keep_tied_in_memory(places, [(name, root) for name, root in tied if root])
     return places

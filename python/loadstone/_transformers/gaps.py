@@ -16,7 +16,7 @@ from loadstone._errors import make
 from loadstone._holders import Parameters
 from loadstone._plan import Plan
 from loadstone._planning import make_plan
-from loadstone._report import Report
+from loadstone._report import OFFLOADED, Report
 from loadstone._traced import Traced, shape_mismatch
 from loadstone._transformers.claim import Claim
 from loadstone._turns import in_turn_with, slots_of
@@ -66,6 +66,7 @@ class Gaps:
         self._constructed: set[str] = set()  # of those, the ones no initialiser wrote to
         self._versions: dict[str, tuple[int, int]] = {}  # of buffers, before the initialisers
         self._rewritten: set[str] = set()  # buffers that an initialiser wrote to
+        self.offloaded: set[str] = set()  # tied tensors that hooks take from the offload folder
 
     def plan_and_read(
         self, model: Any, catalog: Catalog, traced: Traced, device_map: Any, offload_folder: Any
@@ -173,6 +174,8 @@ class Gaps:
                 known[slot.name] = dataclasses.replace(item, origin="initialiser")
             elif item.origin == "tie":  # the library found both, and that they differ
                 known[slot.name] = dataclasses.replace(item, origin="checkpoint", tie_of="")
+        for name in self.offloaded & known.keys():
+            known[name] = dataclasses.replace(known[name], reason=OFFLOADED)
         prove(model)
         return report
 

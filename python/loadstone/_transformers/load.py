@@ -11,8 +11,11 @@ from transformers.integrations.accelerate import get_device
 from transformers.modeling_utils import _load_parameter_into_model
 
 from loadstone import _core, _execute
+from loadstone._accelerate.offload import add
 from loadstone._catalog import Catalog, inspect
 from loadstone._contents import keep_object
+from loadstone._errors import make
+from loadstone._placement import keep_tied_in_memory
 from loadstone._targets import SAVED
 from loadstone._terminal import warn
 from loadstone._traced import Traced
@@ -47,6 +50,7 @@ class Load(Gaps):
         devices = _devices(model, config)
         if devices is not None and traced.units is not None:
             devices = traced.units.devices(devices)
+        copied = _tied_in_memory(model, devices, config) if devices is not None else []
         filled = self.plan_and_read(model, catalog, traced, devices, config.disk_offload_folder)
         assert self.plan is not None
         installed = {} if traced.units is None else self._install_units(traced.units, filled, info)
@@ -66,6 +70,10 @@ class Load(Gaps):
         on_disk = config.device_map is not None and "disk" in config.device_map.values()
         if on_disk:
             _tie_on_disk(model, filled.offload)
+            for name in copied:
+                _offload_copy(model, filled.offload, name, traced.ties)
+            tied = {name for pair in _tied_names(model) for name in pair}
+            self.offloaded = tied & filled.offload.index().keys()
         filled.offload.commit()
         _warn_of_recut(derived.recut)
         return releases.answer(info, filled.offload.index() if on_disk else None)
@@ -246,9 +254,46 @@ def _devices(model: Any, config: Any) -> dict[str, Any] | None:
     return devices
 
 
+def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[str]:
+    """Keeps all names of a tie in memory if one of the modules is, for the library to tie them.
+
+    Args:
+        devices: changed, by name.
+
+    Returns:
+        The names of modules on disk among them.
+    """
+    pairs = _tied_names(model)
+    keep_tied_in_memory(devices, [*pairs, *((source, target) for target, source in pairs)])
+    copied = sorted(
+        name
+        for name in {name for pair in pairs for name in pair}
+        if get_device(config.device_map, name) == "disk" and devices[name] != "disk"
+    )
+    if copied and config.disk_offload_folder is None:
+        message = "a module on disk is tied to one in memory: pass a folder for its copy"
+        raise make("plan.offload_folder", message, tensor=copied[0], field="offload_folder")
+    return copied
+
+
+def _tied_names(model: Any) -> list[tuple[str, str]]:
+    """Each tied name with the one that the library ties it to."""
+    return list((getattr(model, "all_tied_weights_keys", None) or {}).items())
+
+
+def _offload_copy(
+    model: Any, folder: _core.OffloadFolder, name: str, ties: Mapping[str, str]
+) -> None:
+    """Adds the value of a tensor in memory to the folder, where the module's hook reads it."""
+    tensors = map(model.get_parameter_or_buffer, (name, ties.get(name, name)))
+    value = next((tensor for tensor in tensors if not tensor.is_meta), None)
+    if value is not None:
+        add(folder, name, value)
+
+
 def _tie_on_disk(model: Any, offload: _core.OffloadFolder) -> None:
     """Adds the names of tied tensors to the offload index, for ties that the plan lacks."""
     index = offload.index()
-    for target, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+    for target, source in _tied_names(model):
         if source in index and target not in index:
             offload.tie(target, source)
