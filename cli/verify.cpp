@@ -98,7 +98,8 @@ std::string receipt_path(const Args& args) {
                                                : receipt_of_file(args.first);
 }
 
-// The first part, if A is the name that was given for a split GGUF, which is nobody's.
+// A; or the first part if A is the name that a conversion to a split GGUF was given, which no file
+// has.
 std::string output_path(const Args& args, const Receipt& receipt) {
   const bool is_split = receipt.outputs.size() > 1 && args.first.ends_with(".gguf");
   std::error_code problem;

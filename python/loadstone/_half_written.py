@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from loadstone._errors import counted, make
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 WRITTEN = ("checkpoint", "constant", "zeros", "initialiser")
 
 _Range = tuple[int, int, int]  # a storage, and bytes in it
-# By memory, not by module: others may hold the same. The references keep addresses from being
-# given to other storages.
+# By memory, not by module: several modules may share it. The references keep the address of a
+# storage from being given to another one.
 _ranges: dict[_Range, StorageWeakRef] = {}
 # An error names this many tensors, and counts the others.
 _LISTED_MAX = 8
@@ -56,7 +56,10 @@ def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget
             left -= {_range(slot.tensor)}
         elif target.origin != "tie":
             stays.append(slot)
-    names = [slot.name for slot in stays if any(_overlap(_range(slot.tensor), key) for key in left)]
+    parts: dict[int, list[_Range]] = {}  # by storage, for models have many tensors
+    for key in left:
+        parts.setdefault(key[0], []).append(key)
+    names = [slot.name for slot in stays if _overlaps(_range(slot.tensor), parts)]
     if not names:
         return
     listed = ", ".join(f"'{name}'" for name in names[:_LISTED_MAX])
@@ -85,5 +88,6 @@ def _range(tensor: torch.Tensor) -> _Range | None:
     return key, int(tensor.storage_offset()) * tensor.element_size(), end_byte(tensor)
 
 
-def _overlap(one: _Range | None, other: _Range) -> bool:
-    return one is not None and one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
+def _overlaps(one: _Range | None, parts: Mapping[int, Sequence[_Range]]) -> bool:
+    others = () if one is None else parts.get(one[0], ())
+    return any(one is not None and one[1] < end and begin < one[2] for _, begin, end in others)

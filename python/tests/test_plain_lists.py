@@ -1,6 +1,7 @@
 """Lists of configs that leave quantized modules plain: each entry point warns.
 
-The oracles are compressed-tensors' and transformers' own functions, and fnmatch for ModelOpt.
+The oracles are functions of compressed-tensors, transformers and diffusers, and fnmatch for
+ModelOpt.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import pytest
 import torch
 from command import verified
 from compressed_tensors.utils.match import match_name
+from diffusers import BitsAndBytesConfig
+from diffusers.quantizers.bitsandbytes.utils import _replace_with_bnb_linear
 from readback_cells import styles_of, written_encodings
 from safetensors.torch import save_file
 from transformers.quantizers.quantizers_utils import should_convert_module
@@ -84,6 +87,19 @@ def by_modelopt(module: str, entry: str) -> bool:
 
 def by_transformers(module: str, entry: str) -> bool:
     return not should_convert_module(module, [entry])
+
+
+def by_diffusers(module: str, entry: str) -> bool:
+    """A model with one layer."""
+    model = parent = torch.nn.Module()
+    *outer, last = module.split(".")
+    for name in outer:
+        parent.add_module(name, torch.nn.Module())
+        parent = parent.get_submodule(name)
+    parent.add_module(last, torch.nn.Linear(1, 1))
+    config = BitsAndBytesConfig(load_in_4bit=True)
+    _replace_with_bnb_linear(model, [entry], quantization_config=config)
+    return type(parent.get_submodule(last)) is torch.nn.Linear
 
 
 # Entries with fewer modules found: RE2 cannot look around, here for the dot that ends a match.
@@ -160,6 +176,9 @@ READERS: dict[str, tuple[str, str | None, str, str, str, Reader]] = {
     ]
     for one in LISTS[style]
     for key in [one[0]]
+} | {
+    f"{encoding} of diffusers": (encoding, None, *LISTS[None][0][:3], by_diffusers)
+    for encoding in ("nf4", "int8")
 }
 
 
@@ -168,6 +187,9 @@ def test_entries_are_read_as_libraries_do(case: str, source: Path, tmp_path: Pat
     encoding, style, key, file, section, reader = READERS[case]
     folder = tmp_path / "out"
     loadstone.convert(source, folder, quantize=encoding, style=style)
+    if reader is by_diffusers:
+        config = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(config | {"_class_name": "FluxTransformer2DModel"}))
     found, expected = {}, {}
     for entry in ENTRIES:
         change(folder / file, section, lambda its, e=entry: its.update({key: [e]}))

@@ -310,7 +310,9 @@ ConfigWords words_in_file(const FileOpener& opener, const std::string& folder, c
   if (!text || text->empty()) return words;
   simdjson::dom::parser parser;
   std::size_t sections = 0;
-  for_each_section(parsed_json(parser, python_json(*text).text).value(), [&](const Element& value) {
+  const PythonJson json = python_json(*text);
+  const Element root = parsed_json(parser, json.text).value();
+  for_each_section(root, [&](const Element& value) {
     words.file = join_path(folder, name);
     ++sections;
     Object section;
@@ -319,6 +321,10 @@ ConfigWords words_in_file(const FileOpener& opener, const std::string& folder, c
     add_lists(words, section);
   });
   if (sections > 1) words.lists.clear();  // names of modules are those within a part
+  const bool is_of_diffusers = root["_class_name"].error() == simdjson::SUCCESS;
+  for (ConfigList& list : words.lists) {
+    if (is_of_diffusers && list.method == "bitsandbytes") list.method = method_of_diffusers;
+  }
   words.algorithm_file = words.file;
   return words;
 }

@@ -43,11 +43,15 @@ inline constexpr unsigned config_depth_max = 32;
 // Throws Error "io.changed" unless the digest of the folder's claim is the expected one.
 void require_claim(const FileOpener& opener, const std::string& folder, std::string_view expected);
 
+inline constexpr std::string_view method_of_diffusers = "bitsandbytes of diffusers";
+
 // A list of modules, by which libraries choose those that they read as codes.
 struct ConfigList {
   std::string file;
-  std::string method;  // the section's; of hf_quant_config.json "modelopt"
-  std::string key;     // "ignore", "targets" (those of all groups) ...
+  // The section's; of hf_quant_config.json "modelopt". diffusers reads lists of bitsandbytes by a
+  // rule of its own: method_of_diffusers.
+  std::string method;
+  std::string key;  // "ignore", "targets" (those of all groups) ...
   std::vector<std::string> entries;
 };
 

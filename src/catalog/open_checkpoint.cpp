@@ -303,6 +303,8 @@ class CheckpointReader {
   // ---- all together
 
   void merge() {
+    std::vector<std::string> others;  // files with different values for these keys
+    std::set<std::string> keys;
     for (FileHeader& header : headers_) {
       const auto shard = static_cast<std::uint32_t>(shards_.size());
       shards_.push_back(std::move(header.shard));
@@ -314,15 +316,22 @@ class CheckpointReader {
       }
       std::ranges::move(header.findings, std::back_inserter(findings_));
       const auto lost = join_metadata(metadata_, std::move(header.metadata), shards_.back().path);
-      if (lost.empty()) continue;
-      findings_.push_back(
-          {.severity = Severity::warning,
-           .code = "ix.metadata",
-           .message = fmt::format("{}: its metadata have other values than those of the files "
-                                  "before it, which count: {}",
-                                  printable(shards_.back().path, 400), name_list(lost))});
+      if (!lost.empty()) others.push_back(shards_.back().relative_path);
+      keys.insert(lost.begin(), lost.end());
     }
+    if (!others.empty()) report_metadata(others, {keys.begin(), keys.end()});
     headers_.clear();
+  }
+
+  // One finding: a set may have hundreds of files.
+  void report_metadata(const std::vector<std::string>& paths,
+                           const std::vector<std::string>& keys) {
+    findings_.push_back(
+        {.severity = Severity::warning,
+         .code = "ix.metadata",
+         .message = fmt::format("metadata of {} differ from those of files before them, which "
+                                "count, in {}",
+                                name_list(paths, paths.size(), 3), name_list(keys))});
   }
 
   std::shared_ptr<const Catalog> finish() {

@@ -19,9 +19,10 @@ namespace loadstone {
 namespace {
 
 enum class Rule : std::uint8_t {
-  expression,   // "re:" and one that matches from the beginning on, else the name
-  wildcard,     // Python's fnmatch
-  up_to_a_dot,  // an expression for a beginning of the name up to a dot, or the name's end
+  expression,    // "re:" and one that matches from the beginning on, else the name
+  wildcard,      // Python's fnmatch
+  up_to_a_dot,   // an expression for a beginning of the name up to a dot, or the name's end
+  before_a_dot,  // the name, its last part, or any text in it that a dot follows
 };
 
 struct KnownList {
@@ -29,12 +30,13 @@ struct KnownList {
   std::string_view key;
   Rule rule;
 };
-constexpr std::array<KnownList, 7> known_lists = {
+constexpr std::array<KnownList, 8> known_lists = {
     {{"compressed-tensors", "ignore", Rule::expression},
      {"compressed-tensors", "targets", Rule::expression},
      {"modelopt", "ignore", Rule::wildcard},
      {"modelopt", "exclude_modules", Rule::wildcard},
      {"bitsandbytes", "llm_int8_skip_modules", Rule::up_to_a_dot},
+     {method_of_diffusers, "llm_int8_skip_modules", Rule::before_a_dot},
      {"awq", "modules_to_not_convert", Rule::up_to_a_dot},
      {"fp8", "modules_to_not_convert", Rule::up_to_a_dot}}};
 
@@ -79,6 +81,8 @@ bool is_expression(std::string_view entry, Rule rule) {
       return entry.find_first_of("*?[") != entry.npos;
     case Rule::up_to_a_dot:
       return entry.find_first_of("\\()[]{}^$|+*?") != entry.npos;
+    case Rule::before_a_dot:
+      return false;
   }
   return false;
 }
@@ -107,7 +111,7 @@ class Matcher {
     const std::size_t most =
         std::min(expressions_max, comparisons_max / std::max<std::size_t>(modules, 1));
     for (const std::string& entry : entries) {
-      if (rule == Rule::up_to_a_dot) sizes_.insert(entry.size());
+      if (rule == Rule::up_to_a_dot || rule == Rule::before_a_dot) sizes_.insert(entry.size());
       names_.insert(entry);
     }
     const auto is_tried = [rule](const std::string& entry) { return is_expression(entry, rule); };
@@ -133,10 +137,12 @@ class Matcher {
       for (auto dot = module.find('.'); dot != module.npos; dot = module.find('.', dot + 1)) {
         if (const std::string* const around = find_name(module.substr(0, dot))) return around;
       }
-      for (const std::size_t size : sizes_) {
-        if (size > module.size()) break;
-        const std::string_view end = module.substr(module.size() - size);
-        if (const std::string* const last = find_name(end)) return last;
+      if (const std::string* const last = find_end(module)) return last;
+    }
+    if (rule_ == Rule::before_a_dot) {
+      if (const auto* const last = find_name(module.substr(module.rfind('.') + 1))) return last;
+      for (auto dot = module.find('.'); dot != module.npos; dot = module.find('.', dot + 1)) {
+        if (const std::string* const part = find_end(module.substr(0, dot))) return part;
       }
     }
     for (const Expression& each : expressions_) {
@@ -156,10 +162,19 @@ class Matcher {
     return found == names_.end() ? nullptr : &*found;
   }
 
+  // Returns an entry that is the end of the text, or null.
+  [[nodiscard]] const std::string* find_end(std::string_view text) const {
+    for (const std::size_t size : sizes_) {
+      if (size > text.size()) break;
+      if (const auto* const end = find_name(text.substr(text.size() - size))) return end;
+    }
+    return nullptr;
+  }
+
   Rule rule_;
   bool is_whole_ = true;
   std::set<std::string, std::less<>> names_;
-  std::set<std::size_t> sizes_;  // of entries that may be the ends of names
+  std::set<std::size_t> sizes_;  // of entries that may be parts of names
   std::vector<Expression> expressions_;
 };
 

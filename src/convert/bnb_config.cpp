@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -16,27 +17,47 @@ namespace loadstone {
 
 namespace {
 
-// The outermost module around this one in which none is quantized, or nothing: the library may
-// rename what is inside it. Mimi's "decoder_transformer" becomes a part of its "decoder".
-std::string plain_module_around(std::string_view plain, const QuantizedModules& modules) {
-  for (auto dot = plain.find('.'); dot != plain.npos; dot = plain.find('.', dot + 1)) {
-    const std::string around(plain.substr(0, dot));
-    const bool is_plain = std::ranges::none_of(modules.quantized, [&](const auto& each) {
-      return each.first.starts_with(around) || each.first.ends_with(around);
-    });
-    if (is_plain) return around;
+// Finds the outermost module around a plain one in which none is quantized: the library may rename
+// what is inside it. Mimi's "decoder_transformer" becomes a part of its "decoder". Readers look for
+// such a name anywhere in that of a module, so no quantized one may have it in its own.
+// Not thread-safe.
+class PlainModules {
+ public:
+  explicit PlainModules(const QuantizedModules& modules) : quantized_(modules.quantized_names()) {}
+
+  // Returns nothing if there is no such module.
+  std::string around(std::string_view plain) {
+    for (auto dot = plain.find('.'); dot != plain.npos; dot = plain.find('.', dot + 1)) {
+      std::string outer(plain.substr(0, dot));
+      if (is_plain(outer)) return outer;
+    }
+    return {};
   }
-  return {};
-}
+
+ private:
+  bool is_plain(const std::string& outer) {
+    const auto [known, is_new] = known_.try_emplace(outer);
+    if (is_new) {
+      known->second = std::ranges::none_of(quantized_, [&](const std::string& each) {
+        return each.find(outer) != std::string::npos;
+      });
+    }
+    return known->second;
+  }
+
+  std::vector<std::string> quantized_;
+  std::map<std::string, bool> known_;
+};
 
 // The plain modules as transformers looks for them: at the end of a module's name, or as a pattern
 // at its beginning, up to a dot. Names that a quantized module has there become whole patterns.
 // More patterns find the names that the library gives the modules.
 std::vector<std::string> skipped_modules(const QuantizedModules& modules) {
+  PlainModules plain_modules(modules);
   std::set<std::string> around;
   std::vector<std::string> skipped = modules.plain;
   for (std::string& plain : skipped) {
-    around.insert(plain_module_around(plain, modules));
+    around.insert(plain_modules.around(plain));
     const bool is_too_wide = std::ranges::any_of(modules.quantized, [&](const auto& each) {
       return each.first.ends_with(plain) || each.first.starts_with(plain + ".");
     });

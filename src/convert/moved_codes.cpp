@@ -30,7 +30,7 @@ constexpr std::string_view advice_on_unreadable = "leave them under their own na
 
 using Sources = std::vector<std::uint32_t>;
 
-// Recognises codes by names, dtypes and shapes alone, so that source and output compare.
+// Recognises codes by names, dtypes and shapes alone, so that source and output are comparable.
 QuantizedTensors quantized_by_name(std::vector<TensorInfo> tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     tensors[i].shard = 0;
@@ -147,8 +147,8 @@ class Check {
     return sources;
   }
 
-  // Returns whether names alone leave the codes' layout unknown in the source too. Checkpoints that
-  // are merged may have the same names.
+  // Returns true if the layout of the codes is unknown from names alone in the source too. Merged
+  // checkpoints may share names.
   [[nodiscard]] bool was_unknown_layout(std::uint32_t codes) {
     const bool is_one = catalog_.checkpoints().empty();
     if (!named_) named_ = is_one ? quantized_by_name(catalog_.tensors()) : before_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -46,59 +47,75 @@ struct List {
   std::vector<std::string> entries;
 };
 
-// An entry as libraries look for it: an expression ("re:", "-:", "+:" or its characters), a pattern
-// with "*", or a name and all that is inside it.
-class Entry {
- public:
-  explicit Entry(std::string_view text) : name_(text) {
-    bool is_expression = name_.find_first_of("\\()[]^$|+") != std::string_view::npos;
-    for (const std::string_view prefix : {"re:", "-:", "+:"}) {
-      if (!name_.starts_with(prefix)) continue;
-      name_.remove_prefix(prefix.size());
-      is_expression = true;
+std::string wildcard(std::string_view text) {
+  std::string pattern;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '*') {
+      pattern += ".*";
+    } else if (text.substr(i, 2) != ".*") {  // else that of an expression
+      pattern += re2::RE2::QuoteMeta(piece(text.substr(i, 1)));
     }
-    if (!is_expression && name_.find('*') == std::string_view::npos) return;
-    try {
-      const std::string source =
-          is_expression ? re2_of_python(name_, "plan.pattern", "config") : wildcard(name_);
-      pattern_ =
-          compile_pattern("^(?:" + source + ")", "plan.pattern", "config", pattern_memory(1));
-    } catch (const Error&) {
-      is_readable_ = false;
+  }
+  return pattern + "$";
+}
+
+using Place = std::pair<std::size_t, std::size_t>;  // a list, and an entry of it
+
+// The entries of all lists, as any of the libraries looks for them: an expression ("re:", "-:",
+// "+:" or its characters), a pattern with "*", or a name and all that is inside it. catalog/
+// plain_lists.h has the rules of single libraries, for lists that it knows.
+class Entries {
+ public:
+  explicit Entries(const std::vector<List>& lists) {
+    for (std::size_t i = 0; i < lists.size(); ++i) {
+      for (std::size_t k = 0; k < lists[i].entries.size(); ++k) add(lists[i].entries[k], {i, k});
     }
   }
 
-  // False for what a reader rejects too, or that needs more than RE2.
-  [[nodiscard]] bool matches(std::string_view module) const {
-    if (!is_readable_) return false;
-    return pattern_ != nullptr ? is_in(*pattern_, module) : is_inside(module);
+  // Returns the entries that match. A config may list as many modules as there are, so names are
+  // looked up.
+  [[nodiscard]] std::set<Place> find(std::string_view module) const {
+    std::set<Place> found;
+    for (std::size_t begin = 0; begin < module.size(); ++begin) {
+      if (begin > 0 && module[begin - 1] != '.') continue;
+      for (std::size_t end = begin; end < module.size();) {
+        end = std::min(module.find('.', end + 1), module.size());
+        const auto known = names_.find(module.substr(begin, end - begin));
+        if (known != names_.end()) found.insert(known->second.begin(), known->second.end());
+      }
+    }
+    for (const auto& [pattern, place] : patterns_) {
+      if (is_in(*pattern, module)) found.insert(place);
+    }
+    return found;
   }
 
  private:
-  static std::string wildcard(std::string_view text) {
-    std::string pattern;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-      if (text[i] == '*') {
-        pattern += ".*";
-      } else if (text.substr(i, 2) != ".*") {  // else that of an expression
-        pattern += re2::RE2::QuoteMeta(piece(text.substr(i, 1)));
-      }
+  // Leaves out what a reader rejects too, or what needs more than RE2.
+  void add(std::string_view name, Place place) {
+    bool is_expression = name.find_first_of("\\()[]^$|+") != name.npos;
+    for (const std::string_view prefix : {"re:", "-:", "+:"}) {
+      if (!name.starts_with(prefix)) continue;
+      name.remove_prefix(prefix.size());
+      is_expression = true;
     }
-    return pattern + "$";
+    if (!is_expression && name.find('*') == name.npos) {
+      names_[name].push_back(place);
+      return;
+    }
+    try {
+      const std::string source =
+          is_expression ? re2_of_python(name, "plan.pattern", "config") : wildcard(name);
+      patterns_.emplace_back(
+          compile_pattern("^(?:" + source + ")", "plan.pattern", "config", pattern_memory(1)),
+          place);
+    } catch (const Error&) {
+      return;
+    }
   }
 
-  [[nodiscard]] bool is_inside(std::string_view module) const {
-    for (auto at = module.find(name_); at != module.npos; at = module.find(name_, at + 1)) {
-      const std::size_t end = at + name_.size();
-      const bool begins = at == 0 || module[at - 1] == '.';
-      if (begins && (end == module.size() || module[end] == '.')) return true;
-    }
-    return false;
-  }
-
-  std::string_view name_;
-  Pattern pattern_;
-  bool is_readable_ = true;
+  std::map<std::string_view, std::vector<Place>> names_;
+  std::vector<std::pair<Pattern, Place>> patterns_;
 };
 
 void add_entries(std::vector<std::string>& entries, const Element& value) {
@@ -158,23 +175,26 @@ Renamed renamed_modules(const Plan& plan) {
   return renamed;
 }
 
-// The entries for which a list selects a module before it is renamed and not after it, or after it
-// and not before.
-std::set<std::string> old_entries(const List& list, const Renamed& renamed) {
-  std::set<std::string> old;
-  const std::vector<Entry> entries(list.entries.begin(), list.entries.end());
+bool selects(const std::set<Place>& found, std::size_t list) {
+  const auto first = found.lower_bound({list, 0});
+  return first != found.end() && first->first == list;
+}
+
+// By the lists' keys the entries for which a list selects a module before it is renamed and not
+// after it, or after it and not before.
+std::map<std::string_view, std::set<std::string>> old_entries(const std::vector<List>& lists,
+                                                              const Renamed& renamed) {
+  std::map<std::string_view, std::set<std::string>> old;
+  const Entries entries(lists);
   for (const auto& [before, after] : renamed) {
-    std::vector<std::string> only;  // match one of both
-    bool matches_before = false;
-    bool matches_after = false;
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      const bool is_before = entries[i].matches(before);
-      const bool is_after = entries[i].matches(after);
-      matches_before |= is_before;
-      matches_after |= is_after;
-      if (is_before != is_after) only.push_back(list.entries[i]);
+    const std::set<Place> first = entries.find(before);
+    const std::set<Place> second = entries.find(after);
+    std::vector<Place> only;  // match one of both
+    std::ranges::set_symmetric_difference(first, second, std::back_inserter(only));
+    for (const auto& [list, entry] : only) {
+      if (selects(first, list) == selects(second, list)) continue;
+      old[lists[list].key].insert(lists[list].entries[entry]);
     }
-    if (matches_before != matches_after) old.insert(only.begin(), only.end());
   }
   return old;
 }
@@ -185,10 +205,7 @@ void tell_old_names(const Conversion& conversion, std::vector<Finding>& findings
   const Renamed renamed = renamed_modules(conversion.plan);
   for (const ExtraFile& file : conversion.extras) {
     if (renamed.empty() || (file.name != "config.json" && !is_claim(file.name))) continue;
-    std::map<std::string_view, std::set<std::string>> old;
-    for (const List& list : lists_in(file)) old[list.key].merge(old_entries(list, renamed));
-    for (const auto& [key, entries] : old) {
-      if (entries.empty()) continue;
+    for (const auto& [key, entries] : old_entries(lists_in(file), renamed)) {
       const std::vector<std::string> names(entries.begin(), entries.end());
       findings.push_back(
           {.severity = Severity::warning,

@@ -38,7 +38,7 @@ struct DcpTensor {
 // An object that is not a tensor, as torch.save wrote it to an item.
 struct DcpObject {
   std::string name;
-  std::string file = {};  // a plain path below the folder; empty: unknown
+  std::string file = {};  // a plain path below the folder; empty if unknown
   std::uint64_t item_begin = 0;
   std::uint64_t item_bytes = 0;
 };

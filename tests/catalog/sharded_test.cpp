@@ -68,6 +68,15 @@ TEST_F(Sharded, MetadataThatDifferAreNamed) {
   EXPECT_THAT(open()->findings().front().message, HasSubstr(std::string(shard_2)));
   EXPECT_THAT(codes_with({{"k", "1"}}, {{"k", "1"}, {"other", "2"}}), IsEmpty());
   EXPECT_THAT(codes_with({{"DCP_SHARDING_INFO", "{}"}}, {{"DCP_SHARDING_INFO", "[]"}}), IsEmpty());
+  // One finding, however many files differ.
+  const auto part = [](int i) { return fmt::format("model-0000{}-of-00003.safetensors", i); };
+  for (int i = 1; i <= 3; ++i) {
+    storage.add_file("/n/" + part(i),
+                     safetensors_bytes({{part(i), "U8", {2}, "ab"}}, {{"k", std::to_string(i)}}));
+  }
+  const auto found = open("/n")->findings();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found.front().message, HasSubstr(fmt::format("'{}', '{}'", part(2), part(3))));
 }
 
 TEST_F(Sharded, DiffusersNamesAndFoldersBelow) {
