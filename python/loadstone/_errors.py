@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -198,14 +199,18 @@ def unknown(
     return error
 
 
-def count_argument(field: str, value: object, most: int = 2**32 - 1) -> int:
-    """A count from 0 to ``most``.
+def count_argument(field: str, value: Any, most: int = 2**32 - 1) -> int:
+    """A count from 0 to ``most``: an integer of Python or numpy.
 
     Raises:
         Error: ``plan.options``: it is not such a number.
     """
-    if isinstance(value, int) and 0 <= value <= most:
-        return int(value)
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if 0 <= count <= most:
+        return count
     raise make(
         "plan.options",
         "not a whole number in range",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from command import run
@@ -75,6 +76,13 @@ def test_values_out_of_range_are_refused_by_name(
     for value in wrong:
         refused(option, lambda value=value: write(value))
     write(right)
+
+
+def test_integers_of_numpy_are_taken(file: Path, tmp_path: Path) -> None:
+    numbers: dict[str, Any] = {"threads": np.int64(1), "max_memory": np.uint32(2**30)}
+    loadstone.convert(file, tmp_path / "out.safetensors", **numbers)
+    with pytest.raises(loadstone.Error, match="threads"):
+        loadstone.convert(file, tmp_path / "out.safetensors", threads=np.float64(1))
 
 
 def test_a_seed_out_of_range_is_refused_by_name(file: Path, tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ inline constexpr std::string_view method_of_diffusers = "bitsandbytes of diffuse
 // A list of modules, by which libraries choose those that they read as codes.
 struct ConfigList {
   std::string file;
-  // The section's; of hf_quant_config.json "modelopt". diffusers reads lists of bitsandbytes by a
-  // rule of its own: method_of_diffusers.
+  // The section's; of hf_quant_config.json "modelopt". diffusers reads lists of bitsandbytes
+  // differently than transformers: method_of_diffusers.
   std::string method;
   std::string key;  // "ignore", "targets" (those of all groups) ...
   std::vector<std::string> entries;

@@ -62,8 +62,9 @@ std::string wildcard(std::string_view text) {
 using Place = std::pair<std::size_t, std::size_t>;  // a list, and an entry of it
 
 // The entries of all lists, as any of the libraries looks for them: an expression ("re:", "-:",
-// "+:" or its characters), a pattern with "*", or a name and all that is inside it. catalog/
-// plain_lists.h has the rules of single libraries, for lists that it knows.
+// "+:" or its characters), a pattern with "*", or a name and all that is inside it. Any change of
+// the selection counts, whichever library reads the list. catalog/plain_lists.h, which claims that
+// a list is wrong, has the rule of each library, and leaves out lists of others.
 class Entries {
  public:
   explicit Entries(const std::vector<List>& lists) {
@@ -180,8 +181,8 @@ bool selects(const std::set<Place>& found, std::size_t list) {
   return first != found.end() && first->first == list;
 }
 
-// By the lists' keys the entries for which a list selects a module before it is renamed and not
-// after it, or after it and not before.
+// Returns, by the keys of lists, the entries for which a list selects a module before it is renamed
+// and not after it, or after it and not before.
 std::map<std::string_view, std::set<std::string>> old_entries(const std::vector<List>& lists,
                                                               const Renamed& renamed) {
   std::map<std::string_view, std::set<std::string>> old;

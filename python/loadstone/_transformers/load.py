@@ -268,7 +268,7 @@ def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[st
     copied = sorted(
         name
         for name in {name for pair in pairs for name in pair}
-        if get_device(config.device_map, name) == "disk" and devices[name] != "disk"
+        if get_device(config.device_map, name) == "disk" and devices.get(name, "disk") != "disk"
     )
     if copied and config.disk_offload_folder is None:
         message = "a module on disk is tied to one in memory: pass a folder for its copy"
