@@ -55,8 +55,10 @@ void bind_recipe(nb::module_& module) {
   nb::class_<Recipes>(module, "Recipes")
       .def("targets", &target_rows)
       .def("__len__", [](const Recipes& self) { return self.targets.size(); })
-      .def("to_json",
-           [](const Recipes& self, const Catalog& catalog) { return to_json(self, catalog); })
+      .def(
+          "to_json",
+          [](const Recipes& self, const Catalog& catalog) { return to_json(self, catalog); },
+          uses_files())
       .def("note_values", &note_values, nb::arg("catalog"), nb::arg("computed_from"), uses_files())
       .def_static("from_json", &recipes_from_json, uses_files());
   using Value = RecipeBuilder::Value;

@@ -317,9 +317,7 @@ def _resolved(
     else:
         for field, value in (("converter", converter), ("trust_code", trust_code)):
             if value:
-                message = (
-                    "llama.cpp's converter is for a model's folder to NAME.gguf, without rules"
-                )
+                message = "llama.cpp's converter makes NAME.gguf of a folder, and takes no rules"
                 raise make("plan.options", message, field=field, found=str(value))
         catalog = (
             source._core if isinstance(source, Catalog) else open_source(source, allow_links)._core

@@ -76,6 +76,14 @@ def builder(url: str, out: Path) -> None:
     loadstone._core.Recipes.from_json(catalog, text).note_values(catalog, [])
 
 
+def recipes_json(url: str, out: Path) -> None:
+    """Recipes of one tensor as it is, whose codes are looked at last."""
+    catalog = loadstone.inspect(url)._core
+    made = loadstone._core.RecipeBuilder(catalog)
+    made.add("x", made.source(catalog.tensors()[0][0]))
+    made.finish().to_json(catalog)
+
+
 def identity(url: str, out: Path) -> None:
     loadstone._core.identity_plan(loadstone.inspect(url)._core)
 
@@ -98,6 +106,7 @@ ANY: dict[str, Callable[[str, Path], Any]] = {
     "load_file": lambda url, out: loadstone.load_file(url),
     "convert": lambda url, out: loadstone.convert(url, out, dequantize=True),
     "builder": builder,
+    "recipes' JSON": recipes_json,
     "identity": identity,
 }
 OF_A_MATRIX: dict[str, Callable[[str, Path], Any]] = {

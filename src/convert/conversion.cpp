@@ -91,7 +91,8 @@ void check_options(const ConvertOptions& options) {
            "rules and recipes name what is in the file: convert twice");
   }
   if (options.unexpected != UnexpectedPolicy::warn && options.recipes.targets.empty()) {
-    refuse("unexpected", "only recipes leave tensors over: nothing is to be unexpected",
+    refuse("unexpected",
+           "only recipes leave tensors over; without them no tensor can be unexpected",
            std::string(name(options.unexpected)));
   }
   const QuantizeOptions& quantize = options.quantize;
