@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import run
 from safetensors.torch import save_file
 
 import loadstone
@@ -17,9 +16,6 @@ IDLE: list[dict[str, Any]] = [
     {"parts": 3},
     {"trust_code": True},
     {"converter": "llama.cpp"},
-    {"unexpected": "error"},
-    {"unexpected": "ignore"},
-    {"unexpected": "error", "rules": {"a.": "b."}},
 ]
 # By option, values below, above and of another kind; then one that is taken.
 RANGES: dict[str, tuple[Any, ...]] = {
@@ -52,13 +48,6 @@ def test_an_option_without_effect_is_refused(
 ) -> None:
     field = next(iter(options))
     refused(field, lambda: loadstone.convert(file, tmp_path / "out.safetensors", **options))
-
-
-def test_the_command_refuses_it_too(file: Path, tmp_path: Path) -> None:
-    for value, status in (("error", 2), ("ignore", 2), ("warn", 0)):
-        done = run("convert", file, tmp_path / "out.safetensors", "--unexpected", value)
-        assert done.returncode == status
-        assert status == 0 or "unexpected: only recipes leave tensors over" in done.stderr
 
 
 @pytest.mark.parametrize("which", ["convert", "merge"])

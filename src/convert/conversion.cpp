@@ -90,11 +90,6 @@ void check_options(const ConvertOptions& options) {
     refuse(options.dequantize ? "dequantize" : "experts",
            "rules and recipes name what is in the file: convert twice");
   }
-  if (options.unexpected != UnexpectedPolicy::warn && options.recipes.targets.empty()) {
-    refuse("unexpected",
-           "only recipes leave tensors over; without them no tensor can be unexpected",
-           std::string(name(options.unexpected)));
-  }
   const QuantizeOptions& quantize = options.quantize;
   if (quantize.formats.empty() && !(quantize.include.empty() && quantize.exclude.empty())) {
     refuse(quantize.include.empty() ? "exclude" : "include",
