@@ -325,13 +325,13 @@ class CheckpointReader {
 
   // One finding: a set may have hundreds of files.
   void report_metadata(const std::vector<std::string>& paths,
-                           const std::vector<std::string>& keys) {
+                       const std::vector<std::string>& keys) {
     findings_.push_back(
         {.severity = Severity::warning,
          .code = "ix.metadata",
-         .message = fmt::format("metadata of {} differ from those of files before them, which "
-                                "count, in {}",
-                                name_list(paths, paths.size(), 3), name_list(keys))});
+         .message = fmt::format("metadata {} differ between files: the first value counts, not "
+                                "that of {}",
+                                name_list(keys), name_list(paths, paths.size(), 3))});
   }
 
   std::shared_ptr<const Catalog> finish() {
