@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone import _collector
 from loadstone._errors import make
-from loadstone._modules import named_modules
+from loadstone._modules import saved_path
 from loadstone._receipt import Receipt
 from loadstone._report import OFFLOADED, Provenance, Report
 from loadstone._terminal import printable, warn
@@ -146,7 +146,7 @@ def _extent_of(tensor: Any) -> Any:
     """Returns the shape, and strides and offset if it has a storage."""
     if tensor.is_nested:
         return ()
-    if str(tensor.layout) != "torch.strided":
+    if tensor.layout is not sys.modules["torch"].strided:
         return tensor.shape
     return (tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -363,10 +363,10 @@ def _loads(model: Any, report: Report | None) -> dict[str, _Loaded]:
     A report that is not that of the last load proves nothing.
     """
     found = {}
-    for path, module in named_modules(model):
+    for path, module in model.named_modules():
         loaded = _last_load.get(module)
         if loaded is not None and report in (None, loaded.report):
-            found[path] = loaded
+            found[saved_path(model, path)] = loaded
     return found
 
 

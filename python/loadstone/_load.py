@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -69,11 +70,15 @@ def load(
 
 def _require_known(arguments: dict[str, Any]) -> None:
     """Rejects what is no argument of :func:`plan`, in the name of the function that was called."""
-    known = {**inspect.signature(load).parameters, **inspect.signature(plan).parameters}
     for name in arguments:
-        if name not in known:
-            near = _core.did_you_mean(name, list(known))
+        if name not in _known_arguments():
+            near = _core.did_you_mean(name, _known_arguments())
             raise TypeError(f"load() got an unexpected keyword argument {name!r}{near}")
+
+
+@functools.cache
+def _known_arguments() -> list[str]:
+    return list({**inspect.signature(load).parameters, **inspect.signature(plan).parameters})
 
 
 def _session(is_wanted: bool) -> contextlib.AbstractContextManager[None]:

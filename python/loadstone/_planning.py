@@ -19,6 +19,7 @@ from loadstone._quantization import Quantization
 from loadstone._ranks import local_ranks, mesh_device
 from loadstone._rules import Rules, is_file, is_json, rules_or_recipes
 from loadstone._traced import Traced
+from loadstone._turns import in_turn_with
 from loadstone._weighted import Adapters, Weighted, adapters
 
 if TYPE_CHECKING:
@@ -125,29 +126,30 @@ def plan(
     catalog = inspect(checkpoint, allow_links=allow_links, **rank_max)
     is_written = isinstance(rules, str) and (is_json(rules) or is_file(rules))
     is_traced = isinstance(rules, str) and (rules in TRACED or not is_written)
-    traced = trace(str(rules), model, catalog, dtype) if is_traced else None
-    traced = with_units(traced, model, catalog, dtype, quantize)
-    return make_plan(
-        model,
-        catalog,
-        traced,
-        adapters=adapters(lora, lora_ignore, allow_links, tie),
-        rules=None if is_traced else rules,
-        dtype=None if is_traced else dtype,
-        device_map=device_map,
-        max_memory=max_memory,
-        offload_folder=offload_folder,
-        missing=missing,
-        unexpected=unexpected,
-        strip_prefix=strip_prefix,
-        staging_bytes_max=count_argument("staging_bytes_max", staging_bytes_max, 2**63 - 1),
-        threads=threads,
-        allow_non_finite=allow_non_finite,
-        mmap=mmap,
-        runs_hooks=not is_traced,
-        in_place=in_place,
-        read_once=read_once,
-    )
+    with in_turn_with(model):  # one walk over it
+        traced = trace(str(rules), model, catalog, dtype) if is_traced else None
+        traced = with_units(traced, model, catalog, dtype, quantize)
+        return make_plan(
+            model,
+            catalog,
+            traced,
+            adapters=adapters(lora, lora_ignore, allow_links, tie),
+            rules=None if is_traced else rules,
+            dtype=None if is_traced else dtype,
+            device_map=device_map,
+            max_memory=max_memory,
+            offload_folder=offload_folder,
+            missing=missing,
+            unexpected=unexpected,
+            strip_prefix=strip_prefix,
+            staging_bytes_max=count_argument("staging_bytes_max", staging_bytes_max, 2**63 - 1),
+            threads=threads,
+            allow_non_finite=allow_non_finite,
+            mmap=mmap,
+            runs_hooks=not is_traced,
+            in_place=in_place,
+            read_once=read_once,
+        )
 
 
 @_collector.paused()

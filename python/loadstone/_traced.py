@@ -57,6 +57,8 @@ class Traced:
             return name
 
         ties = {each.name: each.tie_of or "" for each in targets if each.tie_of}
+        if not (ties or self.ties or self.untied or self.dtypes):
+            return
         for pair in (*ties.items(), *self.ties.items()):
             if pair[0] not in self.untied:
                 parents[top(pair[0])] = top(pair[1])

@@ -195,7 +195,8 @@ class Reading {
       const std::uint32_t source = find(reader_.string(*part, item_place), item_place);
       const TensorInfo& tensor = catalog_.tensors()[source];
       const auto encoding = reader_.string(*++part, item_place);
-      require_same(tensor, "shape", tensor.shape.text(), read_shape(*++part, item_place).text());
+      const Shape shape = read_shape(*++part, item_place);
+      if (shape != tensor.shape) require_same(tensor, "shape", tensor.shape.text(), shape.text());
       require_same(tensor, "encoding", tensor.encoding.name(), encoding);
       const auto codes = parts.size() == 4 ? reader_.string(*++part, item_place) : "";
       require_same(tensor, "codes", codes_of(catalog_, source), codes);

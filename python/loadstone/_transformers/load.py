@@ -192,10 +192,11 @@ def untied(model: Any, loaded: Mapping[str, str]) -> dict[str, str]:
 
     Two paths of one module cannot hold two values.
     """
-    places = {slot.name: slot.place for slot in slots_of(model)}
+    slots = slots_of(model)
+    places = {slot.name: slot.place for slot in slots}
     return {
         slot.name: slot.tie_of
-        for slot in slots_of(model)
+        for slot in slots
         if slot.tie_of is not None and slot.tie_of in loaded and slot.name in loaded
         if slot.place != places[slot.tie_of]
     }
