@@ -19,15 +19,13 @@
 #include "loadstone/error.h"
 #include "loadstone/receipt.h"
 #include "loadstone/remote.h"
-#include "receipt/receipt_limit.h"
+#include "receipt/receipt_file.h"
 
 namespace loadstone::cli {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* receipt_suffix = ".receipt.json";
 
 struct Args {
   OpenArgs open;  // its paths are not used: each of the two is a checkpoint
@@ -61,25 +59,27 @@ std::string json_of(const VerifyReport& report, const std::vector<Finding>& warn
   return joined(std::move(json), to_json(report));
 }
 
+std::string split_suffix() { return ".gguf" + std::string(receipt_suffix); }
+
 // The file's receipt, or that of the split GGUF that it is a part of.
 std::string receipt_of_file(const std::string& file) {
-  const std::string whole = file + receipt_suffix;
+  const std::string whole = file + std::string(receipt_suffix);
   const fs::path path(file);
   const auto part = parse_part_name(path.stem().string());
   std::error_code problem;
   if (!part || path.extension() != ".gguf" || fs::exists(whole, problem)) return whole;
-  return (path.parent_path() / (part->stem + ".gguf" + receipt_suffix)).string();
+  return (path.parent_path() / (part->stem + split_suffix())).string();
 }
 
 // receipt.json, or that of the only split GGUF.
 std::string receipt_of_folder(const std::string& folder) {
-  const std::string usual = folder + "/receipt.json";
+  const std::string usual = folder + "/" + std::string(receipt_file_name);
   std::vector<std::string> found;
   std::error_code problem;
   if (fs::exists(usual, problem)) return usual;
   for (const auto& entry : fs::directory_iterator(folder, problem)) {
     const std::string path = entry.path().string();
-    if (path.ends_with(std::string(".gguf") + receipt_suffix)) found.push_back(path);
+    if (path.ends_with(split_suffix())) found.push_back(path);
   }
   return found.size() == 1 ? found.front() : usual;
 }

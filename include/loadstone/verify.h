@@ -102,9 +102,9 @@ struct VerifyOptions {
 [[nodiscard]] LOADSTONE_API VerifyReport compare(const Catalog& first, const Catalog& second,
                                                  const VerifyOptions& options = {});
 
-// Reads what a receipt is of, and compares: every tensor with other bytes is a difference, as is
-// what stands in one of the two only. `output`: the folder or the one file that was written, or a
-// part of a split GGUF, which means all of them; empty: not looked at. `sources`: the folder
+// Reads the files of a receipt, and compares: every tensor with different bytes is a difference, as
+// is a tensor that only one of the two has. `output`: the folder or the one file that was written,
+// or a part of a split GGUF, which means all of them; empty: not looked at. `sources`: the folder
 // or file of each checkpoint, in the order of the conversion; those that are left out are not
 // looked at. A file that is too short is a difference too. Throws Error "usage" for an output, or a
 // source, that the receipt does not have.

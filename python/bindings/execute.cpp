@@ -11,7 +11,7 @@
 #include "execute/report.h"
 #include "observer.h"
 #include "plan/budget.h"
-#include "receipt/receipt_limit.h"
+#include "receipt/receipt_file.h"
 #include "shared_plan.h"
 
 namespace loadstone::python {

@@ -44,7 +44,7 @@ def clear(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> None:
-    """Requires that a load writes all that is half-written; an audit could not tell it apart.
+    """Requires that a load writes all half-written tensors, which an audit could not recognise.
 
     Raises:
         AuditError: ``audit.unaccounted``: the load would keep some of it.

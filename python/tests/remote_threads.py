@@ -98,7 +98,7 @@ def adapter_of(url: str) -> str:
     return url.replace("matrix/", "adapter/adapter_model.safetensors")
 
 
-# Those of a checkpoint of any names, those of the matrix of config_doors, and those of a Llama.
+# Entry points for a checkpoint of any names, for the matrix of config_doors, and for a Llama.
 ANY: dict[str, Callable[[str, Path], Any]] = {
     "inspect": lambda url, out: loadstone.inspect(url).findings,
     "members": members,

@@ -244,7 +244,7 @@ def test_a_list_that_lacks_a_stack_is_found(
     }
 
 
-# What is next to the experts, by model type.
+# Modules next to the experts, by model type.
 SHARED = {
     "qwen3_moe": [],
     "mixtral": [],

@@ -222,7 +222,7 @@ EXCHANGED = [
     }
     for old, new in [("up", "down"), ("down", "up")]
 ]
-# What selects modules, and whether their exchange is told.
+# Lists that select modules; True if an exchange of the modules is a warning.
 SELECTIONS: dict[str, tuple[Config, bool]] = {
     "one": ({"ignore": [DOWN]}, True),
     "both": ({"ignore": [DOWN, f"{LAYER}.mlp.up_proj"]}, False),

@@ -40,7 +40,7 @@ def rename(pattern: str, target: str) -> dict[str, Any]:
 
 
 def moves(leaf: str, shape: tuple[int, ...]) -> dict[str, list[dict[str, Any]]]:
-    """What may happen to one component of a module, by name."""
+    """Rules that move one component of a module, by name."""
     of_0, of_1 = (re.escape(f"{module}.{leaf}") for module in MODULES)
     found = {
         "no factor's name": [rename(of_0, f"{MODULES[0]}.foo")],

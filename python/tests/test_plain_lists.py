@@ -210,7 +210,7 @@ def named(messages: list[str]) -> list[str]:
 
 
 def count_of(message: str) -> int:
-    """How many modules a warning is about."""
+    """Count the modules that a warning is about."""
     _, _, modules = message.partition("; expected ")
     more = re.search(r" and (\d+) more$", modules)
     return modules.count("'") // 2 + (int(more[1]) if more else 0)

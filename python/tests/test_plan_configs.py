@@ -1,4 +1,4 @@
-"""A plan is of the configs too: what they declare of the quantization must stay as it was."""
+"""A plan depends on the configs too: their claims about the quantization must not change."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def opened(door: str, folder: Path) -> Callable[[], object]:
-    """What carries out a plan that is made now."""
+    """Make a plan, and return the call that carries it out."""
     module = skeleton()
     plan = loadstone.plan(module, folder)
     saved = folder.parent / "plan.json"

@@ -175,7 +175,7 @@ def test_control_without_a_cast_the_config_stays(form: str, door: str, tmp_path:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_rules_that_join_halves_and_floats(door: str, tmp_path: Path) -> None:
-    """F16 and F32 become F32 without any option; BF16 alone beside them stays."""
+    """F16 and F32 become F32 without any option; BF16 alone next to them stays."""
     source = tmp_path / "source"
     source.mkdir()
     tensors = {"a": torch.ones(8, 4).half(), "b": torch.ones(8, 4).bfloat16()}

@@ -150,7 +150,7 @@ def bytes_of_int8(**how: object) -> Callable[[Path], Written]:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """What recipes are made for, a checkpoint of the same names, and the field that differs."""
+    """Two checkpoints of the same names, and the field in which the second one differs."""
 
     first: Callable[[Path], Written]
     other: Callable[[Path], Written]

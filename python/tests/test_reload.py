@@ -185,7 +185,7 @@ def test_what_shares_memory_is_half_written_by_its_own_elements(live, steps, tmp
         other = loadstone.plan(model, tmp_path / f"{kept}.safetensors", strict=False)
         with pytest.raises(loadstone.AuditError, match=f"1 tensor .* '{written}"):
             other.execute(into=model)
-        one.execute(into=model)  # what it keeps was not written to
+        one.execute(into=model)  # the tensor that it keeps was not written to
         other.execute(into=model)
         assert loadstone.audit(model).ok
 

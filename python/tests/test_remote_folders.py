@@ -138,7 +138,7 @@ def test_what_is_denied_is_named(server: Server, folder: Path, tmp_path: Path) -
 def test_a_file_whose_folder_is_denied(
     server: Server, folder: Path, tmp_path: Path, request_: str, status: int
 ) -> None:
-    """As a presigned URL; hosts also deny missing files, so a denied file declares nothing."""
+    """Hosts of presigned URLs deny missing files too, so a denied file declares nothing."""
 
     def route(seen: Seen) -> Answer | None:
         is_signed = seen.path == "/dir/model.safetensors?sig=1"

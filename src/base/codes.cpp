@@ -106,7 +106,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "Write the file again."},
     {"gg.bool", "A bool of metadata is neither 0 nor 1.", "Write the file again."},
     {"gg.count", "The counts promise more than the file can hold.", "Do not trust the file."},
-    {"gg.dims", "A dim is negative, or 0.", "0 is loaded all the same; write the file again."},
+    {"gg.dims", "A dim is negative, or 0.", "0 still loads; write the file again."},
     {"gg.duplicate", "A key or a tensor's name is given twice.",
      "Readers disagree about which one counts; write the file again."},
     {"gg.endian", "The file is big-endian.", "Convert it to little-endian with the gguf package."},

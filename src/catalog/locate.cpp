@@ -96,8 +96,8 @@ bool has_beside_index(Storage& storage, const std::string& path) {
   }
 }
 
-// Where another machine does not list its folders: the first of the usual names that is there, and
-// with an index the file that transformers would take.
+// Returns the names in a folder. If a remote host does not list its folders: the first of the usual
+// names that exists, and with an index the file that transformers would take.
 std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
   if (!is_remote(folder)) return storage.list(folder);
   if (auto listed = list_remote(storage, folder)) return std::move(*listed);

@@ -18,7 +18,7 @@ namespace loadstone {
 namespace {
 
 // Finds the outermost module around a plain one in which none is quantized: the library may rename
-// what is inside it. Mimi's "decoder_transformer" becomes a part of its "decoder". Readers look for
+// its submodules. Mimi's "decoder_transformer" becomes a part of its "decoder". Readers look for
 // such a name anywhere in that of a module, so no quantized one may have it in its own.
 // Not thread-safe.
 class PlainModules {

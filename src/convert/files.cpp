@@ -7,6 +7,7 @@
 #include <cerrno>
 
 #include "loadstone/error.h"
+#include "receipt/receipt_file.h"
 #include "storage/new_file.h"
 
 namespace loadstone {
@@ -57,7 +58,7 @@ std::optional<std::string> read_begin(const std::string& path, std::size_t bytes
 }
 
 bool is_receipt_file(const std::string& path) {
-  const auto begin = path.ends_with("receipt.json") ? read_begin(path, 100) : std::nullopt;
+  const auto begin = path.ends_with(receipt_file_name) ? read_begin(path, 100) : std::nullopt;
   return begin && begin->find("loadstone-receipt") != std::string::npos;
 }
 

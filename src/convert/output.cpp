@@ -16,6 +16,7 @@
 #include "convert/sub_folders.h"
 #include "convert/work_folder.h"
 #include "loadstone/error.h"
+#include "receipt/receipt_file.h"
 #include "storage/new_file.h"
 
 namespace loadstone {
@@ -57,9 +58,10 @@ std::vector<std::string> output_paths(const Conversion& conversion, const std::s
 
 std::string receipt_name(const Conversion& conversion, const std::string& target) {
   if (conversion.one_file) {
-    return std::filesystem::path(target).filename().string() + ".receipt.json";
+    return std::filesystem::path(target).filename().string() + std::string(receipt_suffix);
   }
-  return conversion.is_split ? conversion.stem + ".gguf.receipt.json" : "receipt.json";
+  if (!conversion.is_split) return std::string(receipt_file_name);
+  return conversion.stem + ".gguf" + std::string(receipt_suffix);
 }
 
 Output::Output(const Conversion& conversion, WorkFolder& work, Storage& storage,

@@ -1,4 +1,4 @@
-// Types of models that are tied unless their config says otherwise.
+// Types of models that are tied unless their config unties them.
 #pragma once
 
 #include <string>

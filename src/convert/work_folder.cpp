@@ -18,7 +18,7 @@
 #include "convert/left_out.h"
 #include "convert/sub_folders.h"
 #include "loadstone/error.h"
-#include "receipt/receipt_limit.h"
+#include "receipt/receipt_file.h"
 #include "storage/new_file.h"
 #include "storage/regular_file.h"
 
@@ -30,7 +30,6 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t state_bytes_max = 64u << 20;
 constexpr std::string_view unfinished_mark = ".unfinished-";
-constexpr std::string_view receipt_suffix = ".receipt.json";
 
 [[noreturn]] void refuse_locked(const std::string& path, std::string message) {
   throw Error("convert.locked", std::move(message), {.path = path});

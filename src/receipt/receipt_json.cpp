@@ -9,7 +9,7 @@
 #include "base/only_errors.h"
 #include "loadstone/receipt.h"
 #include "receipt/block_hash.h"
-#include "receipt/receipt_limit.h"
+#include "receipt/receipt_file.h"
 
 namespace loadstone {
 

@@ -18,8 +18,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t chunk_bytes = 1 << 20;
-// Enough to tell a wrong scale or order of bytes from rounding, and little to read. Tensors with
-// no more elements than all samples are compared whole.
+// Enough to distinguish a wrong scale or order of bytes from rounding, and little to read. Tensors
+// with no more elements than all samples are compared whole.
 constexpr std::uint64_t samples = 16;
 constexpr std::uint64_t sample_elements = 4096;
 // Of the bounds, which are computed in double precision of decoded F32.

@@ -24,6 +24,7 @@
 #include "loadstone/remote.h"
 #include "loadstone/verify.h"
 #include "receipt/file_digest.h"
+#include "receipt/receipt_file.h"
 #include "verify/receipt_header.h"
 
 namespace loadstone {
@@ -196,7 +197,7 @@ class ReceiptCheck {
     const auto add_in = [&](const auto& self, const std::string& below) -> void {
       for (const std::string& name : names_in(below.empty() ? root : join_path(root, below))) {
         const std::string path = join_path(below, name);
-        if (known.contains(path) || (below.empty() && name.ends_with("receipt.json"))) continue;
+        if (known.contains(path) || (below.empty() && name.ends_with(receipt_file_name))) continue;
         if (folders.contains(path) && storage_.kind(join_path(root, path)) == EntryKind::folder) {
           self(self, path);
         } else {

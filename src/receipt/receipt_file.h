@@ -1,0 +1,16 @@
+// Names of files that hold receipts, and the longest that is read.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace loadstone {
+
+// In a folder that was written; next to a single file, or a set of parts, after its name.
+inline constexpr std::string_view receipt_file_name = "receipt.json";
+inline constexpr std::string_view receipt_suffix = ".receipt.json";
+
+// A longer one is rejected before it is read. A receipt of a million tensors has about 700 MB.
+inline constexpr std::uint64_t receipt_json_bytes_max = std::uint64_t{1} << 30;
+
+}  // namespace loadstone
