@@ -166,7 +166,7 @@ def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     """Notes which memory holds the loaded values, without keeping it alive."""
     shapes: dict[Any, Any] = {}  # one object for all that are equal: a load makes many at a time
     noted = {slot.name: _Noted.of(slot.tensor, shapes) for slot in slots if not slot.tensor.is_meta}
-    for module in model.modules():
+    for module in model.modules() if _last_load else ():
         _last_load.pop(module, None)  # loads of parts, before this one
     _last_load[model] = _Loaded(report, noted)
 
@@ -180,7 +180,7 @@ class Loads:
         self._model = model
         self._known = {
             module: loaded
-            for module in model.modules()
+            for module in (model.modules() if _last_load else ())
             if (loaded := _last_load.get(module)) is not None
         }
         self._replaced = _holders.replaced(model)

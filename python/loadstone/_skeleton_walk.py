@@ -348,10 +348,11 @@ def _paths(root: torch.nn.Module, path: _Name) -> Iterator[tuple[_Name, torch.nn
             continue
         child_name, child = found
         if child is not None and id(child) not in above:
-            above.add(id(child))
             full = name if is_left_out(module, child_name) else name.child(child_name)
             yield full, child
-            pending.append((child, full, iter(list(child._modules.items()))))
+            if child._modules:
+                above.add(id(child))
+                pending.append((child, full, iter(list(child._modules.items()))))
 
 
 def _is_ours(cls: type) -> bool:

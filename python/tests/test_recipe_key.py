@@ -83,6 +83,20 @@ def test_an_edit_of_a_file_that_the_operation_uses_is_another_key(name, folder):
     assert (key_of(operation()) != before) == (name != "key_stranger.py")  # the control
 
 
+def test_an_edit_of_an_installed_library_that_keeps_size_and_time(folder, monkeypatch):
+    site = folder / "site-packages"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    file = (folder / "key_operation.py").rename(site / "key_operation.py")
+    before = key_of(operation())
+    assert key_of(operation()) == before
+    forget()
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    file.write_text(OPERATION.replace("size = 2", "size = 3"))
+    os.utime(file, ns=times)
+    assert key_of(operation()) != before
+
+
 class Settings:
     def __init__(self, **held):
         self.__dict__.update(held)

@@ -123,7 +123,7 @@ def _own_code() -> list[str]:
     """Digests of the adapter's files and the tracer's."""
     package = Path(__file__).parent
     own = sorted([*package.glob("*.py"), *(package.parent / "tracing").glob("*.py")])
-    return [digest_of_file(each) for each in own]
+    return [digest_of_file(str(each)) for each in own]
 
 
 # --- the files -----------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def _code_text(code: types.CodeType) -> Any:
     return [code.co_name, code.co_code.hex(), code.co_names, code.co_varnames, constants]
 
 
-def _used_by(name: str, file: Path) -> Iterable[str]:
+def _used_by(name: str, file: str) -> Iterable[str]:
     """Modules whose functions and classes a module can call.
 
     An installed library is followed by its globals, and within the library alone. Other modules (a
@@ -223,10 +223,10 @@ def _used_by(name: str, file: Path) -> Iterable[str]:
     """
     module = sys.modules.get(name)
     package = name.partition(".")[0]
-    if package == "transformers" or {"site-packages", "dist-packages"} & set(file.parts):
+    if package == "transformers" or _is_installed(file):
         return _used_in_library(name, package)
-    names = set() if module is None else {_module_of(each) for each in list(vars(module).values())}
-    status = file.stat()
+    names = set() if module is None else _modules_of(module)
+    status = os.stat(file)  # noqa: PTH116 (of two hundred files; a Path for each takes longer)
     imported = _imported(file, name, status.st_mtime_ns, status.st_size)
     return names | {each for each in imported if each in sys.modules or _spec(each) is not None}
 
@@ -234,26 +234,27 @@ def _used_by(name: str, file: Path) -> Iterable[str]:
 @functools.lru_cache(maxsize=1024)
 def _used_in_library(name: str, package: str) -> frozenset[str]:
     module = sys.modules.get(name)
-    names = () if module is None else map(_module_of, list(vars(module).values()))
+    names = () if module is None else _modules_of(module)
     return frozenset(each for each in names if each.partition(".")[0] == package)
 
 
-def _module_of(value: Any) -> str:
-    if isinstance(value, types.ModuleType):
-        return value.__name__
-    has_name = isinstance(value, type | types.FunctionType | types.BuiltinFunctionType)
-    return str((value if has_name else type(value)).__module__)
+def _modules_of(module: types.ModuleType) -> set[str]:
+    """Names of the modules that a module's globals are, or that define them or their types."""
+    values = list(vars(module).values())
+    names = {str(getattr(each, "__module__", "")) for each in values}
+    return names | {each.__name__ for each in values if isinstance(each, types.ModuleType)}
 
 
 @functools.lru_cache(maxsize=1024)
-def _imported(file: Path, name: str, mtime_ns: int, size: int) -> frozenset[str]:
+def _imported(file: str, name: str, mtime_ns: int, size: int) -> frozenset[str]:
     """Names that the import statements of a Python file may mean as modules."""
-    if file.suffix != ".py":
+    if not file.endswith(".py"):
         return frozenset()
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    is_package = file.endswith("__init__.py")
+    package = name if is_package else name.rpartition(".")[0]
     found = set()
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(Path(file).read_bytes())
     except (SyntaxError, ValueError) as error:
         raise UndescribedError(f"{file} is not Python") from error
     for node in ast.walk(tree):
@@ -298,7 +299,7 @@ def _digest_of(name: str) -> str:
     return digest_of_file(file)
 
 
-def _file_of(name: str) -> Path | None:
+def _file_of(name: str) -> str | None:
     """Return the file that a module is made of; ``None``: it has no file."""
     module = sys.modules.get(name)
     if module is not None:
@@ -306,15 +307,24 @@ def _file_of(name: str) -> Path | None:
     else:
         spec = _spec(name)
         file = spec.origin if spec is not None else None
-    return Path(file) if file is not None and os.path.isfile(file) else None  # noqa: PTH113
+    return file if file is not None and os.path.isfile(file) else None  # noqa: PTH113
 
 
-def digest_of_file(file: Path) -> str:
-    """The digest of a file's bytes, which is worked out again if the file has changed."""
-    status = file.stat()
+def digest_of_file(file: str) -> str:
+    """Return text that changes with a file's bytes.
+
+    The status of an installed library's file is enough: nobody can set its time of change.
+    """
+    status = os.stat(file)  # noqa: PTH116
+    if _is_installed(file):
+        return f"{status.st_ino} {status.st_ctime_ns} {status.st_mtime_ns} {status.st_size}"
     return _file_digest(file, status.st_mtime_ns, status.st_size)
 
 
+def _is_installed(file: str) -> bool:
+    return f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file
+
+
 @functools.lru_cache(maxsize=1024)
-def _file_digest(file: Path, mtime_ns: int, size: int) -> str:
-    return hashlib.blake2b(file.read_bytes(), digest_size=20).hexdigest()
+def _file_digest(file: str, mtime_ns: int, size: int) -> str:
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=20).hexdigest()
