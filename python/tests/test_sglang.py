@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.metadata
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,33 @@ def test_a_model_has_the_values_of_the_checkpoint(sglang: Any, tmp_path: Path) -
     assert same(model.qkv, torch.cat([tensors["q"], tensors["k"], tensors["v"]]))
     assert same(model.o, tensors["o"]) and model.processed
     assert "load_weights" not in vars(model)
+
+
+class Submitting(Attention):
+    """Copies in a pool, as SGLang's code for DeepSeek and Kimi does with the CPU's tensors."""
+
+    def load_weights(self, weights: Any) -> None:
+        def copy(name: str, tensor: torch.Tensor) -> None:
+            Attention.load_weights(self, [(name, tensor)])
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            tasks = [pool.submit(copy, *each) for each in weights if each[1].device.type == "cpu"]
+            for task in concurrent.futures.as_completed(tasks):
+                task.result()
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+def test_a_model_that_copies_in_a_pool(deferred: bool, sglang: Any, tmp_path: Path) -> None:
+    tensors = state()
+    config = stand_in.ModelConfig(str(written(tmp_path, tensors)), Submitting)
+    made = loader(sglang, {"deferred": deferred})
+    model = made.load_model(model_config=config, device_config=None)
+    assert same(model.qkv, torch.cat([tensors["q"], tensors["k"], tensors["v"]]))
+    assert same(model.o, tensors["o"])
+    del tensors["k"]
+    written(tmp_path, tensors)
+    with pytest.raises(loadstone.AuditError, match=r"'qkv' from row 8 on \(64 of 192"):
+        made.load_model(model_config=config, device_config=None)
 
 
 def test_what_is_missing_is_named_before_anything_is_packed(sglang: Any, tmp_path: Path) -> None:

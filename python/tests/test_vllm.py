@@ -64,14 +64,14 @@ def test_options_stand_in_the_config_too() -> None:
     overrides = {"loadstone_quantize": "nvfp4", "loadstone_include": ["a", "b"], "rope_theta": 3}
     assert Changes.of_overrides(overrides) == Changes("nvfp4", include=("a", "b"))
     assert not Changes.of_overrides({"vocab_size": 3})
-    with pytest.raises(loadstone.PlanError, match="no such option"):
+    with pytest.raises(loadstone.PlanError, match="did you mean 'quantize'"):
         Changes.of_overrides({"loadstone_quantise": "fp8"})
 
 
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        ({"thread": 3}, "'thread'"),
+        ({"thread": 3}, "thread"),
         ({"threads": 0}, "0"),
         ({"threads": True}, "True"),
         ({"threads": "many"}, "'many'"),
@@ -86,12 +86,31 @@ def test_options_stand_in_the_config_too() -> None:
         ({"include": 3}, "3"),
         ({"lora": {"a": "b"}}, "{'a': 'b'}"),
         (["threads"], "list"),
+        ({"style": "modelopt"}, "style"),
+        ({"include": ["a"], "exclude": "b", "lora": "a"}, "include, exclude"),
+        ({"digest": "sha256-tree"}, "digest"),
+        *(({name: ""}, "''") for name in ("weights", "receipt", "quantize", "include", "lora")),
+        *(({name: []}, "[]") for name in ("include", "exclude")),
+        *(({name: {}}, "{}") for name in ("quantize", "lora")),
     ],
 )
 def test_other_options_are_refused(given: Any, found: str) -> None:
     with pytest.raises(loadstone.PlanError) as caught:
         Options.of(given)
     assert (caught.value.code, caught.value.found) == ("plan.options", found)
+
+
+def test_options_that_belong_to_others_are_taken_with_them(tmp_path: Path) -> None:
+    """The control."""
+    how = {"style": "modelopt", "include": ["a"], "exclude": "b"}
+    expected = Changes("fp8", "modelopt", ("a",), ("b",))
+    assert Options.of({"quantize": "fp8"} | how).changes == expected
+    names = {f"loadstone_{name}": value for name, value in how.items()}
+    assert Changes.of_overrides({"loadstone_quantize": "fp8"} | names) == expected
+    with pytest.raises(loadstone.PlanError, match="no effect without quantize"):
+        Changes.of_overrides(names)
+    given = {"digest": "sha256-tree", "receipt": str(tmp_path), "weights": str(tmp_path)}
+    assert Options.of(given) == Options(**given)
 
 
 # --- tensors that are converted -------------------------------------------------------------------

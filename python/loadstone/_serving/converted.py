@@ -21,6 +21,7 @@ from loadstone._errors import PlanError, make
 from loadstone._output import folder_of, format_rows
 from loadstone._quantize import BNB_ENCODINGS
 from loadstone._serving.options import Changes
+from loadstone._serving.threads import unrecorded
 from loadstone._weighted import adapters
 
 
@@ -104,16 +105,20 @@ class Converted:
             if any(wants(row[0]) for row in rows)
         ]
         with concurrent.futures.ThreadPoolExecutor(1, "loadstone") as ahead:
-            coming = [ahead.submit(self._made, index) for index in files[:1]]
+            coming = self._begun(ahead, files[:1])
             for at in range(len(files)):
                 tensors = coming.pop().result()
-                coming = [ahead.submit(self._made, index) for index in files[at + 1 : at + 2]]
+                coming = self._begun(ahead, files[at + 1 : at + 2])
                 while tensors:
                     name = next(iter(tensors))
                     tensor = tensors.pop(name)  # so that nobody here keeps it
                     if wants(name):
                         yield name, tensor
                     del tensor
+
+    def _begun(self, ahead: concurrent.futures.Executor, files: list[int]) -> list[Any]:
+        with unrecorded():
+            return [ahead.submit(self._made, index) for index in files]
 
     def _made(self, index: int) -> dict[str, torch.Tensor]:
         byte_count, rows = self._files[index]

@@ -8,12 +8,10 @@ the files. Where it does anything else, what it asks about is read there and the
 
 from __future__ import annotations
 
-import bisect
 import mmap
-import weakref
-from collections import defaultdict
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -24,7 +22,7 @@ from loadstone._dtypes import dtype_name, is_dtype, is_floating, torch_dtype
 from loadstone._errors import Error, make
 from loadstone._progress import ProgressCallback
 from loadstone._read import Entry, TensorReader, plan_for
-from loadstone._serving.receipts import Place
+from loadstone._serving.copies import Copies, Copy, changes_in_place
 from loadstone._serving.written import storage_of
 from loadstone._transformers.gguf import in_published_names
 from loadstone.tracing import Symbol, Trace, _operations
@@ -68,10 +66,12 @@ class Deferred(Symbol):
     @property
     def own(self) -> torch.Tensor:
         """Its values, which are read now unless they have been."""
-        if self.known is None:
-            checkpoint: Deferring = self.tracer.owner
-            self.known = checkpoint.read(self)
-        return self.known
+        checkpoint: Deferring = self.tracer.owner
+        checkpoint.require_recorded("a read", [self])
+        with checkpoint.lock:
+            if self.known is None:
+                self.known = checkpoint.read(self)
+            return self.known
 
     def tolist(self) -> Any:
         """The values as lists."""
@@ -96,112 +96,10 @@ class Deferred(Symbol):
     map_ = _without_memory("map_")
 
 
-@dataclass(frozen=True)
-class Copy:
-    """Elements of a checkpoint that go to a place in memory.
-
-    Attributes:
-        value: its number in the trace's builder, of the place's shape.
-        dtype: of the value; that of the place, unless torch is to cast.
-        sources: names in the checkpoint.
-    """
-
-    place: torch.Tensor
-    value: int
-    dtype: torch.dtype
-    sources: tuple[str, ...]
-
-
-class Copies:
-    """Copies from checkpoints to places in memory, until they are carried out.
-
-    Attributes:
-        done: where those went that were carried out, with what they were of.
-    """
-
-    def __init__(self) -> None:
-        self.done: list[Place] = []
-        self._begins: dict[int, list[int]] = defaultdict(list)  # by storage, sorted
-        self._copies: dict[int, tuple[Deferring, Copy]] = {}  # by where they begin
-        self._read: dict[int, weakref.ref[mmap.mmap]] = {}  # by storage
-        self._given: set[int] = set()  # storages that code reads without operations of torch
-
-    def __len__(self) -> int:
-        return len(self._copies)
-
-    def note(self, checkpoint: Deferring, copy: Copy) -> None:
-        """Notes one more; what was to stand in the same place is overwritten."""
-        begin = copy.place.data_ptr()
-        there = self._copies.get(begin)
-        if there is not None and there[1].place.nbytes == copy.place.nbytes:
-            self._copies[begin] = (checkpoint, copy)
-            return
-        begins = self._begins[storage_of(copy.place)]
-        at = bisect.bisect_left(begins, begin)
-        before = self._copies[begins[at - 1]][1].place if at > 0 else None
-        overlaps = before is not None and before.data_ptr() + before.nbytes > begin
-        if overlaps or (at < len(begins) and begins[at] < begin + copy.place.nbytes):
-            self.carry_out()
-            begins, at = self._begins[storage_of(copy.place)], 0
-        begins.insert(at, begin)
-        self._copies[begin] = (checkpoint, copy)
-
-    def before(self, func: Any, args: Any, kwargs: Any) -> None:
-        """An operation is going to be done: what it may look at or write to is made first.
-
-        Of copies of tensors that are not read, that is for :meth:`note` to say.
-        """
-        if func.is_view:
-            return
-        if func._schema.is_mutable and self._read:
-            self._require_private(func, args)
-        if func.overloadpacket is aten.copy_ and isinstance(args[1], Deferred):
-            return
-        self.settle([*_real_in(args), *_real_in(kwargs)])
-
-    def give(self, tensors: list[torch.Tensor]) -> None:
-        """Memory is given to others: values are there now, and later ones are at once."""
-        self.settle(tensors)
-        self._given.update(map(storage_of, tensors))
-
-    def takes(self, place: torch.Tensor) -> bool:
-        """Return ``True`` if copies to a place can wait."""
-        return storage_of(place) not in self._given
-
-    def keep_as_it_is(self, memory: torch.Tensor, pages: mmap.mmap) -> None:
-        """Notes memory with values that were read, and that other tensors may be made of yet."""
-        self._read[storage_of(memory)] = weakref.ref(pages)
-
-    def _require_private(self, func: Any, args: Any) -> None:
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in _real_in(value):
-                    pages = self._read.get(storage_of(tensor)) if not tensor.is_meta else None
-                    if pages is not None and pages() is not None:
-                        raise changes_in_place(func, [])
-
-    def settle(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Carries everything out if some of it goes to the memory of these."""
-        if self._copies and any(map(self._is_awaited, tensors)):
-            self.carry_out()
-
-    def carry_out(self, progress: ProgressCallback | None = None) -> None:
-        """Reads all, each checkpoint and device in one pass; then there are none left."""
-        waiting: dict[tuple[Deferring, str], list[Copy]] = defaultdict(list)
-        for checkpoint, copy in self._copies.values():
-            waiting[checkpoint, _device(copy.place)].append(copy)
-            self.done.append((copy.place.data_ptr(), copy.place.nbytes, copy.sources))
-        self._begins.clear()
-        self._copies.clear()
-        for (checkpoint, device), copies in waiting.items():
-            checkpoint.fill(copies, device, progress)
-
-    def _is_awaited(self, tensor: torch.Tensor) -> bool:
-        return tensor.layout is torch.strided and storage_of(tensor) in self._begins
-
-
 class Deferring:
     """Hands out the tensors of one checkpoint before they are read.
+
+    Several threads may work on them at once, and one takes them.
 
     Args:
         dtype: of numbers that are decoded.
@@ -220,6 +118,16 @@ class Deferring:
         self._hands_out_whole = copies is None
         self._trace = Trace(catalog)
         self._trace.owner = self
+
+    @property
+    def lock(self) -> threading.RLock:
+        """The lock of its copies."""
+        return self._copies.lock
+
+    @property
+    def require_recorded(self) -> Callable[[str, list[Symbol]], None]:
+        """The check of its copies."""
+        return self._copies.require_recorded
 
     @property
     def bytes_read(self) -> int:
@@ -258,21 +166,23 @@ class Deferring:
         single = {each.name: self._dtype_of(each) for each in wanted if _is_single(each)}
         values = self._reader.read_all(single, "cpu", self._options.threads) if single else {}
         for entry in wanted:
-            yield (
-                entry.name,
-                values.pop(entry.name) if entry.name in values else self._tensor(entry),
-            )
+            with self.lock:
+                tensor = values.pop(entry.name) if entry.name in values else self._tensor(entry)
+            yield entry.name, tensor
 
     def operate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Carries an operation out: on forms, or on values where it asks for these."""
         symbols = symbols_in((args, kwargs))
+        self.require_recorded(func._schema.name, symbols)
         if func.overloadpacket is aten.copy_ and not isinstance(args[0], Symbol):
-            if self._note(args[0], args[1]):
-                return args[0]
-            self._copies.settle([args[0]])
+            with self.lock:
+                if self._note(args[0], args[1]):
+                    return args[0]
+                self._copies.settle([args[0]])
         elif not _moves(kwargs) and not any(map(_is_known, symbols)):
             try:
-                return _operations.run(func, args, kwargs)
+                with self.lock:
+                    return _operations.run(func, args, kwargs)
             except Error as error:
                 if error.code not in ("plan.untraceable", "plan.data_dependent"):
                     raise
@@ -413,12 +323,6 @@ def lost_memory(name: str) -> Error:
     return make("plan.options", message, tensor=name, field="deferred", expected="false")
 
 
-def changes_in_place(func: Any, symbols: list[Any]) -> Error:
-    """The refusal of an operation that changes tensors of a checkpoint where they stand."""
-    why = "changes a tensor of the checkpoint where it stands; set deferred to false"
-    return refusal("plan.untraceable", func._schema.name, symbols, why)
-
-
 def _is_known(symbol: Any) -> bool:
     return symbol.known is not None
 
@@ -431,21 +335,6 @@ def _moves(kwargs: dict[str, Any]) -> bool:
 
 def _is_single(entry: Entry) -> bool:
     return torch.Size(entry.shape).numel() == 1
-
-
-def _device(tensor: torch.Tensor) -> str:
-    return "cpu" if tensor.device.type == "cpu" else str(tensor.device)
-
-
-def _real_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if not isinstance(value, Symbol):
-            yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _real_in(each)
-    elif isinstance(value, dict):
-        yield from _real_in(list(value.values()))
 
 
 def _values(value: Any) -> Any:

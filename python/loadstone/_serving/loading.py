@@ -16,10 +16,12 @@ from loadstone._progress import ProgressCallback
 from loadstone._receipt import Receipt
 from loadstone._report import human_bytes
 from loadstone._serving.converted import Converted, conversion
-from loadstone._serving.deferred import Copies, Deferred, Deferring, lost_memory, settle
+from loadstone._serving.copies import Copies
+from loadstone._serving.deferred import Deferred, Deferring, lost_memory, settle
 from loadstone._serving.options import Options
 from loadstone._serving.proof import require_written
 from loadstone._serving.receipts import receipt_of
+from loadstone._serving.threads import Recording, taken_by
 from loadstone._serving.written import Handing, Writes
 
 
@@ -39,8 +41,7 @@ class Loading:
         self.options = options
         self._dtype = dtype
         self._is_deferred = is_proved and options.deferred
-        self._copies = Copies()
-        self._writes = Writes(self._copies.before)
+        self._new_records()
         self._checkpoints: list[Deferring | Converted] = []
         self._now: tuple[str, str, torch.Tensor] | None = None  # path, name, what is being taken
 
@@ -112,7 +113,7 @@ class Loading:
             if self.options.missing == "error":
                 raise
             remarks[0] = str(error)
-        self._copies.carry_out(progress)
+        self._copies.close(progress)
         seconds = time.perf_counter() - begin
         bytes_read = sum(each.bytes_read for each in self._checkpoints)
         line = (
@@ -128,9 +129,11 @@ class Loading:
         return receipt_of(model, self.options.digest, reads, self._copies.done)
 
     def _run(self, load: Callable[[], Any], model: torch.nn.Module) -> None:
-        with self._writes, Handing(self._copies.give):
+        with self._recording.begun():
             try:
                 load()
+                for error in self._copies.strangers:
+                    raise error
                 settle(model, self._writes.note)
             except Error:
                 raise
@@ -138,9 +141,15 @@ class Loading:
                 raise self._refused(error) from error
 
     def _begin_anew(self) -> None:
+        self._recording.end_tasks()
         self._is_deferred = False
-        self._copies = Copies()
+        self._new_records()
+
+    def _new_records(self) -> None:
+        self._copies = Copies(lambda: recording.is_here())
         self._writes = Writes(self._copies.before)
+        recording = Recording(self._writes, Handing(self._copies.give), lambda: self._now)
+        self._recording = recording
 
     def _checkpoint(self, path: str, is_beside: bool) -> Deferring | Converted:
         options = self.options
@@ -153,9 +162,10 @@ class Loading:
 
     def _refused(self, error: Exception) -> Exception:
         """An error of the server's code, with the tensor that it was given."""
-        if self._now is None:
+        taken = taken_by(error) or (None if self._recording.has_threads else self._now)
+        if taken is None:
             return error
-        path, name, tensor = self._now
+        path, name, tensor = taken
         if isinstance(tensor, Deferred) and "python storage" in str(error):
             return lost_memory(name)
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from loadstone._errors import make
+from loadstone._errors import make, unknown
 from loadstone._machine import byte_count
 
 _FIELD = "model_loader_extra_config"
@@ -47,7 +47,9 @@ class Changes:
             for name, value in overrides.items()
             if name.startswith(_PREFIX)
         }
-        return cls(**_checked(given, _OF_OVERRIDES))
+        values = _checked(given, _OF_OVERRIDES)
+        _require(values, "quantize", _HOW_TO_QUANTIZE)
+        return cls(**values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +86,14 @@ class Options:
         """The options that the server was given.
 
         Raises:
-            PlanError: ``plan.options``, which names what is unknown or no value of its option.
+            PlanError: ``plan.options``, which names what is unknown, no value of its option, or
+                without effect.
         """
         if not isinstance(given, Mapping):
             raise _refused("options are an object", type(given).__name__, "{...}")
         values = _checked(given, _VALUES)
+        _require(values, "quantize", _HOW_TO_QUANTIZE)
+        _require(values, "receipt", ("digest",))
         if "staging_bytes_max" in values:
             values["staging_bytes_max"] = byte_count(
                 values["staging_bytes_max"], "staging_bytes_max"
@@ -109,13 +114,20 @@ def _checked(
     values = {}
     for name, value in given.items():
         if name not in known:
-            raise _refused("no such option", repr(name), ", ".join(known))
+            raise unknown(_FIELD, "option", name, known)
         wanted, is_valid = known[name]
-        if not is_valid(value):
+        if value in ("", [], {}) or not is_valid(value):
             raise _refused(f"no value of {name}", repr(value), wanted)
         is_list = name in ("include", "exclude")
         values[name] = tuple([value] if isinstance(value, str) else value) if is_list else value
     return values
+
+
+def _require(values: Mapping[str, Any], other: str, names: Iterable[str]) -> None:
+    """Raises if options have no effect, as the one that they belong to is not given."""
+    idle = [name for name in names if name in values]
+    if idle and other not in values:
+        raise _refused(f"no effect without {other}", ", ".join(idle), f"{other} too")
 
 
 def _is_count(value: Any) -> bool:
@@ -154,6 +166,7 @@ def _are_encodings(value: Any) -> bool:
 _DIGESTS = ("xxh3-128", "sha256-tree")
 _STYLES = ("modelopt", "compressed-tensors")
 _PREFIX = "loadstone_"
+_HOW_TO_QUANTIZE = ("style", "include", "exclude")
 _OF_OVERRIDES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "quantize": ("an encoding, or {pattern: encoding}", _are_encodings),
     "style": (" or ".join(_STYLES), lambda value: value in _STYLES),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,7 @@ class Writes(DispatchMode):
 
     What an operation makes anew has values as well, and counts where a model keeps it. Memory that
     is used again begins anew with the operation that makes it. Writes past torch are not seen.
+    Thread-safe.
 
     Args:
         before: told of each operation and its arguments, before it is done.
@@ -60,6 +62,7 @@ class Writes(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._before = before
         self._runs: dict[int, list[_Runs]] = defaultdict(list)
+        self._lock = threading.RLock()  # the collector may run other code
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -78,7 +81,8 @@ class Writes(DispatchMode):
         for result, tensors in zip(schema.returns, results, strict=False):
             for tensor in _tensors(tensors) if result.alias_info is None else ():
                 if storage_of(tensor) not in given_storages:
-                    self._runs.pop(storage_of(tensor), None)
+                    with self._lock:
+                        self._runs.pop(storage_of(tensor), None)
                     if has_values:
                         self.note(tensor)
         return made
@@ -86,13 +90,16 @@ class Writes(DispatchMode):
     def note(self, tensor: torch.Tensor) -> None:
         """This tensor has all its values."""
         if tensor.numel():
-            self._runs[storage_of(tensor)].append(_runs_of(tensor))
+            runs = _runs_of(tensor)
+            with self._lock:
+                self._runs[storage_of(tensor)].append(runs)
 
     def hole(self, tensor: torch.Tensor) -> Hole | None:
         """The elements of a tensor that were not written; ``None``: all were."""
         if not tensor.numel():
             return None
-        runs = self._runs.get(storage_of(tensor))
+        with self._lock:
+            runs = list(self._runs.get(storage_of(tensor), ()))
         wanted = _runs_of(tensor)
         gaps = _without(wanted, np.concatenate(runs) if runs else np.empty((0, 2), np.int64))
         if not len(gaps):

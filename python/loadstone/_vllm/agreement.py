@@ -36,8 +36,6 @@ def agreed(options: Options, model_config: Any, speculative: Any) -> Options:
             _refuse("options of the loader say otherwise than loadstone_quantize", model_config)
         asked = dataclasses.replace(asked, lora=options.changes.lora)
         options = dataclasses.replace(options, changes=asked)
-    if options.changes != Changes() and not options.changes:
-        _refuse("style, include and exclude say how to quantize: to what is missing", model_config)
     if options.changes.quantize:
         _require_codes(options.changes, model_config)
     elif model_config.quantization is not None and (options.dequantize or options.changes.lora):
