@@ -96,6 +96,9 @@ struct ExecuteOptions {
   // Report::receipt is made: sources as they are read, and every target as it stands in memory at
   // the end. None: it costs nothing.
   std::optional<DigestKind> receipt = {};
+  // One byte for each target, not owned: 1 from before the first byte is written to its destination
+  // on. If the load fails, the memory of the others is as it was. Null: it costs nothing.
+  std::uint8_t* begun = nullptr;
 };
 
 class OffloadFolder;  // none of the interface: who holds it keeps the folder's files

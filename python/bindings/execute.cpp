@@ -83,7 +83,8 @@ Plan without_offload(const Plan& plan) {
 Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>& rows,
                     unsigned threads, nb::object callback, bool partial,
                     const std::vector<PartsRow>& parts, const std::string& receipt, bool has_pages,
-                    Device* device, std::uint64_t read_ahead_bytes, bool interleave) {
+                    Device* device, std::uint64_t read_ahead_bytes, bool interleave,
+                    std::uintptr_t begun) {
   std::vector<Destination> destinations;
   destinations.reserve(rows.size());
   for (const auto& [address, byte_count, dtype] : rows) {
@@ -107,6 +108,7 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   options.has_pages = has_pages;
   options.read_ahead_bytes = read_ahead_bytes;
   options.interleave = interleave;
+  options.begun = reinterpret_cast<std::uint8_t*>(begun);  // NOLINT
   options.observer = &observer;
   options.device = device;
   if (!receipt.empty()) options.receipt = digest_kind(receipt);
@@ -209,12 +211,13 @@ void bind_execute(nb::module_& module) {
              return to_json(*self.receipt);
            })
       .def("to_json", [](const Report& self) { return to_json(self); });
-  module.def(
-      "execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"), nb::arg("threads") = 0,
-      nb::arg("progress").none() = nb::none(), nb::arg("partial") = false,
-      nb::arg("parts") = std::vector<PartsRow>(), nb::arg("receipt") = "",
-      nb::arg("has_pages") = false, nb::arg("device").none() = nb::none(),
-      nb::arg("read_ahead_bytes") = defaults::read_ahead_bytes, nb::arg("interleave") = false);
+  module.def("execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"),
+             nb::arg("threads") = 0, nb::arg("progress").none() = nb::none(),
+             nb::arg("partial") = false, nb::arg("parts") = std::vector<PartsRow>(),
+             nb::arg("receipt") = "", nb::arg("has_pages") = false,
+             nb::arg("device").none() = nb::none(),
+             nb::arg("read_ahead_bytes") = defaults::read_ahead_bytes,
+             nb::arg("interleave") = false, nb::arg("begun") = std::uintptr_t{0});
   nb::class_<Device>(module, "Device");
   nb::class_<PythonDevice, Device>(module, "PythonDevice")
       .def(nb::init<nb::object>(), nb::arg("functions"));

@@ -248,6 +248,7 @@ def execute(
     device: Device | None = None,
     read_ahead_bytes: int = ...,
     interleave: bool = False,
+    begun: int = 0,
 ) -> Report: ...
 
 class Device: ...

@@ -350,7 +350,7 @@ def make_report(
     if text is not None:
         report.receipt = Receipt(text).with_held(slots, provenance)
     remember(model, report, slots)
-    _half_written.clear(slot.tensor for slot in slots if slot.name in given)
+    _half_written.clear(slots, given)
     return report
 
 
@@ -396,6 +396,7 @@ def _read(
             receipt=receipt,
             has_pages=homes.in_place,
             device=copier.core,
+            begun=0 if homes.begun is None else homes.begun.data_ptr(),
             **reading,
         )
 

@@ -76,6 +76,8 @@ class Homes:
     def __init__(
         self, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
     ) -> None:
+        import torch
+
         self._pairs = list(zip(slots, targets, strict=True))
         self.in_place = in_place
         self._views: dict[int, torch.Tensor] = {}  # of copied memory, by tensor
@@ -83,6 +85,8 @@ class Homes:
         # Tensors with the memory and the gradient that they had.
         self._moves: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._contents = Contents()
+        # A byte for each target: whether the core has begun to write it. None: all may be written.
+        self.begun: torch.Tensor | None = torch.zeros(len(slots), dtype=torch.uint8, device="cpu")
         for group in _groups(self._pairs) if not in_place else ():
             self._views |= group.copied()
 
@@ -103,6 +107,7 @@ class Homes:
         """
         import torch
 
+        self.begun = None  # from here on they get values that are not the core's
         slot, target = self._pairs[index]
         if value is slot.tensor:
             _note_write(value)
@@ -162,12 +167,15 @@ class Homes:
         if not self.in_place:
             return
         written = [
-            slot for slot, target in self._pairs if _is_written(target) and _fits(slot, target)
+            slot
+            for index, (slot, target) in enumerate(self._pairs)
+            if _is_written(target) and _fits(slot, target) and self._may_have_begun(index)
         ]
         for slot in written:
             _note_write(slot.tensor)
         _audit.forget([slot.tensor for slot in written])
-        _half_written.note(slot.tensor for slot in written)
+        roots = {slot.name for slot in written}
+        _half_written.note(s for s, _ in self._pairs if (s.tie_of or s.name) in roots)
         names = [slot.name for slot in written]
         if isinstance(error, Error):
             error.half_written = names
@@ -175,6 +183,12 @@ class Homes:
             more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
             listed = ", ".join(names[:_LISTED_MAX]) + more
             error.add_note(f"The model may be half-written: {listed}. Load again to repair it")
+
+    def _may_have_begun(self, index: int) -> bool:
+        """Return whether the tensor's own memory may have got bytes of its new value."""
+        if self.begun is None:
+            return True
+        return _is_direct(*self._pairs[index]) and bool(self.begun[index])
 
     def undo(self) -> None:
         """Gives them those that they had before :meth:`commit`."""

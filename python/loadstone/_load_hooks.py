@@ -41,8 +41,13 @@ _METHODS = ("_load_from_state_dict", "set_extra_state")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 # Their layers are filled by an adapter, which does what these do.
 _REPRODUCED = ("bitsandbytes.nn.modules",)
-# Hooks of these only gather and scatter what ranks hold, or put names back that state dicts lack.
-_DONE_BY_US = ("torch.distributed.fsdp.", "torch.distributed.algorithms._checkpoint.")
+# Hooks of these only gather and scatter what ranks hold, put names back that state dicts lack, or
+# note writes.
+_DONE_BY_US = (
+    "torch.distributed.fsdp.",
+    "torch.distributed.algorithms._checkpoint.",
+    "loadstone._half_written",
+)
 _CODE = "plan.load_hook"
 _HINT = "write rules for the names or convert the checkpoint, or load it with load_state_dict"
 

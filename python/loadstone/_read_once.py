@@ -134,6 +134,7 @@ def read(
     assert whole is not None and peers is not None
     with torch.no_grad():
         slices = _agreed(peers, whole, plan.targets)
+        homes.begun = None  # tensors get values from other ranks
         reports = [_execute_own(plan, whole, homes, values, reading)]
         load = [0] * peers.count  # bytes that each has read
         for wave in whole.waves():

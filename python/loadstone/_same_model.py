@@ -43,6 +43,7 @@ def planned_slots(plan: Plan, model: Any) -> list[TensorSlot]:
     _require_wholes(plan, slots)
     _require_kinds(plan, slots)
     _require_forms(plan, slots)
+    _require_dtypes(plan, slots)
     _require_kept(plan, slots)
     for finding in _overlap.findings(_overlap.overlapping(slots), plan.targets):
         if finding.severity == "error":  # in a model that is not the one at hand when planning
@@ -70,13 +71,9 @@ def _require_wholes(plan: Plan, slots: list[TensorSlot]) -> None:
 
 
 def _require_kinds(plan: Plan, slots: list[TensorSlot]) -> None:
-    """Refuses a tensor that checkpoints hold where the plan is for one that they do not, or the
-    other way round.
-
-    Skeleton files may list persistent buffers as parameters, so the two count as one kind.
-    """
+    """Refuses a tensor of another kind, by which its origin and its dtype were chosen."""
     for target, slot in zip(plan.targets, slots, strict=True):
-        if (target.kind in SAVED) != (slot.kind in SAVED):
+        if target.kind != slot.kind:
             raise make(
                 "plan.model_changed",
                 "the model is not the planned one: a tensor is of another kind",
@@ -130,4 +127,26 @@ def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
                 tensor=slot.name,
                 found=str(slot.tensor.dtype),
                 expected=str(dtype),
+            )
+
+
+def _require_dtypes(plan: Plan, slots: list[TensorSlot]) -> None:
+    """Refuses a dtype that no option gives to a tensor of the model: a file may hold any.
+
+    Options cast parameters and persistent buffers from float to float. Where a source gives the
+    value, the dtype may be the source's, which the core has compared.
+    """
+    for target, slot in zip(plan.targets, slots, strict=True):
+        found, planned = slot.tensor.dtype, element_dtype(target.dtype)
+        is_cast = found.is_floating_point and planned.is_floating_point and slot.kind in SAVED
+        trains = slot.tensor.requires_grad and not (planned.is_floating_point or planned.is_complex)
+        if found == planned or is_cast or target.encoding or target.origin == "tie":
+            continue
+        if target.origin != "checkpoint" or trains:
+            raise make(
+                "plan.model_changed",
+                "the model is not the planned one: the plan has a dtype that does not fit",
+                tensor=slot.name,
+                found=str(found),
+                expected=str(planned),
             )

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from loadstone._half_written import RECORD
 from loadstone._modules import is_left_out
 from loadstone._ranks import Share, share_of
 from loadstone._targets import SAVED
@@ -26,6 +27,7 @@ Kind = str
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
     "_forward_pre_hooks_with_kwargs",
     "_hf_hook",
+    RECORD,
 }
 # Objects of these packages hold no tensors of a model, or are views of others' insides.
 _FOREIGN = frozenset({"torch", "torchgen", "functorch", "numpy", "logging"})
@@ -53,6 +55,7 @@ class TensorSlot:
             dict has them; not in a module that a list, dictionary or plain attribute holds.
         obstacle: why no value can be read into it, or ``""``; see ``_tensor_classes``.
         share: of a tensor that is spread over ranks.
+        module: the owner of a parameter or buffer.
     """
 
     name: str
@@ -64,6 +67,7 @@ class TensorSlot:
     is_registered: bool = True
     obstacle: str = ""
     share: Share | None = None
+    module: torch.nn.Module | None = None
 
     @property
     def held(self) -> Any:
@@ -224,12 +228,12 @@ class _Walk:
         prefix = str(path.child(""))
         for name, parameter in list(parameters.items()):
             if parameter is not None:
-                self._slot(prefix + name, "parameter", parameter, parameters, name, is_registered)
+                self._slot(prefix + name, "parameter", parameter, module, name, is_registered)
         for name, tensor in list(buffers.items()):
             if tensor is not None:
                 persistent = name not in module._non_persistent_buffers_set
                 kind = "persistent_buffer" if persistent else "non_persistent_buffer"
-                self._slot(prefix + name, kind, tensor, buffers, name, is_registered)
+                self._slot(prefix + name, kind, tensor, module, name, is_registered)
 
     def _inside(self, name: _Name, value: Any) -> Iterator[_Place]:
         cls = type(value)
@@ -307,7 +311,12 @@ class _Walk:
             self._shares[id(tensor)] = share
         found = tensor if share is None else share.local
         problem = (share.obstacle if share is not None else "") or obstacle(found)
-        slot = TensorSlot(name, kind, found, tie_of, home, key, is_registered, problem, share)
+        module = None if key is None else home
+        if module is not None:
+            home = module._parameters if kind == "parameter" else module._buffers
+        slot = TensorSlot(
+            name, kind, found, tie_of, home, key, is_registered, problem, share, module
+        )
         self.slots.append(slot)
 
 

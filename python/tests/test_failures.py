@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -171,13 +172,15 @@ class Table(torch.nn.Module):
 @pytest.mark.parametrize("found", ["parameter", "persistent", "non_persistent"])
 @pytest.mark.parametrize("planned", ["parameter", "persistent", "non_persistent"])
 def test_a_plan_is_for_the_kinds_of_its_model(planned, found, tmp_path):
-    """A checkpoint's value was left out, or a parameter stayed on meta, without a word."""
+    """A checkpoint's value was left out, a parameter stayed on meta, or a buffer was reported as a
+    parameter, without a word.
+    """
     save_file({"table": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
     loadstone.plan(Table(planned), tmp_path).save(tmp_path / "plan.json")
     with loadstone.skeleton():
         model = Table(found)
     plan = loadstone.Plan.load(tmp_path / "plan.json")
-    if (planned == "non_persistent") == (found == "non_persistent"):
+    if planned == found:
         plan.execute(model=model)
         value = torch.arange(4.0) if found == "non_persistent" else torch.full((4,), 9.0)
         assert torch.equal(model.table, value)
@@ -187,6 +190,62 @@ def test_a_plan_is_for_the_kinds_of_its_model(planned, found, tmp_path):
         plan.execute(model=model)
     assert caught.value.code == "plan.model_changed"
     assert_untouched(model, before)
+
+
+class Mixed(torch.nn.Module):
+    """Tensors of each kind, of which a checkpoint has the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = torch.nn.Parameter(torch.ones(4))
+        self.zeros = torch.nn.Parameter(torch.ones(4))
+        self.fixed = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+        self.register_buffer("saved", torch.ones(4))
+        self.register_buffer("count", torch.ones(4, dtype=torch.int64))
+        self.register_buffer("made", torch.arange(4.0), persistent=False)
+        self.register_buffer("index", torch.arange(4), persistent=False)
+        self.plain = torch.arange(4.0)
+
+
+SAVED = ("read", "zeros", "fixed", "saved", "count")
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16}
+WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "I64": 8, "I32": 4, "BOOL": 1}
+FIELDS = {
+    "dtype": list(WIDTHS),
+    "kind": ["parameter", "persistent_buffer", "non_persistent_buffer", "attribute"],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field in FIELDS for value in FIELDS[field]]
+)
+@pytest.mark.parametrize("name", [*SAVED, "made", "index", "plain"])
+def test_a_plan_that_was_changed_by_hand_fits_its_model(name, field, value, tmp_path):
+    """A buffer was cast to integers, and torch's own error came half-way through a load."""
+    save_file({"read": torch.full((4,), 9.0)}, tmp_path / "model.safetensors")
+    loadstone.plan(Mixed(), tmp_path, missing="zeros").save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    target = next(each for each in document["targets"] if each["name"] == name)
+    planned, target[field] = target[field], value
+    if field == "dtype":  # the file's totals follow, as a careful hand would have them
+        grown = 4 * (WIDTHS[value] - WIDTHS[planned])
+        grown += 16 if name == "read" and value != planned else 0  # a cast is staged
+        document["peak_bytes"] = {"cpu": document["peak_bytes"]["cpu"] + grown}
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    model = Mixed()
+    before = snapshot(model)
+    casts = field == "dtype" and name in SAVED and {planned, value} <= FLOATS.keys()
+    try:
+        loadstone.Plan.load(tmp_path / "plan.json").execute(model=model)
+    except loadstone.Error as error:
+        assert value != planned and not casts
+        assert name in str(error) and error.code in ("plan.model_changed", "plan.box", "plan.json")
+        assert_untouched(model, before)
+        return
+    assert value == planned or casts
+    loadstone.audit(model).require_real()
+    if value in FLOATS:
+        assert getattr(model, name).dtype == FLOATS[value]
 
 
 def test_a_buffer_that_became_persistent_after_the_plan(tmp_path):

@@ -2,7 +2,6 @@
 
 import ctypes
 import multiprocessing
-import os
 
 import pytest
 import torch
@@ -95,7 +94,9 @@ def test_processes_that_share_the_memory_see_the_new_values(live, plan, steps):
 
 
 def interrupt(done, total):
-    raise KeyboardInterrupt
+    """At the end: by then all tensors are written."""
+    if done == total:
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("in_place", ["into", "planned"])
@@ -115,21 +116,6 @@ def test_a_failure_names_what_it_wrote_to_and_the_next_load_repairs_it(
         audit.require_real()
     plan.execute(**again)
     assert is_equal(live, steps[1]["two"]) and loadstone.audit(live).ok
-
-
-def test_an_error_of_reading_holds_the_names(live, plan, steps, tmp_path, monkeypatch):
-    """A shard that ends early: found while it is read, for its header is the planned one."""
-    folder = tmp_path / "cut"
-    folder.mkdir()
-    whole = (steps[0] / "one" / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole)
-    cut = loadstone.plan(live, folder)
-    os.truncate(folder / "model.safetensors", len(whole) // 2)
-    with pytest.raises(loadstone.Error) as found:
-        cut.execute(into=live)
-    assert found.value.code.startswith("io.")
-    assert found.value.half_written == list(live.state_dict())
-    assert not loadstone.audit(live).ok
 
 
 @pytest.mark.parametrize("into", ["model", "in_place"])

@@ -189,7 +189,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
   MemoryCount memory;
-  MemorySink sink(plan, destinations, *offload, options.device, budget, memory);
+  MemorySink sink(plan, destinations, *offload, options.device, budget, memory, options.begun);
   JobQueue jobs(plan, sink.whole(), window_limits(budget.whole.bytes, budget.chunk_bytes));
   GroupList groups;
   append_groups(plan, sink.by_windows(), groups);
@@ -209,7 +209,8 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                          .stop = stop,
                          .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size()),
                          .populates = !options.has_pages,
-                         .digests = sources};
+                         .digests = sources,
+                         .begun = options.begun};
   WindowQueue windows(plan, budget, groups, sink, memory);
   PullWork work = {.plan = plan,
                    .shards = ahead.sources(),

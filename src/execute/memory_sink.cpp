@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "execute/begun.h"
 #include "plan/costs.h"
 
 namespace loadstone {
@@ -20,8 +21,9 @@ bool is_made_by_windows(const PlannedTarget& target) {
 
 MemorySink::MemorySink(const Plan& plan, std::span<const Destination> destinations,
                        const OffloadFolder& folder, Device* device, const Budget& budget,
-                       MemoryCount& memory)
+                       MemoryCount& memory, std::uint8_t* begun)
     : plan_(plan),
+      begun_(begun),
       whole_(plan.targets.size(), nullptr),
       parts_(plan.targets.size()),
       is_on_device_(plan.targets.size(), false),
@@ -64,7 +66,9 @@ std::byte* MemorySink::address(std::uint32_t target, std::size_t part) const noe
 }
 
 std::byte* MemorySink::place(std::uint32_t target, std::size_t part) {
-  return is_on_device_[target] ? nullptr : address(target, part);
+  if (is_on_device_[target]) return nullptr;
+  note_begun(begun_, target);
+  return address(target, part);
 }
 
 std::byte* MemorySink::room(std::uint32_t target, std::uint64_t bytes) {
@@ -74,6 +78,7 @@ std::byte* MemorySink::room(std::uint32_t target, std::uint64_t bytes) {
 void MemorySink::write(std::uint32_t target, std::size_t part, std::uint64_t offset,
                        std::span<std::byte> bytes) {
   if (bytes.empty()) return;
+  note_begun(begun_, target);
   std::byte* const to = address(target, part) + offset;
   if (is_on_device_[target]) {
     ring_->send(target, to, bytes);

@@ -24,10 +24,11 @@ namespace loadstone {
 class MemorySink final : public ValueSink {
  public:
   // All must live as long. `device`: null: CUDA's driver is opened where a destination needs one.
+  // `begun`: ExecuteOptions::begun.
   // Throws Error "device.driver".
   MemorySink(const Plan& plan, std::span<const Destination> destinations,
-             const OffloadFolder& folder, Device* device, const Budget& budget,
-             MemoryCount& memory);
+             const OffloadFolder& folder, Device* device, const Budget& budget, MemoryCount& memory,
+             std::uint8_t* begun = nullptr);
 
   // Of values that are read as they are; null where nothing is written.
   [[nodiscard]] std::span<std::byte* const> whole() const noexcept { return whole_; }
@@ -52,6 +53,7 @@ class MemorySink final : public ValueSink {
   void open_device(Device* device, std::uint32_t first, const Budget& budget, MemoryCount& memory);
 
   const Plan& plan_;
+  std::uint8_t* begun_;
   std::vector<std::byte*> whole_;
   std::vector<std::vector<std::byte*>> parts_;  // of what is quantized or on a device
   std::vector<bool> is_on_device_;

@@ -6,6 +6,7 @@
 
 #include "boxes/copy_box.h"
 #include "codec/tensor_table.h"
+#include "execute/begun.h"
 #include "execute/populate.h"
 #include "execute/source_digests.h"
 #include "loadstone/error.h"
@@ -95,6 +96,7 @@ void Reader::read_pieces(const Job& job) {
 
 void Reader::read_direct(const Job& job, const Piece& piece) {
   skip_to(job, piece.file_begin);
+  note_begun(context_.begun, piece.target);
   append(job, context_.targets[piece.target] + piece.target_begin,
          piece.file_end - piece.file_begin);
   ends_staged_ = false;
@@ -339,6 +341,7 @@ void Reader::copy_staged(const Job& job, const Piece& piece) {
   const std::size_t source_bytes = whole_bytes ? element_bytes(from) : 1;
   const std::size_t target_bytes = whole_bytes ? element_bytes(target_dtype) : 1;
   const std::span dims = std::span(job.dims).subspan(piece.dims_begin, piece.dims_count);
+  note_begun(context_.begun, piece.target);
   std::byte* const target = context_.targets[piece.target] + piece.target_begin;
   // Not where the piece is scattered: others write between its elements.
   std::uint64_t span = 1;

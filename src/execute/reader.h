@@ -39,6 +39,7 @@ struct ReadContext {
   // Memory that is read into is populated before. Of no use where it is written to again and again.
   bool populates = true;
   SourceDigests* digests = nullptr;  // null: none are taken
+  std::uint8_t* begun = nullptr;     // ExecuteOptions::begun
 };
 
 // Not thread-safe.
