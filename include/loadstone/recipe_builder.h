@@ -42,8 +42,9 @@ class LOADSTONE_API RecipeBuilder {
   [[nodiscard]] Value numbers(const QuantizedTensor& quantized, Dtype dtype);
 
   // One cast is done on the way, from the source to what the target is; so a second one is refused
-  // unless the first loses nothing.
-  [[nodiscard]] Value cast(Value value, Dtype dtype);
+  // unless the first loses nothing. `is_count`: I64 and bool, which hold no codes, may become
+  // floats.
+  [[nodiscard]] Value cast(Value value, Dtype dtype, bool is_count = false);
   // Dimensions may be negative, counted from the end.
   [[nodiscard]] Value transpose(Value value, std::int64_t dim_a, std::int64_t dim_b);
   [[nodiscard]] Value permute(Value value, const std::vector<std::int64_t>& order);

@@ -84,10 +84,10 @@ void bind_recipe(nb::module_& module) {
       .def("numbers", &numbers, nb::arg("catalog"), nb::arg("name"), nb::arg("dtype"), uses_files())
       .def(
           "cast",
-          [](RecipeBuilder& self, Value value, std::string_view dtype) {
-            return self.cast(value, dtype_argument(dtype));
+          [](RecipeBuilder& self, Value value, std::string_view dtype, bool is_count) {
+            return self.cast(value, dtype_argument(dtype), is_count);
           },
-          nb::arg("value"), nb::arg("dtype"))
+          nb::arg("value"), nb::arg("dtype"), nb::arg("is_count") = false)
       .def("transpose", &RecipeBuilder::transpose, nb::arg("value"), nb::arg("dim_a"),
            nb::arg("dim_b"))
       .def("permute", &RecipeBuilder::permute, nb::arg("value"), nb::arg("order"))

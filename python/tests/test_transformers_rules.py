@@ -88,6 +88,24 @@ def test_modules_kept_in_float32(strict: bool, dtype: Any, stored: torch.dtype, 
         assert made.loaded.model.kept.w.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, "auto"])
+@pytest.mark.parametrize("stored", [torch.int64, torch.bool, torch.int32, torch.uint8])
+def test_integers_of_a_module_kept_in_float32(stored: torch.dtype, dtype: Any, tmp_path: Path):
+    """The library casts a BatchNorm's counter, too; narrower integers may be codes."""
+    cls = derived(_keep_in_fp32_modules=["kept"], dtypes={"kept.n#": stored})
+    value = torch.tensor([0, 1, 2**24 + 1]).to(stored)
+    state = {"a.w": A.half(), "kept.w": B.half(), "kept.n": value}
+    shapes = {"a.w": [4, 4], "kept.w": [4, 4], "kept.n#": [3]}
+    case = Case(shapes, state, cls=cls, options={"dtype": dtype})
+    if stored in (torch.int64, torch.bool) or dtype in (torch.float32, torch.bfloat16):
+        made = judge(case, tmp_path)
+        assert made.loaded is not None
+        return
+    ours, theirs = both(case, tmp_path)
+    assert theirs.loaded is not None
+    assert isinstance(ours.error, loadstone.PlanError) and "no cast" in str(ours.error)
+
+
 def test_a_converted_module_is_kept_in_float32(tmp_path: Path):
     cls = derived(_keep_in_fp32_modules_strict=["q"])
     conversions: Any = lambda: [Converter("qk", ["q", "k"], [library.Chunk(dim=0)])]  # noqa: E731

@@ -39,6 +39,10 @@ Passage passage(Encoding source, Dtype target) noexcept {
   if (source.dtype() == target) return Passage::same;
   const DtypeKind from = kind(source.dtype());
   const DtypeKind to = kind(target);
+  const bool is_count = source == Dtype::i64 || source == Dtype::boolean;
+  if (is_count && to == DtypeKind::floating && can_cast(source.dtype(), target)) {
+    return Passage::counted;
+  }
   if (from != to && !(is_whole_number(from) && is_whole_number(to))) return Passage::mismatch;
   if (!can_cast(source.dtype(), target)) return Passage::no_cast;
   if (!is_whole_number(from)) return Passage::cast;

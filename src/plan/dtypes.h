@@ -11,6 +11,7 @@ enum class Passage : std::uint8_t {
   same,      // bytes are moved
   cast,      // float to float, or integers that all fit
   lossy,     // integers that may not fit
+  counted,   // I64 or bool, which hold no codes, to float: only where a recipe casts them
   mismatch,  // float against integer or bool, complex against real: somebody meant something else
   no_cast,   // no kernel for the pair, or a block format
 };

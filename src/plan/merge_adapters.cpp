@@ -140,7 +140,7 @@ void Planner::take_draft(std::size_t root, MergeDraft draft, std::uint32_t decod
   if (draft.is_replaced) {
     recipe.boxes = std::move(draft.boxes);
     move_decodings(recipe.boxes, decodings_begin);
-    if (!check_dtypes(root)) return;
+    if (!check_dtypes(root, nullptr)) return;
   }
   if (draft.merge.terms.empty() || plan_.targets[root].shape.numel() == 0u) return;
   move_decodings(draft.merge, decodings_begin);

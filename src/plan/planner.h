@@ -67,7 +67,7 @@ class Planner {
   [[nodiscard]] bool find_recipe_boxes(std::size_t root, const Produced& produced, Taking taking);
   [[nodiscard]] bool set_boxes(std::size_t root, std::vector<Box> boxes);
   [[nodiscard]] bool take_constant(std::size_t root, const TargetRecipe& made);
-  [[nodiscard]] bool check_dtypes(std::size_t root);
+  [[nodiscard]] bool check_dtypes(std::size_t root, const Produced* produced);
   void quantize(std::size_t root);
   [[nodiscard]] Dtype final_dtype(const Target& target, const Produced* produced,
                                   Taking taking) const;

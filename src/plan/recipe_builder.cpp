@@ -251,7 +251,7 @@ RecipeBuilder::Value RecipeBuilder::numbers(const QuantizedTensor& quantized, Dt
   });
 }
 
-RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype) {
+RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count) {
   return only_errors([&]() -> RecipeBuilder::Value {
     Tensor tensor = impl_->at("cast", value);
     if (tensor.dtype == dtype) return value;
@@ -265,7 +265,8 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype) {
     for (const ViewPiece& piece : tensor.view.pieces) {
       const Encoding source = impl_->encoding_of(piece);
       const Passage way = passage(source, dtype);
-      if (way == Passage::mismatch || way == Passage::no_cast) {
+      if (way == Passage::mismatch || way == Passage::no_cast ||
+          (way == Passage::counted && !is_count)) {
         refuse("cast", "there is no cast between these",
                fmt::format("{} to {}", source.name(), name(dtype)));
       }

@@ -51,7 +51,7 @@ void Planner::resolve(std::size_t root) {
   } else {
     if (refuse_gaps(root, *produced) || refuse_codes(root, *produced, taking, culprit)) return;
     planned.recipe.origin = Origin::checkpoint;
-    if (!find_boxes(root, *produced, taking) || !check_dtypes(root)) return;
+    if (!find_boxes(root, *produced, taking) || !check_dtypes(root, produced)) return;
     if (!refuse_other_names(root, *produced)) quantize(root);
   }
 }
@@ -264,7 +264,7 @@ bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
   const std::uint64_t elements = target.shape.numel().value_or(0);
   const bool fits = Encoding(made.dtype).byte_count(elements) == made.constant->size();
   const Passage way = passage(made.dtype, planned.dtype);
-  if (!fits || way == Passage::mismatch || way == Passage::no_cast) {
+  if (!fits || way == Passage::mismatch || way == Passage::counted || way == Passage::no_cast) {
     fail(root,
          {.code = fits ? "plan.dtype" : "plan.recipe",
           .message = fmt::format("the constant of '{}' is {} bytes of {}, the model wants {} {}",
@@ -284,12 +284,14 @@ bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
 }
 
 // False: the target has failed.
-bool Planner::check_dtypes(std::size_t root) {
+bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
   const Target& target = skeleton_.targets[root];
   const PlannedTarget& planned = plan_.targets[root];
   const auto& tensors = plan_.catalog->tensors();
   std::unordered_set<std::uint64_t> seen;
   if (planned.recipe.merge != nullptr) return true;  // see take_merge()
+  const bool is_cast = produced != nullptr && produced->recipe != Produced::none &&
+                       options_.recipes.targets[produced->recipe].dtype == planned.dtype;
   for (const Box& box : planned.recipe.boxes) {
     const TensorInfo& source = tensors[box.source];
     const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
@@ -299,7 +301,7 @@ bool Planner::check_dtypes(std::size_t root) {
     Finding finding = {.sources = {source.name},
                        .found = std::string(encoding.name()),
                        .expected = std::string(name(planned.dtype))};
-    if (way == Passage::mismatch) {
+    if (way == Passage::mismatch || (way == Passage::counted && !is_cast)) {
       finding.code = "plan.dtype";
       finding.message = fmt::format("'{}' is {} in the checkpoint ('{}'), the model wants {}",
                                     printable(target.name), finding.found, printable(source.name),

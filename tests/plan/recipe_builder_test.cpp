@@ -193,6 +193,20 @@ TEST(RecipeBuilder, ASecondCastNeedsAnExactFirstOne) {
               HasSubstr("no cast"));
 }
 
+TEST(RecipeBuilder, OnlyACountBecomesAFloat) {
+  RecipeBuilder builder(fake_catalog(
+      {{"n", {2}, Dtype::i64}, {"b", {2}, Dtype::boolean}, {"i", {2}, Dtype::i32}, {"w", {2}}}));
+  for (const char* const name : {"n", "b"}) {
+    const Value count = builder.source(name);
+    EXPECT_THAT(refusal([&] { (void)builder.cast(count, Dtype::f32); }), HasSubstr("no cast"));
+    EXPECT_EQ(builder.dtype(builder.cast(count, Dtype::f32, true)), Dtype::f32);
+  }
+  EXPECT_THAT(refusal([&] { (void)builder.cast(builder.source("i"), Dtype::f32, true); }),
+              HasSubstr("no cast"));
+  EXPECT_THAT(refusal([&] { (void)builder.cast(builder.source("w"), Dtype::i64, true); }),
+              HasSubstr("no cast"));
+}
+
 TEST(Dtypes, AnExactCastHasEveryValue) {
   const auto exact = [](Dtype source) {
     std::vector<Dtype> targets;

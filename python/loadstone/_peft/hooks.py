@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from peft.utils import transformers_weight_conversion
 
 from loadstone._errors import Error, counted, make
 from loadstone._patch import Hook, Hooks, gated
+from loadstone._peft.offloaded import bring_weights_for, hooks_of
 from loadstone._transformers import adapters
 
 LIBRARY = "peft"
@@ -26,6 +28,7 @@ def hooks() -> Hooks:
         (BaseTuner, "inject_adapter", _inject),
         (PeftModel, "from_pretrained", _peft_model),
         (transformers_weight_conversion, "build_peft_weight_mapping", _weight_mapping),
+        (transformers_weight_conversion, "convert_peft_config_for_transformers", _convert_config),
         *((cls, "_replace_module", _replace) for cls in _tuners(BaseTuner)),
     ]
     found = [Hook(owner, name, gated(LIBRARY, call)) for owner, name, call in places]
@@ -72,7 +75,24 @@ def _inject(original: Any, tuner: Any, model: Any, *args: Any, **kwargs: Any) ->
     _require_reachable(model)
     if not low_memory:  # else the adapter is on meta until it is read
         _require_memory(model)
+    for _, layer in _tuned(model):
+        bring_weights_for(layer)
     return result
+
+
+def _convert_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+    """PEFT multiplies rank and alpha by the number of modules that it joins.
+
+    rsLoRA divides alpha by the root of the rank.
+    """
+    before = dict(getattr(config, "alpha_pattern", None) or {})
+    original(config, *args, **kwargs)
+    if not getattr(config, "use_rslora", False):
+        return
+    for pattern, alpha in config.alpha_pattern.items():
+        if before.get(pattern) != alpha:
+            joined = config.rank_pattern[pattern] / config.r
+            config.alpha_pattern[pattern] = alpha / math.sqrt(joined)
 
 
 class _Mapping(list[Any]):
@@ -155,20 +175,13 @@ def _tuned(model: Any) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
-def _offloading_hooks(module: Any) -> Iterator[Any]:
-    hook = module.__dict__.get("_hf_hook")
-    for each in getattr(hook, "hooks", [hook]):
-        if getattr(each, "offload", False):
-            yield each
-
-
 def _runs_by_hooks(model: Any) -> bool:
-    return any(next(_offloading_hooks(module), None) is not None for module in model.modules())
+    return any(next(hooks_of(module), None) is not None for module in model.modules())
 
 
 def _execution_device(module: Any) -> torch.device | None:
     """Where a hook brings the weights of an offloaded module; ``None``: no hook does."""
-    for hook in _offloading_hooks(module):
+    for hook in hooks_of(module):
         if hook.execution_device is not None:
             return torch.empty(0, device=hook.execution_device).device
     return None
@@ -179,7 +192,7 @@ def _require_reachable(model: Any) -> None:
     around = [
         path
         for path, module in model.named_modules()
-        if any(each.place_submodules for each in _offloading_hooks(module))
+        if any(each.place_submodules for each in hooks_of(module))
     ]
     for path, _ in _tuned(model):
         for outer in around:
@@ -197,11 +210,11 @@ def _require_memory(model: Any) -> None:
     if not _runs_by_hooks(model):
         return  # a model that is on meta by its maker's wish
     for path, layer in _tuned(model):
-        for name, parameter in layer.named_parameters():
-            if parameter.is_meta and not name.startswith("base_layer."):
+        for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+            if tensor.is_meta and not name.startswith("base_layer."):
                 raise _refused(
-                    "the adapter's tensor is on meta, where it has no value: its initialiser "
-                    "needs the weight of the layer, which is offloaded",
+                    "the adapter's tensor is on meta, where it has no value: PEFT makes it from "
+                    "the weight of the layer, or on its device, and the weight is offloaded",
                     f"{path}.{name}",
                     "meta",
                 )

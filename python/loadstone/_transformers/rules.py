@@ -181,7 +181,7 @@ class _Derivation:
         else:
             symbol = self.trace.source(key)
             if dtype is not None and symbol.dtype != dtype:
-                symbol = symbol.to(dtype)
+                symbol = self.trace.cast(symbol, dtype, self.state[renamed].dtype)
         if symbol is not None:
             mapping.add_tensor(renamed, key, pattern, symbol)
 

@@ -127,7 +127,7 @@ def as_traced(
             continue
         dtype = final or dtype_of(model, name, symbol, keep_in_fp32)[1]
         if dtype is not None and symbol.dtype != dtype:
-            symbol = symbol.to(dtype)
+            symbol = trace.cast(symbol, dtype, state[name].dtype)
         trace.add(name, symbol)
         traced.dtypes[name] = dtype_name(symbol.dtype)
     traced.recipes = trace.finish()

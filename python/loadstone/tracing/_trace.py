@@ -14,6 +14,7 @@ from loadstone._errors import Error, make
 from loadstone.tracing._symbol import Symbol, refusal
 
 _BYTES = torch.uint8
+_COUNTS = (torch.int64, torch.bool)  # integers that hold no codes
 
 
 class Trace:
@@ -66,6 +67,16 @@ class Trace:
         """
         value = self.builder.numbers(self._catalog, name, dtype_name(dtype))
         return Symbol(self, value, self.form(tuple(self.builder.shape(value)), dtype), (), name)
+
+    def cast(self, symbol: Any, dtype: torch.dtype, built: torch.dtype) -> Any:
+        """Cast a tensor of the checkpoint for a target that the model was built with in a dtype.
+
+        Integers become floats only if the model's own are integers too: else they may be codes.
+        """
+        if built != symbol.dtype or not dtype.is_floating_point or built not in _COUNTS:
+            return symbol.to(dtype)
+        value = self.builder.cast(symbol.value, dtype_name(dtype), is_count=True)
+        return Symbol(self, value, self.form(tuple(symbol.shape), dtype), (symbol,))
 
     def quantized_of(self, components: Collection[Symbol]) -> str | None:
         """Return the name of the quantized tensor that consists of these tensors of the checkpoint.

@@ -1,0 +1,76 @@
+"""Runs the layers of adapters whose base weight is offloaded with that weight in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+# PEFT's methods that read or change the base weight.
+METHODS = ("forward", "merge", "unmerge")
+
+
+def hooks_of(module: Any) -> Iterator[Any]:
+    """Yield accelerate's hooks that offload a module."""
+    hook = module.__dict__.get("_hf_hook")
+    for each in getattr(hook, "hooks", [hook]):
+        if getattr(each, "offload", False):
+            yield each
+
+
+def bring_weights_for(layer: Any) -> None:
+    """Wrap the methods of an adapter's layer that need its base weight; again: no effect.
+
+    The wrappers stay after the patch, as the hooks do.
+    """
+    if vars(layer).get("merge") is not None or not any(map(_is_offloaded, layer.modules())):
+        return
+    for name in METHODS:
+        method = getattr(layer, name)
+        wrapper = functools.partial(_with_weights, layer, method)
+        setattr(layer, name, functools.update_wrapper(wrapper, method))
+
+
+def _is_offloaded(module: Any) -> bool:
+    return next(hooks_of(module), None) is not None
+
+
+def _with_weights(layer: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with _in_memory(layer):
+        return method(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _in_memory(layer: Any) -> Iterator[None]:
+    """Bring the values that hooks offload; if the layer was merged or unmerged, keep them.
+
+    accelerate's hooks know the base layer's ``forward`` alone. In this context they only move its
+    inputs.
+    """
+    merged = _merged(layer)
+    with contextlib.ExitStack() as stack:
+        for module in layer.modules():
+            if not any(each.is_meta for each in module.parameters(recurse=False)):
+                continue
+            for hook in hooks_of(module):
+                hook.pre_forward(module)
+                hook.offload = False
+                stack.callback(_take_away, module, hook, layer, merged)
+        yield
+
+
+def _merged(layer: Any) -> list[list[str]]:
+    return [list(getattr(each, "merged_adapters", ())) for each in layer.modules()]
+
+
+def _take_away(module: Any, hook: Any, layer: Any, merged: list[list[str]]) -> None:
+    if _merged(layer) != merged:
+        tensors = list(module.named_parameters(recurse=hook.place_submodules))
+        if hook.offload_buffers:
+            tensors += module.named_buffers(recurse=hook.place_submodules)
+        hook.weights_map = {name: tensor.detach().to("cpu") for name, tensor in tensors}
+    hook.offload = True
+    hook.post_forward(module, torch.empty(0))
