@@ -98,7 +98,8 @@ struct VerifyOptions {
 // equal are values that convert() makes of the first one without changing a number: experts that
 // were joined or taken apart, codes in another layout, floats in another dtype whose numbers are
 // those of the first one, rounded to the nearest. What is quantized in one of them only is compared
-// as numbers: an error that its encoding does not explain is a difference.
+// as numbers: an error that its encoding does not explain is a difference. The findings are those
+// of verify_values() about the config and the ties of each.
 [[nodiscard]] LOADSTONE_API VerifyReport compare(const Catalog& first, const Catalog& second,
                                                  const VerifyOptions& options = {});
 

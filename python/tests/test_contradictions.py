@@ -72,6 +72,12 @@ CASES: dict[str, tuple[str, Change, str]] = {
         configured(ignore=["re:.*layers.0"]),
         "ignore 're:.*layers.0'",
     ),
+    "int4, ignored by look-ahead": (
+        "packed-4-g32",
+        configured(ignore=["re:^(?!lm_head).*layers.0"]),
+        "ignore 're:^(?!lm_head).*layers.0'",
+    ),
+    "int4, class ignored": ("packed-4-g32", configured(ignore=["Linear"]), "ignore 'Linear'"),
     "awq, skipped": (
         "awq-g32",
         configured(modules_to_not_convert=["q_proj"]),
@@ -180,6 +186,7 @@ SOUND: dict[str, tuple[str, Change]] = {
     "4 bits in bytes": ("int-quantized-channel", weights(num_bits=4)),
     "sparsity of no module": ("packed-4-g32", configured(sparsity_config=SPARSE | {"targets": []})),
     "lists of plain modules": ("packed-4-g32", configured(ignore=["lm_head", "re:visual", "0"])),
+    "look-ahead over plain modules": ("packed-4-g32", configured(ignore=["re:^(?!.*layers).*"])),
     "a list of no module of AWQ": ("awq-g32", configured(modules_to_not_convert=["gate", "q"])),
     "another program's method": ("float-quantized-channel", configured(quant_method="quark")),
     "one of two groups": (

@@ -235,6 +235,58 @@ def test_files_that_somebody_puts_among_the_shards_are_refused(
     assert {each: data for each, data in contents(target).items() if each != ".DS_Store"} == whole
 
 
+def of_values(folder: Path, values: float) -> Path:
+    state = {f"layers.{i}": torch.full((64, 64), values + i) for i in range(6)}
+    folder.mkdir()
+    save_file(state, folder / "model.safetensors")
+    return folder
+
+
+# Sources of the steps before the last: "a" and its copy "c" have equal values, "b" has others.
+BEGUN: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "a, a": [("a", {"part": (1, 2)}), ("a", {"part": (2, 2)})],
+    "a, c": [("a", {"part": (1, 2)}), ("c", {"part": (2, 2)})],
+    "a, b": [("a", {"part": (1, 2)}), ("b", {"part": (2, 2)})],
+    "b, a": [("b", {"part": (1, 2)}), ("a", {"part": (2, 2)})],
+    "b, a of 3": [
+        ("b", {"part": (1, 2)}),
+        ("a", {"part": (2, 3)}),
+        ("a", {"part": (3, 3)}),
+    ],
+    "a, b, c": [("a", {"part": (1, 3)}), ("b", {"part": (2, 3)}), ("c", {"part": (3, 3)})],
+    "a": [("a", {"part": (1, 2)})],
+}
+
+
+@pytest.mark.parametrize("receipt", [None, "xxh3-128"])
+@pytest.mark.parametrize("last", ["a", "b", "c"])
+@pytest.mark.parametrize("begun", BEGUN)
+def test_no_output_mixes_two_sources(
+    begun: str, last: str, receipt: str | None, tmp_path: Path
+) -> None:
+    sources = {name: of_values(tmp_path / name, 10.0 * (name == "b")) for name in "abc"}
+    options: dict[str, Any] = {"dtype": "float16", "shard_size": 8192, "receipt": receipt}
+    (tmp_path / "whole").mkdir()
+    expected = {}
+    for name, folder in sources.items():
+        loadstone.convert(folder, tmp_path / "whole" / name, **options)
+        expected[name] = contents(tmp_path / "whole" / name)
+    assert expected["a"] == expected["c"] != expected["b"]
+    target = tmp_path / "out"
+    for name, step in BEGUN[begun]:
+        loadstone.convert(sources[name], target, **step, **options)
+    used = {name for name, _ in BEGUN[begun]}
+    is_one = len({name == "b" for name in used | {last}}) == 1
+    if is_one and begun != "a":
+        loadstone.convert(sources[last], target, finish=True, **options)
+    else:
+        with pytest.raises(loadstone.Error, match="of another source") as caught:
+            loadstone.convert(sources[last], target, finish=True, **options)
+        assert caught.value.code == "convert.incomplete" and not target.exists()
+        loadstone.convert(sources[last], target, resume=True, **options)
+    assert contents(target) == expected[last]
+
+
 @pytest.mark.parametrize("encoding", ["nvfp4", "nf4"])
 def test_quantized_parts(tmp_path: Path, encoding: str) -> None:
     """Partners share a scale whichever part they are of, and the config comes with the end."""

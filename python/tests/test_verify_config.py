@@ -219,3 +219,57 @@ def test_strict_refuses_what_is_not_finite(value: float, plain: Path, tmp_path: 
     (finding,) = report["findings"]
     assert (status, finding["code"]) == (1, "verify.not_finite")
     assert "'model.norm.weight'" in finding["message"]
+
+
+def drop_section(folder: Path) -> None:
+    edit(folder, lambda config: config.pop("quantization_config"))
+
+
+def ignore_all(folder: Path) -> None:
+    edit(folder, lambda config: config["quantization_config"]["ignore"].append("re:.*_proj"))
+
+
+def ignore_by_look_behind(folder: Path) -> None:
+    edit(folder, lambda config: config["quantization_config"]["ignore"].append("re:.*(?<=x)y"))
+
+
+def other_bits(folder: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = 4
+
+    edit(folder, change)
+
+
+def tie(folder: Path) -> None:
+    edit(folder, lambda config: config.update(tie_word_embeddings=True))
+
+
+def untouched(_: Path) -> None:
+    """Change nothing: the control."""
+
+
+@pytest.mark.parametrize(
+    "change", [untouched, drop_section, ignore_all, ignore_by_look_behind, other_bits, tie]
+)
+@pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
+def test_a_comparison_has_the_findings_of_each_config(
+    change: Callable[[Path], None], place: int, plain: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(plain / "model.safetensors")
+    shutil.copytree(plain, tmp_path / "in")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    edit(tmp_path / "in", lambda config: config.update(tie_word_embeddings=False))
+    out = tmp_path / "out"
+    loadstone.convert(tmp_path / "in", out, quantize="fp8-channel", style="compressed-tensors")
+    change(out)
+    alone, report = verified(out)
+    both = [tmp_path / "in", tmp_path / "in"]
+    both[place] = out
+    status, compared = verified(*both)
+    assert compared["differences"] == []
+    assert status == alone == (change is not untouched)
+    assert compared["ok"] == report["ok"]
+    found, expected = ([each["code"] for each in one["findings"]] for one in (compared, report))
+    assert found == expected
+    assert all(str(out) in each["message"] for each in compared["findings"])

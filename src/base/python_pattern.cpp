@@ -18,6 +18,7 @@ namespace {
 constexpr char32_t ascii_end = 128;
 constexpr std::size_t depth_max = 100;
 constexpr unsigned repeats_max = 1000;  // RE2's
+constexpr std::size_t look_aheads_max = 8;
 
 // The ASCII characters that one element of a pattern matches.
 using Characters = std::bitset<ascii_end>;
@@ -101,11 +102,27 @@ class Translator {
     text_ = code_points(pattern);
   }
 
-  std::string run() {
+  std::string run(Flags flags = {}) {
     out_ = "\\A(?:";
-    alternatives({}, 0);
+    alternatives(flags, 0);
     if (at_ < text_.size()) reject("unbalanced parenthesis");
     return out_ + ")";
+  }
+
+  Re2Match run_match() {
+    Re2Match found;
+    const Flags flags = global_flags();
+    for (;;) {
+      if (take('^')) continue;
+      const bool is_needed = text_.compare(at_, 3, U"(?=") == 0;
+      if (!is_needed && text_.compare(at_, 3, U"(?!") != 0) break;
+      if (++look_aheads_ > look_aheads_max) {
+        refuse(fmt::format("more than {} times look-ahead", look_aheads_max));
+      }
+      (is_needed ? found.needed : found.excluded).push_back(look_ahead(flags));
+    }
+    found.text = run(flags);
+    return found;
   }
 
  private:
@@ -134,10 +151,37 @@ class Translator {
     return text_[at_++];
   }
 
+  // "(?i)" at the beginning. Those of lines and ASCII make no difference to plain names.
+  Flags global_flags() {
+    const std::size_t end = text_.find_first_not_of(U"aimsu", 2);
+    if (text_.compare(0, 2, U"(?") != 0 || end == 2 || end >= text_.size() || text_[end] != ')') {
+      return {};
+    }
+    const std::u32string_view given = std::u32string_view(text_).substr(2, end - 2);
+    if (given.find('a') != given.npos && given.find('u') != given.npos) {
+      reject("incompatible flags");
+    }
+    at_ = end + 1;
+    return {.ignores_case = given.find('i') != given.npos};
+  }
+
+  // At "(?=" or "(?!".
+  std::string look_ahead(Flags flags) {
+    at_ += 3;
+    out_ = "\\A(?:";
+    alternatives(flags, 1);
+    if (!take(')')) reject("missing ), unterminated subpattern");
+    if (is_next('*') || is_next('+') || is_next('?') || is_next('{')) {
+      refuse("repeated look-ahead");
+    }
+    return out_ + ")";
+  }
+
   void alternatives(Flags flags, std::size_t depth) {
     if (depth > depth_max) refuse("groups in groups, too deep");
     sequence(flags, depth);
     while (take('|')) {
+      if (depth == 0 && look_aheads_ > 0) refuse("look-ahead in one of several alternatives");
       out_ += '|';
       sequence(flags, depth);
     }
@@ -406,6 +450,7 @@ class Translator {
   const std::string& field_;
   std::u32string text_;
   std::size_t at_ = 0;
+  std::size_t look_aheads_ = 0;
   std::string out_;
   std::size_t item_begin_ = 0;  // in `out_`, of what a quantifier repeats
   std::set<std::u32string> groups_;
@@ -415,6 +460,10 @@ class Translator {
 
 std::string re2_of_python(std::string_view pattern, const char* code, const std::string& field) {
   return Translator(pattern, code, field).run();
+}
+
+Re2Match re2_match_of_python(std::string_view pattern, const char* code, const std::string& field) {
+  return Translator(pattern, code, field).run_match();
 }
 
 bool is_plain_name(std::string_view name) noexcept {

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace loadstone {
 
@@ -15,6 +16,18 @@ namespace loadstone {
 // verbose syntax, `\B`, `\z`, `\N{...}`, numeric escapes, more than 1,000 repeats.
 [[nodiscard]] std::string re2_of_python(std::string_view pattern, const char* code,
                                         const std::string& field);
+
+// Matches names that `text` and all of `needed` match, and none of `excluded`.
+struct Re2Match {
+  std::string text;
+  std::vector<std::string> needed;
+  std::vector<std::string> excluded;
+};
+
+// Does the same, and reads flags and look-ahead at the beginning: `(?i)^(?!lm_head).*`. Rejects
+// look-ahead that belongs to one of several alternatives.
+[[nodiscard]] Re2Match re2_match_of_python(std::string_view pattern, const char* code,
+                                           const std::string& field);
 
 // Returns whether all characters are ASCII and none is a newline: for others Python's classes, `.`,
 // `$` and case folding need tables of Unicode.

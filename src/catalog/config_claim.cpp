@@ -262,15 +262,14 @@ bool add_texts(std::vector<std::string>& texts, const Object& object, std::strin
 
 void add_lists(ConfigWords& words, const Object& section) {
   ConfigList list = {words.file, method_of(section), {}, {}};
-  const auto add = [&](std::string_view key, std::vector<std::string> entries) {
-    if (entries.empty()) return;
+  const auto push = [&](std::string_view key, std::vector<std::string> entries) {
     list.key = key;
     list.entries = std::move(entries);
     words.lists.push_back(list);
   };
   for (const std::string_view key : plain_list_keys) {
     std::vector<std::string> entries;
-    if (add_texts(entries, section, key)) add(key, std::move(entries));
+    if (add_texts(entries, section, key) && !entries.empty()) push(key, std::move(entries));
   }
   Object groups;
   if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
@@ -280,7 +279,7 @@ void add_lists(ConfigWords& words, const Object& section) {
     if (group.value.get(members) != simdjson::SUCCESS) return;
     if (!add_texts(targets, members, targets_key)) return;
   }
-  add(targets_key, std::move(targets));
+  if (groups.size() > 0) push(targets_key, std::move(targets));
 }
 
 void add_section(ConfigWords& words, const Object& section) {

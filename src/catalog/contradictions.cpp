@@ -69,6 +69,18 @@ bool has_strategy(std::string_view strategy, const TensorTable& table, const Qua
   return strategy == "block" ? has_columns : !has_columns && !has_one;
 }
 
+Finding not_compared(const ConfigList& list, std::string entries, std::string_view reason) {
+  Finding finding;
+  finding.severity = Severity::warning;
+  finding.code = "q.config";
+  finding.message = fmt::format(
+      "{}: quantization_config: {} {} cannot be compared with the quantized modules: {}",
+      printable(list.file, 400), list.key, entries, reason);
+  finding.suggestion = "check that no entry leaves a quantized module plain";
+  finding.found = std::move(entries);
+  return finding;
+}
+
 // The tensors, as far as a config can contradict them. A word is wrong where none of them bears it
 // out: models are mixed, and their configs have one word for several encodings.
 class Judge {
@@ -148,14 +160,19 @@ class Judge {
     }
     for (const ConfigList& list : words_.lists) {
       const LeftPlain left = left_plain(list, modules);
-      if (left.modules.empty()) continue;
       constexpr std::size_t shown_max = 3;
+      if (!left.unread.empty()) {
+        const std::string unread = name_list(left.unread, left.unread.size(), shown_max);
+        findings_.push_back(not_compared(list, unread, left.reason));
+      }
+      if (left.modules.empty()) continue;
       const std::string names = name_list(left.modules, left.modules.size(), shown_max);
-      findings_.push_back(contradiction(
-          list.file,
-          fmt::format("{} {}", list.key, name_list(left.entries, left.entries.size(), shown_max)),
-          fmt::format("{} for the quantized {}", left.is_lacking ? "an entry" : "no entry",
-                      names)));
+      const std::string entries =
+          left.entries.empty() ? "[]" : name_list(left.entries, left.entries.size(), shown_max);
+      findings_.push_back(
+          contradiction(list.file, fmt::format("{} {}", list.key, entries),
+                        fmt::format("{} for the quantized {}",
+                                    left.is_lacking ? "an entry" : "no entry", names)));
     }
   }
 

@@ -43,6 +43,12 @@ constexpr std::array<KnownList, 8> known_lists = {
 constexpr std::size_t expressions_max = 2000;
 constexpr std::size_t comparisons_max = 2'000'000;  // of expressions with names
 constexpr std::string_view expression_prefix = "re:";
+constexpr std::string_view targets_key = "targets";
+
+// Names of classes that compressed-tensors looks for among those of a module and their bases.
+constexpr std::string_view class_of_all = "Module";
+constexpr std::string_view class_of_linear = "Linear";
+constexpr std::string_view class_of_embedding = "Embedding";
 
 std::string quoted(std::string_view text) { return re2::RE2::QuoteMeta(piece(text)); }
 
@@ -88,51 +94,86 @@ bool is_expression(std::string_view entry, Rule rule) {
 }
 
 // Throws Error.
-std::string expression_of(std::string_view entry, Rule rule) {
-  if (rule == Rule::wildcard) return expression_of_wildcard(entry);
+Re2Match expression_of(std::string_view entry, Rule rule) {
+  if (rule == Rule::wildcard) return {.text = expression_of_wildcard(entry)};
   if (rule == Rule::expression) entry.remove_prefix(expression_prefix.size());
-  std::string text = re2_of_python(entry, "q.config", "entry");
-  return rule == Rule::expression ? text : fmt::format("(?:{})(?:\\.|$)", text);
+  Re2Match match = re2_match_of_python(entry, "q.config", "entry");
+  if (rule == Rule::up_to_a_dot) match.text = fmt::format("(?:{})(?:\\.|$)", match.text);
+  return match;
 }
 
-// Null for text that the list's reader rejects too, and for text that needs more than RE2.
-Pattern compiled(std::string_view entry, Rule rule, std::int64_t memory) {
-  try {
-    const std::string text = fmt::format("^(?:{})", expression_of(entry, rule));
-    return compile_pattern(text, "q.config", "entry", memory);
-  } catch (const Error&) {
-    return nullptr;
+class Expression {
+ public:
+  // Throws Error for text that the list's reader rejects too, and for text that needs more than
+  // RE2.
+  Expression(const std::string& entry, Rule rule, std::int64_t memory) : entry_(&entry) {
+    const Re2Match match = expression_of(entry, rule);
+    const std::size_t count = 1 + match.needed.size() + match.excluded.size();
+    const auto compiled = [&](std::string_view text) {
+      return compile_pattern(fmt::format("^(?:{})", text), "q.config", "entry",
+                             memory / static_cast<std::int64_t>(count));
+    };
+    needed_.push_back(compiled(match.text));
+    for (const std::string& text : match.needed) needed_.push_back(compiled(text));
+    for (const std::string& text : match.excluded) excluded_.push_back(compiled(text));
   }
+
+  [[nodiscard]] bool matches(std::string_view module) const {
+    const auto is_found = [&](const Pattern& each) { return is_in(*each, module); };
+    return std::ranges::all_of(needed_, is_found) && std::ranges::none_of(excluded_, is_found);
+  }
+  [[nodiscard]] const std::string& entry() const noexcept { return *entry_; }
+
+ private:
+  const std::string* entry_;
+  std::vector<Pattern> needed_;
+  std::vector<Pattern> excluded_;
+};
+
+// Embeddings are modules of a class of their own. A name may only look like one, so each counts as
+// linear if it is listed among targets.
+bool may_be_embedding(std::string_view module) {
+  const std::string_view last = module.substr(module.rfind('.') + 1);
+  return last.find("embed") != last.npos || last == "wte" || last == "wpe";
 }
 
 class Matcher {
  public:
-  Matcher(const std::vector<std::string>& entries, Rule rule, std::size_t modules) : rule_(rule) {
+  Matcher(const ConfigList& list, Rule rule, std::size_t modules)
+      : rule_(rule), is_of_targets_(list.key == targets_key) {
     const std::size_t most =
         std::min(expressions_max, comparisons_max / std::max<std::size_t>(modules, 1));
-    for (const std::string& entry : entries) {
+    for (const std::string& entry : list.entries) {
       if (rule == Rule::up_to_a_dot || rule == Rule::before_a_dot) sizes_.insert(entry.size());
       names_.insert(entry);
     }
     const auto is_tried = [rule](const std::string& entry) { return is_expression(entry, rule); };
-    const auto count = static_cast<std::size_t>(std::ranges::count_if(entries, is_tried));
-    is_whole_ = count <= most;
-    for (const std::string& entry : entries) {
-      if (count > most || !is_tried(entry)) continue;
-      if (auto pattern = compiled(entry, rule, pattern_memory(count))) {
-        expressions_.push_back({std::move(pattern), &entry});
-      } else {
-        is_whole_ = false;
+    const auto count = static_cast<std::size_t>(std::ranges::count_if(list.entries, is_tried));
+    if (count > most) reason_ = fmt::format("there are more than {} patterns", most);
+    for (const std::string& entry : list.entries) {
+      if (!is_tried(entry)) continue;
+      if (count > most) {
+        unread_.push_back(entry);
+        continue;
+      }
+      try {
+        expressions_.emplace_back(entry, rule, pattern_memory(count));
+      } catch (const Error& error) {
+        if (unread_.empty()) reason_ = error.message();
+        unread_.push_back(entry);
       }
     }
   }
 
-  // False if some of the entries are not compared.
-  [[nodiscard]] bool is_whole() const noexcept { return is_whole_; }
+  [[nodiscard]] const std::vector<std::string>& unread() const noexcept { return unread_; }
+  [[nodiscard]] const std::string& reason() const noexcept { return reason_; }
 
   // Returns an entry that matches, or null.
   [[nodiscard]] const std::string* find(std::string_view module) const {
     if (const std::string* const same = find_name(module)) return same;
+    if (rule_ == Rule::expression) {
+      if (const std::string* const its_class = find_class(module)) return its_class;
+    }
     if (rule_ == Rule::up_to_a_dot) {
       for (auto dot = module.find('.'); dot != module.npos; dot = module.find('.', dot + 1)) {
         if (const std::string* const around = find_name(module.substr(0, dot))) return around;
@@ -145,21 +186,27 @@ class Matcher {
         if (const std::string* const part = find_end(module.substr(0, dot))) return part;
       }
     }
+    if (!is_plain_name(module)) return nullptr;
     for (const Expression& each : expressions_) {
-      if (is_in(*each.pattern, module)) return each.entry;
+      if (each.matches(module)) return &each.entry();
     }
     return nullptr;
   }
 
  private:
-  struct Expression {
-    Pattern pattern;
-    const std::string* entry;
-  };
-
   [[nodiscard]] const std::string* find_name(std::string_view name) const {
     const auto found = names_.find(name);
     return found == names_.end() ? nullptr : &*found;
+  }
+
+  // Returns an entry that is a class of the module, or null.
+  [[nodiscard]] const std::string* find_class(std::string_view module) const {
+    const bool is_embedding = may_be_embedding(module);
+    if (const auto* const any = find_name(class_of_all)) return any;
+    if (!is_embedding || is_of_targets_) {
+      if (const auto* const linear = find_name(class_of_linear)) return linear;
+    }
+    return is_embedding ? find_name(class_of_embedding) : nullptr;
   }
 
   // Returns an entry that is the end of the text, or null.
@@ -172,10 +219,12 @@ class Matcher {
   }
 
   Rule rule_;
-  bool is_whole_ = true;
+  bool is_of_targets_;
   std::set<std::string, std::less<>> names_;
   std::set<std::size_t> sizes_;  // of entries that may be parts of names
   std::vector<Expression> expressions_;
+  std::vector<std::string> unread_;
+  std::string reason_;
 };
 
 std::string_view parent_of(std::string_view module) {
@@ -184,23 +233,37 @@ std::string_view parent_of(std::string_view module) {
 
 // True if an entry of a list of targets may be the name of a class, which no file shows.
 bool may_be_class(std::string_view entry) {
-  return !entry.starts_with("re:") && entry.find('.') == entry.npos;
+  return !entry.starts_with(expression_prefix) && entry.find('.') == entry.npos &&
+         entry != class_of_all && entry != class_of_linear && entry != class_of_embedding;
 }
 
 void add_lacking(const ConfigList& list, const Matcher& matcher,
                  std::span<const std::string_view> modules, LeftPlain& left) {
-  if (!matcher.is_whole() || std::ranges::any_of(list.entries, may_be_class)) return;
   std::set<std::string_view> parents;  // of modules that are named
+  std::set<std::string_view> used;
   std::vector<std::string_view> others;
   for (const std::string_view module : modules) {
-    if (matcher.find(module) == nullptr) {
+    const std::string* const entry = matcher.find(module);
+    if (entry == nullptr) {
       others.push_back(module);
     } else {
       parents.insert(parent_of(module));
+      used.insert(*entry);
     }
   }
+  if (others.empty()) return;
+  left.unread = matcher.unread();
+  left.reason = matcher.reason();
+  for (const std::string& entry : list.entries) {
+    if (!may_be_class(entry) || used.contains(entry)) continue;
+    if (left.unread.empty()) left.reason = "no file shows the classes of modules";
+    left.unread.push_back(entry);
+  }
+  if (!left.unread.empty()) return;
+  const bool names_all = std::ranges::all_of(
+      list.entries, [&](const std::string& entry) { return used.contains(entry); });
   for (const std::string_view module : others) {
-    if (parents.contains(parent_of(module))) left.modules.emplace_back(module);
+    if (names_all || parents.contains(parent_of(module))) left.modules.emplace_back(module);
   }
   left.is_lacking = true;
   left.entries = list.entries;
@@ -213,9 +276,9 @@ LeftPlain left_plain(const ConfigList& list, std::span<const std::string_view> m
   const auto* const known = std::ranges::find_if(known_lists, [&](const KnownList& each) {
     return each.method == list.method && each.key == list.key;
   });
-  if (known == known_lists.end() || !std::ranges::all_of(modules, is_plain_name)) return left;
-  const Matcher matcher(list.entries, known->rule, modules.size());
-  if (list.key == "targets") {
+  if (known == known_lists.end()) return left;
+  const Matcher matcher(list, known->rule, modules.size());
+  if (list.key == targets_key) {
     add_lacking(list, matcher, modules, left);
     return left;
   }
@@ -227,6 +290,10 @@ LeftPlain left_plain(const ConfigList& list, std::span<const std::string_view> m
     left.modules.emplace_back(module);
   }
   left.entries.assign(entries.begin(), entries.end());
+  if (left.modules.size() < modules.size()) {
+    left.unread = matcher.unread();
+    left.reason = matcher.reason();
+  }
   return left;
 }
 

@@ -16,12 +16,17 @@ struct LeftPlain {
   std::vector<std::string> entries;  // those that match, or all of a list of quantized modules
   std::vector<std::string> modules;
   bool is_lacking = false;  // no entry matches the modules, and one should
+
+  // Entries that cannot be compared, if other modules depend on them.
+  std::vector<std::string> unread;
+  std::string reason;  // of the first
 };
 
 // Returns the modules that a reader of the list takes for plain; none for a list that loadstone
-// does not know. A list of targets counts only for modules whose siblings it names: a library may
-// have other names for all of them. Expressions that need more than RE2 are not compared, and none
-// are where that would take long.
+// does not know. If an entry of a list of targets matches none of the modules, the list counts only
+// for modules whose siblings it names: a library may have other names. Expressions that need more
+// than RE2 are unread, and all are if they would take long. Of classes, Linear, Embedding and
+// Module are known, and names that are not ASCII are compared with names only.
 [[nodiscard]] LeftPlain left_plain(const ConfigList& list,
                                    std::span<const std::string_view> modules);
 

@@ -255,6 +255,7 @@ std::string to_json(const WorkState& state) {
     json.end_object();
   }
   json.end_array();
+  if (state.has_copies) json.member("has_copies", true);
   json.member("metadata", state.metadata);
   json.member("tensors", state.tensors);
   json.member("values", state.values);
@@ -286,6 +287,9 @@ WorkState work_state_from_json(std::string_view text) {
   for (const auto source : reader.array(fields.required("sources"), sources)) {
     state.sources.push_back(read_source(reader, source, {&sources, {}, index++}));
   }
+  if (const auto copies = fields.optional("has_copies")) {
+    state.has_copies = reader.boolean(*copies, fields.at("has_copies"));
+  }
   state.metadata = text_of("metadata");
   state.tensors = text_of("tensors");
   state.values = text_of("values");
@@ -300,24 +304,25 @@ WorkState work_state_from_json(std::string_view text) {
   return state;
 }
 
-void require_same(const WorkState& found, const WorkState& expected, const std::string& folder) {
-  if (found.program != expected.program) {
+void join_work(WorkState& state, const WorkState& found, const std::string& folder) {
+  if (found.program != state.program) {
     refuse(folder, "the work was begun by another version of loadstone", found.program,
-           expected.program);
+           state.program);
   }
-  require_same_sources(found, expected, folder);
+  require_same_sources(found, state, folder);
   const auto require = [&](const std::string& then, const std::string& now, const char* message) {
     if (then != now) refuse(folder, message);
   };
-  require(found.metadata, expected.metadata, "the work was begun with other metadata");
-  require(found.tensors, expected.tensors,
+  require(found.metadata, state.metadata, "the work was begun with other metadata");
+  require(found.tensors, state.tensors,
           "the work was begun with other options: names, shapes, dtypes or encodings of tensors "
           "differ");
-  require(found.values, expected.values,
+  require(found.values, state.values,
           "the work was begun with other rules: tensors are made of others, or in another way");
-  require(found.files, expected.files,
+  require(found.files, state.files,
           "the work was begun with other shards: their size or names differ");
-  require(found.extras, expected.extras, "the work was begun with other files beside the model");
+  require(found.extras, state.extras, "the work was begun with other files beside the model");
+  state.has_copies = found.has_copies || found.sources != state.sources;
 }
 
 }  // namespace loadstone

@@ -32,6 +32,7 @@ struct WorkState {
   std::uint32_t parts = 0;  // that the work is divided into; 0: it is not
   std::string stem;
   std::vector<SourceState> sources;
+  bool has_copies = false;  // files of another time, inode or version have stood in for a source
   // Digests.
   std::string metadata;
   std::string tensors;  // names, shapes, dtypes and encodings
@@ -47,8 +48,9 @@ struct WorkState {
 // Throws Error "convert.state" for text that is none.
 [[nodiscard]] WorkState work_state_from_json(std::string_view text);
 
-// Throws Error "convert.state" that says what is another thing than it was, `parts` left aside, and
-// of sources what tells copies apart: time, inode and version.
-void require_same(const WorkState& found, const WorkState& expected, const std::string& folder);
+// Compares a run's state with that of the work it goes on with, except `parts` and, of sources,
+// what tells copies apart: time, inode and version. Throws Error "convert.state" that names what
+// differs. Sets `has_copies`: no record tells which shard was made of which copy.
+void join_work(WorkState& state, const WorkState& found, const std::string& folder);
 
 }  // namespace loadstone

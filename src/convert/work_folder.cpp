@@ -209,13 +209,13 @@ void WorkFolder::open_part(const ConvertPart& part) {
     write_state();
   }
   const WorkState found = read_state();
-  require_same(found, state_, path_);
-  is_other_source_ = found.sources != state_.sources;
+  join_work(state_, found, path_);
   if (!is_plain_folder(files_) || status_of(exchange_, false)) {
     throw Error("convert.state", "the target was about to get its name: finish or resume it",
                 {.path = path_});
   }
   if (found.parts != part.count) divide_anew(found.parts);
+  if (found.has_copies != state_.has_copies) write_state();
   state_lock_.reset();
   lock_part(part);
   std::vector<bool> wanted(conversion_.files.size(), false);
@@ -240,8 +240,7 @@ void WorkFolder::divide_anew(std::uint32_t parts_before) {
 
 void WorkFolder::take_over(bool finishes) {
   const WorkState found = read_state();
-  require_same(found, state_, path_);
-  is_other_source_ = found.sources != state_.sources;
+  join_work(state_, found, path_);
   state_.parts = found.parts;
   const bool is_named = all_are_named();
   const bool is_exchanged = exchange_is_done();
@@ -253,6 +252,7 @@ void WorkFolder::take_over(bool finishes) {
     }
     return begin();
   }
+  if (!finishes && found.has_copies != state_.has_copies) write_state();
   remove_unfinished({});
 }
 
@@ -341,7 +341,7 @@ std::string WorkFolder::receipt_of(std::uint32_t file) const {
 KeptFile WorkFolder::kept(std::uint32_t file, DigestKind kind, Storage& storage) const {
   const auto text = read_begin(receipt_of(file), receipt_json_bytes_max);
   return check_kept(conversion_, file, kind, text.value_or(""),
-                    files_ + "/" + conversion_.files[file].name, storage, is_other_source_);
+                    files_ + "/" + conversion_.files[file].name, storage, state_.has_copies);
 }
 
 std::vector<std::string> WorkFolder::finished_paths(const ConvertPart& part) const {
@@ -379,7 +379,7 @@ void WorkFolder::require_finished(const std::vector<bool>& is_kept) const {
   }
   if (count == 0) return;
   std::string message =
-      fmt::format("{} of {} shards are not there or not whole: {}{}", count,
+      fmt::format("{} of {} shards are missing, damaged or of another source: {}{}", count,
                   conversion_.files.size(), printable(first), count > 1 ? " ..." : "");
   if (state_.parts > 0) {
     message += fmt::format("; do {} {} of {} again", missing.size() == 1 ? "part" : "parts",

@@ -49,8 +49,8 @@ class WorkFolder {
   // Where the receipt of a finished shard is.
   [[nodiscard]] std::string receipt_of(std::uint32_t file) const;
   // A finished shard's receipt, where it has still the bytes of then; else nothing, and
-  // `changed` says why. Reads the shard; where the source is a copy of the one that the work was
-  // begun with, what the shard is made of too.
+  // `changed` says why. Reads the shard; if a run or a part of the work had a copy of the source,
+  // what the shard is made of too.
   [[nodiscard]] KeptFile kept(std::uint32_t file, DigestKind kind, Storage& storage) const;
   // Of the shards of this part.
   [[nodiscard]] std::vector<std::string> finished_paths(const ConvertPart& part) const;
@@ -103,7 +103,6 @@ class WorkFolder {
   bool is_begun_ = false;  // what is here was made by this run
   bool is_removed_ = false;
   bool was_committed_ = false;
-  bool is_other_source_ = false;  // of the same sizes and headers
   WorkState state_;
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<FileLock> state_lock_;

@@ -235,12 +235,25 @@ std::optional<Difference> header_difference(const TensorInfo& a, const TensorInf
   return std::nullopt;
 }
 
+bool is_of_config(const Finding& finding) { return finding.code == "q.config"; }
+
 const TensorInfo* partner(const Catalog& catalog, const std::string& name) {
   const auto index = catalog.find(name);
   return index ? &catalog.tensors()[*index] : nullptr;
 }
 
 }  // namespace
+
+// Returns contradictions of configs and of ties. Adds to `bytes_read`.
+static std::vector<Finding> config_findings(const Catalog& catalog, Storage* storage,
+                                            std::uint64_t& bytes_read) {
+  std::vector<Finding> findings;
+  std::ranges::copy_if(catalog.quantized().findings(), std::back_inserter(findings), is_of_config);
+  for (auto more : {check_claim(catalog, storage), check_ties(catalog, storage, bytes_read)}) {
+    std::ranges::move(more, std::back_inserter(findings));
+  }
+  return findings;
+}
 
 static VerifyReport verified(const Catalog& catalog, const VerifyOptions& options) {
   const OpenShards shards(catalog, options.storage);
@@ -271,12 +284,12 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
       report.findings.push_back(bad_values(catalog, tensors[i], counts[i]));
     }
   }
-  for (auto findings : {header_findings(catalog), check_scales(shards, stored),
-                        check_claim(catalog, options.storage)}) {
+  std::vector<Finding> headers = header_findings(catalog);
+  std::erase_if(headers, is_of_config);
+  for (auto findings : {std::move(headers), check_scales(shards, stored),
+                        config_findings(catalog, options.storage, report.bytes_read)}) {
     std::ranges::move(findings, std::back_inserter(report.findings));
   }
-  std::ranges::move(check_ties(catalog, options.storage, report.bytes_read),
-                    std::back_inserter(report.findings));
   for (const QuantizedTensor& value : stored.tensors()) {
     if (!value.is_readable() || counts[value.data].nan == 0 || is_storage(value.data)) continue;
     const std::uint32_t data = value.data;
@@ -357,6 +370,14 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
                                   "nothing"});
   }
   report_pairs(pairs, first_shards, second_shards, report);
+  for (const Catalog* const each : {&first, &second}) {
+    for (Finding& finding : config_findings(*each, options.storage, report.bytes_read)) {
+      if (!is_of_config(finding)) {  // it names no file
+        finding.message = fmt::format("{}: {}", printable(each->root(), 400), finding.message);
+      }
+      report.findings.push_back(std::move(finding));
+    }
+  }
   first_shards.require_unchanged();
   second_shards.require_unchanged();
   return report;
