@@ -289,3 +289,24 @@ def test_control_a_pipeline_alone_cannot_be_offloaded_layer_by_layer(
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
         sequential(pipe)
         pipe(TOKENS)
+
+
+@pytest.mark.parametrize("kind", [each for each in CONFIGS if each != "int8"])
+def test_an_adapter_is_merged_as_without_the_patch(kind, checkpoint, untouched):
+    """PEFT makes a weight of floats with the attributes of the old one, which `to` quantizes."""
+
+    def merged(model):
+        for layer in model.modules():
+            if isinstance(layer, bnb.nn.Linear4bit):
+                old = layer.weight
+                plain = bnb.functional.dequantize_4bit(old.data, old.quant_state) * 1.5
+                kept = old.__dict__ | {"bnb_quantized": False, "requires_grad": False}
+                layer.weight = bnb.nn.Params4bit(plain, **kept).to("cpu")
+        return model.eval()
+
+    tokens = torch.arange(7)[None]
+    expected = merged(llama(checkpoint, kind))(tokens).logits
+    with loadstone.patch("bitsandbytes"):
+        found = merged(llama(checkpoint, kind))(tokens).logits
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, llama(checkpoint, kind)(tokens).logits)

@@ -113,7 +113,7 @@ class Params4bit(_MovesByTo, bnb.nn.Params4bit):  # type: ignore[misc]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """A new weight on a device, with its scales; a dtype has no effect on packed bytes."""
-        if self.quant_state is None:
+        if not is_unit(self):  # PEFT merges into floats that carry the old state
             return adopt(super().to(*args, **kwargs))
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if device is None or _exact(device) == self.device:
@@ -211,7 +211,7 @@ def adopt(weight: Any) -> Any:
 def is_unit(weight: Any) -> bool:
     """Whether a parameter is a weight that is quantized already."""
     if isinstance(weight, bnb.nn.Params4bit):
-        return weight.quant_state is not None
+        return weight.quant_state is not None and bool(weight.bnb_quantized)
     return isinstance(weight, bnb.nn.Int8Params) and weight.data.dtype == torch.int8
 
 
