@@ -16,6 +16,7 @@ from loadstone._planning import plan
 from loadstone._report import Report
 from loadstone._terminal import warn
 from loadstone._turns import in_turn_with
+from loadstone._warn import warn_of_findings
 
 # A warning names this many tensors, and counts the others.
 NAMES_LISTED_MAX = 8
@@ -56,6 +57,7 @@ def load(
         if plan_arguments.get("strict") is False:
             _warn_of_nothing(made)
         _warn_of_unexpected(made)
+        warn_of_findings(each for each in made.findings if each.code == "format.ignored")
         report = made._carry_out(
             model,
             progress=progress,

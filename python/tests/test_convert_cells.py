@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import codec_gguf
 import pytest
 import torch
+from codec_files import CODECS
 from command import run
 from safetensors.torch import load_file, save_file
 
@@ -250,6 +252,30 @@ def test_another_dtype_rounds_no_scale(
             continue
         assert after[name].dtype == tensor.dtype, name
         assert raw(after[name]) == raw(tensor), name
+
+
+@pytest.mark.parametrize("codec", sorted({*CODECS} - {*codec_gguf.WRITERS, "plain"}))
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_another_dtype_leaves_codes_as_they_are(codec: str, dtype: str, tmp_path: Path) -> None:
+    """Also codes that are stored as floats (bitsandbytes' quant_storage)."""
+    written, out = CODECS[codec](tmp_path / "in"), tmp_path / "out"
+    config = tmp_path / "in/config.json"
+    known = json.loads(config.read_text()) if config.exists() else {}
+    config.write_text(json.dumps(known | {"dtype": "float64"}))
+    done = run("convert", tmp_path / "in", out, "--dtype", dtype)
+    assert done.returncode == 0, done.stderr
+    after = tensors_of(out)
+    assert set(after) == set(written.stored)
+    plain = set(written.numbers) - set(written.quantized)
+    for name, tensor in written.stored.items():
+        if name in plain and tensor.is_floating_point():  # the control: numbers are cast
+            wanted = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[dtype]
+            assert after[name].dtype == wanted, name
+            continue
+        assert after[name].dtype == tensor.dtype, name
+        assert raw(after[name]) == raw(tensor), name
+    declared = json.loads((out / "config.json").read_text())["dtype"]
+    assert declared == {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

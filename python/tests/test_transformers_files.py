@@ -9,6 +9,7 @@ from pathlib import Path
 import accelerate
 import pytest
 import torch
+from command import run
 from safetensors.torch import load_file, save_file
 from transformers_models import by_name, write_checkpoint
 
@@ -81,3 +82,90 @@ def test_files_that_are_not_read_are_refused_by_name(tmp_path: Path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(loadstone.Error, match=r"pytorch_model\.bin"):
         ours(by_name("mixtral").cls, folder)
+
+
+NORM = "model.norm.weight"
+# Read by loadstone from a folder that has nothing else, and by transformers with its `variant`.
+CHOSEN = {
+    "model.fp16.safetensors": {"variant": "fp16"},
+    "model.safetensors.index.fp16.json": {"variant": "fp16"},
+    "weights.safetensors": None,
+    "weights.gguf": None,
+}
+# Read by transformers instead.
+INSTEAD = ["pytorch_model.bin", "pytorch_model.bin.index.json"]
+
+
+def add(folder: Path, name: str, state: dict[str, torch.Tensor]) -> None:
+    """Write ``state`` under ``name``, or into a shard that the index ``name`` names."""
+    file = folder / name
+    if "index" in name:
+        ending = "bin" if ".bin." in name else "safetensors"
+        file = folder / f"{name.replace('.', '-')}.{ending}"
+        places = {"metadata": {}, "weight_map": dict.fromkeys(state, file.name)}
+        (folder / name).write_text(json.dumps(places))
+    if file.suffix == ".bin":
+        torch.save(state, file)
+    elif file.suffix == ".gguf":
+        gguf = pytest.importorskip("gguf")
+        writer = gguf.GGUFWriter(file, "llama")
+        for key, tensor in state.items():
+            writer.add_tensor(key, tensor.numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    else:
+        save_file(state, file, metadata={"format": "pt"})
+
+
+def told(folder: Path, out: Path) -> list[str]:
+    """Return what each entry point reports about the choice of a checkpoint in ``folder``."""
+    commands = {
+        "convert": ["convert", folder, out / "converted"],
+        "merge": ["merge", f"{folder}:0.5", f"{folder}:0.5", "-o", out / "merged"],
+        "verify": ["verify", folder],
+    }
+    found = []
+    out.mkdir()
+    for name, command in commands.items():
+        done = run(*command, "--strict")
+        warned = "[format.ignored]" in done.stderr
+        assert done.returncode == (3 if warned else 0), (name, done.stderr)
+        found += [done.stderr] if warned else []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loadstone.load(by_name("llama").build(), folder)
+    found += [str(each.message) for each in caught if "loadstone reads" in str(each.message)]
+    found += [
+        each.message for each in loadstone.inspect(folder).findings if each.severity == "warning"
+    ]
+    return found
+
+
+@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize("instead", INSTEAD)
+def test_a_checkpoint_that_transformers_reads_instead_is_a_warning(
+    instead: str, chosen: str, tmp_path: Path
+):
+    cls = by_name("llama").cls
+    folder = write_checkpoint(by_name("llama"), tmp_path / "model", "public", torch.float32)
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    add(folder, chosen, state)
+    assert told(folder, tmp_path / "control") == []
+    variant = CHOSEN[chosen]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if variant is not None:
+            assert torch.equal(ours(cls, folder, **variant).state_dict()[NORM], state[NORM])
+        add(folder, instead, state | {NORM: state[NORM] + 1})
+        for read in (cls.from_pretrained, lambda each: ours(cls, each)):
+            assert torch.equal(read(folder).state_dict()[NORM], state[NORM] + 1)
+        if variant is not None:
+            assert torch.equal(ours(cls, folder, **variant).state_dict()[NORM], state[NORM])
+    found = told(folder, tmp_path / "out")
+    assert len(found) == 5
+    for message in found:
+        assert f"transformers reads '{instead}', but loadstone reads '{chosen}'" in message
+    assert told(folder / chosen, tmp_path / "named") == []

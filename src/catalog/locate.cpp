@@ -7,6 +7,7 @@
 #include <array>
 #include <iterator>
 #include <map>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -121,11 +122,11 @@ std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
   return {};
 }
 
-// Returns true for files that transformers takes although there is an index. diffusers takes the
-// index.
-bool goes_before_index(std::string_view name) {
-  return name == usual_files.front() || name == usual_torch_files.front();
-}
+// The checkpoint that a library reads from a folder: the first of these that exists.
+constexpr std::array<std::string_view, 4> model_order = {
+    usual_files[0], usual_indexes[0], usual_torch_files[0], usual_torch_indexes[0]};
+constexpr std::array<std::string_view, 4> diffusion_order = {
+    usual_indexes[1], usual_files[1], usual_torch_files[1], usual_torch_indexes[1]};
 
 bool is_torch_model(std::string_view name) {
   return std::ranges::none_of(torch_others,
@@ -153,7 +154,16 @@ class FolderSearch {
   }
 
   CheckpointFiles find() {
-    if (take_dcp() || take_index() || take_usual_file()) return std::move(files_);
+    take();
+    note_preferred(diffusion_order);
+    // Next to an adapter, transformers reads the model that the adapter's config names.
+    if (!has("adapter_config.json")) note_preferred(model_order);
+    return std::move(files_);
+  }
+
+ private:
+  void take() {
+    if (take_dcp() || take_index() || take_usual_file()) return;
     if (!safetensors_.empty() && !ggufs_.empty()) {
       std::vector<std::string> both = safetensors_;
       both.insert(both.end(), ggufs_.begin(), ggufs_.end());
@@ -170,10 +180,8 @@ class FolderSearch {
     } else {
       refuse_empty();
     }
-    return std::move(files_);
   }
 
- private:
   // A folder of torch.distributed.checkpoint. torch's files beside it are those of a trainer.
   bool take_dcp() {
     if (!has_dcp_) return false;
@@ -187,7 +195,7 @@ class FolderSearch {
                     others);
     }
     files_.files = {std::string(dcp_metadata_name)};
-    tell_ignored(torch_);
+    files_.ignored = torch_;
     return true;
   }
 
@@ -205,8 +213,7 @@ class FolderSearch {
                     "the folder holds several indexes; name the one that is meant", candidates);
     }
     files_.index = candidates.front();
-    files_.next_to_index = safetensors_;
-    tell_others({});
+    ignore_others(safetensors_);
     return true;
   }
 
@@ -230,7 +237,7 @@ class FolderSearch {
     for (const std::string& name : safetensors_) {
       if (name != present.front()) ignored.push_back(name);
     }
-    tell_others(std::move(ignored));
+    ignore_others(std::move(ignored));
     return true;
   }
 
@@ -246,7 +253,7 @@ class FolderSearch {
     }
     files_.numbered_set = taken == 1;
     std::ranges::sort(files_.files, natural_less);
-    tell_others(std::move(ignored));
+    ignore_others(std::move(ignored));
   }
 
   void take_gguf() {
@@ -256,14 +263,14 @@ class FolderSearch {
                     "the folder holds several GGUF files; name the one that is meant", ggufs_);
     }
     files_.files = {sets.front().names.front()};  // its split says which others belong to it
-    tell_others({});
+    ignore_others({});
   }
 
   // The index, else a file of a usual name, else the only one that training did not leave there.
   void take_torch() {
     if (torch_indexes_.size() == 1) {
       files_.index = torch_indexes_.front();
-      std::ranges::copy_if(torch_, std::back_inserter(files_.next_to_index), goes_before_index);
+      std::ranges::copy_if(torch_, std::back_inserter(files_.ignored), is_torch_model);
       return;
     }
     std::vector<std::string> usual;
@@ -285,11 +292,9 @@ class FolderSearch {
     }
     files_.files = candidates;
     files_.numbered_set = true;
-    std::vector<std::string> ignored;
     for (const std::string& name : torch_) {
-      if (name != candidates.front()) ignored.push_back(name);
+      if (name != candidates.front()) files_.ignored.push_back(name);
     }
-    tell_ignored(ignored);
   }
 
   [[noreturn]] void refuse_empty() const {
@@ -301,16 +306,24 @@ class FolderSearch {
     refuse_folder(folder_, "format.no_checkpoint", has_zero_ ? zero_message : message, {});
   }
 
-  void tell_ignored(const std::vector<std::string>& names) {
-    if (!names.empty()) files_.findings.push_back(ignored_files(folder_, names, false));
-  }
-
-  // Also names the weights of other formats than the one that is taken.
-  void tell_others(std::vector<std::string> ignored) {
+  // Also lists the weights of other formats than the one that is taken.
+  void ignore_others(std::vector<std::string> ignored) {
     const bool is_gguf = safetensors_.empty() && !files_.index;
     if (!is_gguf) ignored.insert(ignored.end(), ggufs_.begin(), ggufs_.end());
     std::ranges::copy_if(torch_, std::back_inserter(ignored), is_torch_model);
-    tell_ignored(ignored);
+    files_.ignored = std::move(ignored);
+  }
+
+  [[nodiscard]] bool has(std::string_view name) const {
+    return std::ranges::find(names_, name) != names_.end();
+  }
+
+  void note_preferred(std::span<const std::string_view> order) {
+    const auto first = std::ranges::find_if(order, [&](auto name) { return has(name); });
+    if (first == order.end() || files_.index == *first) return;
+    if (std::ranges::find(files_.files, *first) == files_.files.end()) {
+      files_.preferred.emplace_back(*first);
+    }
   }
 
   const std::string& folder_;
@@ -399,18 +412,28 @@ CheckpointFiles locate_file(std::string folder, const std::string& name) {
 
 }  // namespace
 
-Finding ignored_files(const std::string& folder, const std::vector<std::string>& names,
-                      bool has_index) {
-  const bool is_ambiguous = has_index && std::ranges::any_of(names, goes_before_index);
-  return {.severity = is_ambiguous ? Severity::warning : Severity::info,
-          .code = "format.ignored",
-          .sources = names,
-          .message = fmt::format("{}: {}: {}", printable(folder, 400),
-                                 is_ambiguous ? "the index is read, and transformers takes a file "
-                                                "that the index does not name"
-                                              : "beside the checkpoint, and not part of it",
-                                 name_list(names)),
-          .suggestion = "Name a file, a pattern or a list to open something else."};
+void report_ignored(CheckpointFiles files, const std::vector<std::string>& shards,
+                    std::vector<Finding>& findings) {
+  const auto is_shard = [&](const std::string& name) {
+    return std::ranges::find(shards, name) != shards.end();
+  };
+  std::erase_if(files.ignored, is_shard);
+  std::erase_if(files.preferred, is_shard);
+  if (files.ignored.empty() && files.preferred.empty()) return;
+  std::string message = printable(files.root, 400) + ": ";
+  for (const std::string& name : files.preferred) {
+    const bool is_diffusion = std::ranges::find(diffusion_order, name) != diffusion_order.end();
+    message += fmt::format("{} reads '{}', ", is_diffusion ? "diffusers" : "transformers", name);
+  }
+  const std::vector<std::string> read = files.index ? std::vector{*files.index} : files.files;
+  message += files.preferred.empty()
+                 ? "beside the checkpoint, and not part of it: " + name_list(files.ignored)
+                 : "but loadstone reads " + name_list(read);
+  findings.push_back({.severity = files.preferred.empty() ? Severity::info : Severity::warning,
+                      .code = "format.ignored",
+                      .sources = std::move(files.ignored),
+                      .message = std::move(message),
+                      .suggestion = "Name a file, an index, a pattern or a list to choose."});
 }
 
 CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {

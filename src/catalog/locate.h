@@ -23,20 +23,20 @@ struct CheckpointFiles {
   std::string root;                // the folder that all paths below are relative to
   std::vector<std::string> files;  // in order; empty where the index says them
   std::optional<std::string> index;
-  std::vector<std::string> next_to_index;  // files of the folder that may hold weights
+  std::vector<std::string> ignored;    // other weights of the folder; may list the index's shards
+  std::vector<std::string> preferred;  // what transformers or diffusers reads from it instead
   // The files are the whole set of one folder, so that a number missing from it is missing.
   bool numbered_set = false;
-  std::vector<Finding> findings;
 };
 
 // A file, a folder, an index, or a pattern. Throws Error "io.not_found", "format.no_checkpoint",
 // "ix.not_regular".
 [[nodiscard]] CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path);
 
-// Returns the finding for weights in the folder that are not part of the checkpoint: a warning if
-// transformers takes one of them in place of the index, else an info.
-[[nodiscard]] Finding ignored_files(const std::string& folder,
-                                    const std::vector<std::string>& names, bool has_index);
+// Adds the finding for weights in the folder that are not part of the checkpoint: a warning if
+// transformers or diffusers reads them instead, else an info. `shards` are those of the index.
+void report_ignored(CheckpointFiles files, const std::vector<std::string>& shards,
+                    std::vector<Finding>& findings);
 
 // These files and no others, relative to the folder that they share.
 [[nodiscard]] CheckpointFiles as_checkpoint_files(Storage& storage, std::vector<std::string> paths);

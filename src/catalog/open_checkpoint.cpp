@@ -62,11 +62,13 @@ class CheckpointReader {
       : opener_{storage, options.allow_links}, gguf_rank_max_(options.gguf_rank_max) {}
 
   std::shared_ptr<const Catalog> read(CheckpointFiles files) {
-    root_ = std::move(files.root);
-    findings_ = std::move(files.findings);
+    root_ = files.root;
     if (files.index) {
-      read_index(*files.index, std::move(files.next_to_index));
-    } else if (files.files.size() == 1 && file_name(files.files.front()) == dcp_metadata_name) {
+      read_index(std::move(files));
+      return finish();
+    }
+    report_ignored(files, {}, findings_);
+    if (files.files.size() == 1 && file_name(files.files.front()) == dcp_metadata_name) {
       DcpCheckpoint checkpoint = read_dcp(opener_, join_path(root_, files.files.front()));
       checkpoint.header.shard.relative_path = files.files.front();
       add(std::move(checkpoint.header));
@@ -107,14 +109,11 @@ class CheckpointReader {
 
   // ---- with an index
 
-  void read_index(const std::string& name, std::vector<std::string> others) {
-    const std::string index_path = join_path(root_, name);
+  void read_index(CheckpointFiles files) {
+    const std::string index_path = join_path(root_, *files.index);
     const ShardedIndex index = read_sharded_index(*opener_.open(index_path, root_));
     const std::vector<std::string> shards = shard_names(index);
-    std::erase_if(others, [&](const std::string& file) {
-      return std::ranges::find(shards, file) != shards.end();
-    });
-    if (!others.empty()) findings_.push_back(ignored_files(root_, others, true));
+    report_ignored(std::move(files), shards, findings_);
     std::vector<std::string> missing;
     for (const std::string& shard : shards) {
       if (auto header = read_shard(index_path, shard)) {

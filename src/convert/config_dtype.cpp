@@ -8,6 +8,7 @@
 #include "catalog/config_claim.h"
 #include "convert/json_text.h"
 #include "loadstone/catalog.h"
+#include "loadstone/quantized_tensors.h"
 #include "plan/merges.h"
 
 namespace loadstone {
@@ -23,11 +24,23 @@ bool keeps(const Plan& plan, Dtype narrow) {
   });
 }
 
+// Codes may be stored as floats (bitsandbytes' quant_storage).
+bool has_component(const Plan& plan, const PlannedTarget& target) {
+  const QuantizedTensors& quantized = plan.catalog->quantized();
+  bool found = false;
+  for_each_box(target.recipe, [&](const Box& box) {
+    found |= box.decoding == no_decoding &&
+             (quantized.is_companion(box.source) || quantized.find(box.source) != nullptr);
+  });
+  return found;
+}
+
 // Nothing: the plan has no such tensor.
 std::optional<Dtype> main_dtype(const Plan& plan) {
   std::array<std::uint64_t, dtype_count> counts = {};
   for (const PlannedTarget& target : plan.targets) {
-    if (target.quantization || !is_wide_float(target.dtype)) continue;
+    if (target.quantization || !is_wide_float(target.dtype) || has_component(plan, target))
+      continue;
     counts[static_cast<std::size_t>(target.dtype)] += target.shape.numel().value_or(0);
   }
   const auto most = std::ranges::max_element(counts);

@@ -79,15 +79,20 @@ class Maker {
     return options_.dtype && (is_plain || is_wide_float(dtype)) ? *options_.dtype : dtype;
   }
 
-  [[nodiscard]] bool is_of_scale(const TargetRecipe& recipe) const {
+  // Codes may be stored as floats (bitsandbytes' quant_storage).
+  [[nodiscard]] bool is_component(std::uint32_t source) const {
+    return quantized_.is_companion(source) || quantized_.find(source) != nullptr;
+  }
+
+  [[nodiscard]] bool has_component(const TargetRecipe& recipe) const {
     return std::ranges::any_of(recipe.boxes, [&](const Box& box) {
-      return box.decoding == no_decoding && quantized_.is_companion(box.source);
+      return box.decoding == no_decoding && is_component(box.source);
     });
   }
 
   void cast_to_wanted(TargetRecipe& recipe) const {
     // Constants of repacked tensors are their scales.
-    if (is_of_scale(recipe) || (repacks(options_) && recipe.constant != nullptr)) return;
+    if (has_component(recipe) || (repacks(options_) && recipe.constant != nullptr)) return;
     const bool is_plain = is_plain_fp8(catalog_, recipe);
     const Dtype before = std::exchange(recipe.dtype, wanted(recipe.dtype, is_plain));
     if (recipe.constant == nullptr || recipe.dtype == before) return;
@@ -97,11 +102,11 @@ class Maker {
     recipe.constant = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
   }
 
-  // Scales of codes that stay codes stay exact.
+  // Codes that stay codes, and their scales, stay exact.
   [[nodiscard]] Dtype dtype_of(std::uint32_t source) const {
     const Encoding encoding = catalog_.tensors()[source].encoding;
     if (!encoding.is_dtype()) return options_.dtype.value_or(options_.block_dtype);
-    if (quantized_.is_companion(source)) return encoding.dtype();
+    if (is_component(source)) return encoding.dtype();
     return wanted(encoding.dtype(), is_plain_fp8(catalog_, source));
   }
 

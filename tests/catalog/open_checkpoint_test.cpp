@@ -261,9 +261,48 @@ TEST_F(Open, WeightsOfOtherFormatsAreListed) {
     storage.add_file(folder + "/pytorch_model.bin", "x");
     const auto catalog = open(folder);
     ASSERT_THAT(codes(*catalog), ElementsAre("format.ignored")) << name;
-    EXPECT_EQ(catalog->findings()[0].severity, Severity::info) << name;
+    const bool is_usual = name.starts_with("model.");  // transformers reads these too
+    EXPECT_EQ(catalog->findings()[0].severity, is_usual ? Severity::info : Severity::warning);
     EXPECT_THAT(catalog->findings()[0].sources, ElementsAre("pytorch_model.bin")) << name;
   }
+}
+
+TEST_F(Open, ACheckpointThatALibraryReadsInsteadIsAWarning) {
+  const std::map<std::string, std::string> read = {
+      {"model.fp16.safetensors", one("a")},
+      {"model.safetensors.index.fp16.json", R"({"weight_map":{"a":"s.fp16.safetensors"}})"},
+      {"learned_embeds.safetensors", one("a")},
+      {"x.gguf", gguf("a")}};
+  for (const std::string prefix : {"", "diffusion_"}) {
+    for (const std::string end : {"", ".index.json"}) {
+      const std::string instead = prefix + "pytorch_model.bin" + end;
+      for (const auto& [name, content] : read) {
+        const std::string folder = fmt::format("/{} with {}", instead, name);
+        storage.add_file(folder + "/" + name, content);
+        if (name.ends_with(".json")) storage.add_file(folder + "/s.fp16.safetensors", one("a"));
+        EXPECT_THAT(open(folder)->findings(), IsEmpty()) << folder;  // the control
+        storage.add_file(folder + "/" + instead, "x");
+        const auto catalog = open(folder);
+        EXPECT_THAT(names(*catalog), ElementsAre("a"));
+        ASSERT_THAT(codes(*catalog), ElementsAre("format.ignored")) << folder;
+        EXPECT_EQ(catalog->findings()[0].severity, Severity::warning) << folder;
+        EXPECT_THAT(
+            catalog->findings()[0].message,
+            HasSubstr(fmt::format("{} reads '{}', but loadstone reads '{}'",
+                                  prefix.empty() ? "transformers" : "diffusers", instead, name)));
+        EXPECT_THAT(open(folder + "/" + name)->findings(), IsEmpty()) << folder;
+      }
+    }
+  }
+}
+
+// transformers reads the model that the adapter's config names.
+TEST_F(Open, AModelNextToAnAdapterIsListed) {
+  storage.add_file("/a/adapter_model.safetensors", one("lora"));
+  storage.add_file("/a/pytorch_model.bin", torch("a"));
+  EXPECT_EQ(open("/a")->findings().at(0).severity, Severity::warning);  // the control
+  storage.add_file("/a/adapter_config.json", "{}");
+  EXPECT_EQ(open("/a")->findings().at(0).severity, Severity::info);
 }
 
 TEST_F(Open, AnIndexOfTorchFilesNamesTheirTensors) {
