@@ -80,6 +80,9 @@ BEYOND_RE2 = [
     "re:.*+q_proj|.*q_proj",
     "re:(?>.*mlp)",
     "re:.*(?!down)._proj",
+    r"re:model\.visual\.(?!merger).*",
+    r"re:model\.visual\.((?=a)|b(?<!c))*.*",
+    "re:.*norm(?<!q_norm)$",
     "re:(?!.*mlp).*q_proj|.*o_proj",
     "re:(?!a)*.*",
     "re:(a)?(?(1)b|.*)",
@@ -129,19 +132,26 @@ UNKNOWN = {
 }
 
 
+LOOK_AROUND = re.compile(r"\(\?<?[=!](\([^()]*\)|[^()])*\)(?!\*)")
+
+
 def is_unread(reader: Reader, entry: str) -> bool:
-    """Return whether loadstone or the library cannot read the entry as a pattern."""
-    if reader is by_transformers:  # it reads all as patterns
-        has_look_ahead = entry.startswith("re:") and ("(?!" in entry or "(?=" in entry)
-    elif reader is by_compressed_tensors and entry.startswith("re:"):
-        has_look_ahead = False
-    else:
+    """Return whether loadstone or the library cannot read the entry as a pattern.
+
+    Look-around counts if modules match without it; at the beginning it is read.
+    """
+    is_expression = entry.startswith("re:")
+    if reader is not by_transformers and (reader is not by_compressed_tensors or not is_expression):
         return False
     try:
         reader(MODULES[0], entry)
     except re.error:
         return True
-    return has_look_ahead or entry in BEYOND_RE2
+    without = LOOK_AROUND.sub("", entry)
+    if without == entry:
+        return entry in BEYOND_RE2
+    is_inside = entry in BEYOND_RE2 or (reader is by_transformers and is_expression)
+    return is_inside and any(reads(reader, each, without) for each in MODULES)
 
 
 # For each style the list, its file, its section, and how it is read.
@@ -277,6 +287,8 @@ SECTIONS: dict[str, tuple[dict[str, Any], int]] = {
     "targets by look-ahead": ({"targets": ["re:(?!.*mlp)"]}, 2 * DOWN),
     "an empty list of targets": ({"targets": []}, len(MODULES)),
     "targets of embeddings": ({"targets": ["Embedding"]}, 0),
+    "look-around in other modules": ({"ignore": ["re:model.visual.(?!merger).*"]}, 0),
+    "look-behind in other targets": ({"targets": ["re:.*_proj", "re:.*(?<=x)y"]}, 0),
     "targets of every class": ({"targets": ["Module"]}, 0),
     "a class, and an unread pattern": ({"targets": ["Linear", "re:(?<=x)"]}, 0),
     "ignored class": ({"ignore": ["Linear"]}, len(MODULES)),

@@ -22,6 +22,7 @@ pytest.importorskip("transformers")
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers_models import by_name, write_checkpoint
 
+from loadstone._transformers import code_key
 from loadstone._transformers.code_key import Code, UndescribedError
 
 OPERATION = """
@@ -95,6 +96,14 @@ def test_an_edit_of_an_installed_library_that_keeps_size_and_time(folder, monkey
     file.write_text(OPERATION.replace("size = 2", "size = 3"))
     os.utime(file, ns=times)
     assert key_of(operation()) != before
+
+
+def test_code_of_modules_is_not_asked_for_what_they_lack():
+    """It may import what is not installed."""
+    module, lazy = types.ModuleType("outer"), types.ModuleType("lazy")
+    lazy.__getattr__ = pytest.fail
+    module.lazy, module.code = lazy, Code()
+    assert code_key._modules_of(module) >= {"lazy", Code.__module__}
 
 
 class Settings:

@@ -230,7 +230,7 @@ def ignore_all(folder: Path) -> None:
 
 
 def ignore_by_look_behind(folder: Path) -> None:
-    edit(folder, lambda config: config["quantization_config"]["ignore"].append("re:.*(?<=x)y"))
+    edit(folder, lambda config: config["quantization_config"]["ignore"].append("re:.*(?<=x)"))
 
 
 def other_bits(folder: Path) -> None:

@@ -121,7 +121,9 @@ class Translator {
       }
       (is_needed ? found.needed : found.excluded).push_back(look_ahead(flags));
     }
+    leaves_out_ = true;
     found.text = run(flags);
+    found.is_wider = has_left_out_;
     return found;
   }
 
@@ -279,8 +281,19 @@ class Translator {
     return range(each, each);
   }
 
+  // Behind "(".
+  bool take_look_around() {
+    for (const std::u32string_view kind : {U"?=", U"?!", U"?<=", U"?<!"}) {
+      if (text_.compare(at_, kind.size(), kind) != 0) continue;
+      at_ += kind.size();
+      return true;
+    }
+    return false;
+  }
+
   void group(Flags flags, std::size_t depth, Last& last) {
-    if (take('?') && !group_kind(flags)) return;  // a comment
+    const bool is_left_out = leaves_out_ && take_look_around();
+    if (!is_left_out && take('?') && !group_kind(flags)) return;  // a comment
     const std::size_t begin = out_.size();
     out_ += "(?:";
     alternatives(flags, depth + 1);
@@ -288,6 +301,10 @@ class Translator {
     out_ += ')';
     item_begin_ = begin;
     last = Last::item;
+    if (!is_left_out) return;
+    out_.resize(begin);
+    last = Last::position;
+    has_left_out_ = true;
   }
 
   // Behind "(?"; false behind a comment.
@@ -451,6 +468,8 @@ class Translator {
   std::u32string text_;
   std::size_t at_ = 0;
   std::size_t look_aheads_ = 0;
+  bool leaves_out_ = false;  // look-around
+  bool has_left_out_ = false;
   std::string out_;
   std::size_t item_begin_ = 0;  // in `out_`, of what a quantifier repeats
   std::set<std::u32string> groups_;

@@ -22,6 +22,8 @@ struct Re2Match {
   std::string text;
   std::vector<std::string> needed;
   std::vector<std::string> excluded;
+  // `text` may match other names, too: look-around inside of the pattern is left out.
+  bool is_wider = false;
 };
 
 // Does the same, and reads flags and look-ahead at the beginning: `(?i)^(?!lm_head).*`. Rejects

@@ -108,6 +108,7 @@ class Expression {
   // RE2.
   Expression(const std::string& entry, Rule rule, std::int64_t memory) : entry_(&entry) {
     const Re2Match match = expression_of(entry, rule);
+    is_wider_ = match.is_wider;
     const std::size_t count = 1 + match.needed.size() + match.excluded.size();
     const auto compiled = [&](std::string_view text) {
       return compile_pattern(fmt::format("^(?:{})", text), "q.config", "entry",
@@ -120,12 +121,16 @@ class Expression {
 
   [[nodiscard]] bool matches(std::string_view module) const {
     const auto is_found = [&](const Pattern& each) { return is_in(*each, module); };
-    return std::ranges::all_of(needed_, is_found) && std::ranges::none_of(excluded_, is_found);
+    return is_plain_name(module) && std::ranges::all_of(needed_, is_found) &&
+           std::ranges::none_of(excluded_, is_found);
   }
   [[nodiscard]] const std::string& entry() const noexcept { return *entry_; }
+  // True if it may match names that the entry does not.
+  [[nodiscard]] bool is_wider() const noexcept { return is_wider_; }
 
  private:
   const std::string* entry_;
+  bool is_wider_;
   std::vector<Pattern> needed_;
   std::vector<Pattern> excluded_;
 };
@@ -139,10 +144,10 @@ bool may_be_embedding(std::string_view module) {
 
 class Matcher {
  public:
-  Matcher(const ConfigList& list, Rule rule, std::size_t modules)
+  Matcher(const ConfigList& list, Rule rule, std::span<const std::string_view> modules)
       : rule_(rule), is_of_targets_(list.key == targets_key) {
     const std::size_t most =
-        std::min(expressions_max, comparisons_max / std::max<std::size_t>(modules, 1));
+        std::min(expressions_max, comparisons_max / std::max<std::size_t>(modules.size(), 1));
     for (const std::string& entry : list.entries) {
       if (rule == Rule::up_to_a_dot || rule == Rule::before_a_dot) sizes_.insert(entry.size());
       names_.insert(entry);
@@ -157,7 +162,14 @@ class Matcher {
         continue;
       }
       try {
-        expressions_.emplace_back(entry, rule, pattern_memory(count));
+        Expression expression(entry, rule, pattern_memory(count));
+        const auto is_matched = [&](std::string_view each) { return expression.matches(each); };
+        if (!expression.is_wider()) {
+          expressions_.push_back(std::move(expression));
+        } else if (std::ranges::any_of(modules, is_matched)) {
+          if (unread_.empty()) reason_ = "look-ahead or look-behind inside of a pattern";
+          unread_.push_back(entry);
+        }
       } catch (const Error& error) {
         if (unread_.empty()) reason_ = error.message();
         unread_.push_back(entry);
@@ -186,7 +198,6 @@ class Matcher {
         if (const std::string* const part = find_end(module.substr(0, dot))) return part;
       }
     }
-    if (!is_plain_name(module)) return nullptr;
     for (const Expression& each : expressions_) {
       if (each.matches(module)) return &each.entry();
     }
@@ -277,7 +288,7 @@ LeftPlain left_plain(const ConfigList& list, std::span<const std::string_view> m
     return each.method == list.method && each.key == list.key;
   });
   if (known == known_lists.end()) return left;
-  const Matcher matcher(list, known->rule, modules.size());
+  const Matcher matcher(list, known->rule, modules);
   if (list.key == targets_key) {
     add_lacking(list, matcher, modules, left);
     return left;

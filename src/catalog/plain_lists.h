@@ -25,7 +25,8 @@ struct LeftPlain {
 // Returns the modules that a reader of the list takes for plain; none for a list that loadstone
 // does not know. If an entry of a list of targets matches none of the modules, the list counts only
 // for modules whose siblings it names: a library may have other names. Expressions that need more
-// than RE2 are unread, and all are if they would take long. Of classes, Linear, Embedding and
+// than RE2 are unread, unless no module matches without the look-around in them; all are if they
+// would take long. Of classes, Linear, Embedding and
 // Module are known, and names that are not ASCII are compared with names only.
 [[nodiscard]] LeftPlain left_plain(const ConfigList& list,
                                    std::span<const std::string_view> modules);

@@ -105,6 +105,8 @@ class Loading:
                 raise
             reason = error.message.removesuffix("; set deferred to false")
             remarks.append(f"each tensor was read whole, as {reason}")
+            if not self._recording.end():
+                raise
             self._begin_anew()
             self._run(load, model)
         try:
@@ -132,16 +134,21 @@ class Loading:
         with self._recording.begun():
             try:
                 load()
-                for error in self._copies.strangers:
+                for error in self._unseen():
                     raise error
                 settle(model, self._writes.note)
             except Error:
                 raise
             except Exception as error:
+                for reason in self._unseen():  # the code misses what its thread did not do
+                    raise reason from error
                 raise self._refused(error) from error
 
+    def _unseen(self) -> list[Error]:
+        """Errors of threads, which the code may not know of."""
+        return [*self._copies.strangers, *self._recording.lost]
+
     def _begin_anew(self) -> None:
-        self._recording.end_tasks()
         self._is_deferred = False
         self._new_records()
 
@@ -162,7 +169,7 @@ class Loading:
 
     def _refused(self, error: Exception) -> Exception:
         """An error of the server's code, with the tensor that it was given."""
-        taken = taken_by(error) or (None if self._recording.has_threads else self._now)
+        taken = taken_by(error) or (None if self._recording.threads else self._now)
         if taken is None:
             return error
         path, name, tensor = taken

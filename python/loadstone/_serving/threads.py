@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,8 +18,13 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
+from loadstone._errors import Error
 from loadstone._patch import Hook, Hooks
-from loadstone._torch_state import DispatchMode, in_turn
+from loadstone._serving.written import Writes
+from loadstone._torch_state import in_turn
+
+# So long a second run waits for what the first one began.
+_PATIENCE_SECONDS = 60.0
 
 
 class _Thread(threading.local):
@@ -32,17 +38,19 @@ class Recording:
     """Two modes of a load, in the thread that began it and in those that it gives work to.
 
     Args:
-        writes: thread-safe, and so is ``handing``.
+        writes: thread-safe, and so is ``handing``. Notes nothing after the load.
         taken: returns the tensor that the code was given last, for errors.
 
     Attributes:
-        has_threads: a thread was started that may raise errors of any tensor.
+        threads: that were started, without daemons.
+        lost: errors that ended one of them; Python prints them, and the load goes on.
     """
 
     def __init__(
-        self, writes: DispatchMode, handing: TorchFunctionMode, taken: Callable[[], Any]
+        self, writes: Writes, handing: TorchFunctionMode, taken: Callable[[], Any]
     ) -> None:
-        self.has_threads = False
+        self.threads: list[threading.Thread] = []
+        self.lost: list[Error] = []
         self._writes = writes
         self._handing = handing
         self._taken = taken
@@ -57,28 +65,39 @@ class Recording:
             with self._writes, self._handing, _recorded_by(self):
                 yield
         finally:
+            self._writes.is_over = True  # threads may live on with the modes
             _hooks.release()
 
     def is_here(self) -> bool:
         """Return ``True`` if the calling thread is recorded."""
         return _this.recording is self
 
-    def end_tasks(self) -> None:
-        """Cancels or waits for the tasks of pools: they must not write later."""
+    def end(self) -> bool:
+        """Cancels what was begun or waits for it, as it must not write later; ``False``: in vain."""
         with self._lock:
-            tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        concurrent.futures.wait(tasks)
+            tasks, threads = list(self._tasks), list(self.threads)
+        until = time.monotonic() + _PATIENCE_SECONDS
+        running = [task for task in tasks if not task.cancel()]
+        concurrent.futures.wait(running, _PATIENCE_SECONDS)
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(max(until - time.monotonic(), 0))
+        return all(task.done() for task in running) and not any(t.is_alive() for t in threads)
 
     def follow(self, thread: threading.Thread) -> None:
         """Records a thread that is going to be started."""
-        self.has_threads |= not thread.daemon  # those of progress bars touch no tensor
+        if not thread.daemon:  # those of progress bars touch no tensor
+            with self._lock:
+                self.threads.append(thread)
         run = thread.run
 
         def recorded() -> None:
             thread.run = run  # type: ignore[method-assign]
-            self._run(run)
+            try:
+                self._run(run)
+            except Error as error:
+                self.lost.append(error)
+                raise
 
         thread.run = recorded  # type: ignore[method-assign]
 

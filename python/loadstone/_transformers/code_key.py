@@ -240,9 +240,12 @@ def _used_in_library(name: str, package: str) -> frozenset[str]:
 
 def _modules_of(module: types.ModuleType) -> set[str]:
     """Names of the modules that a module's globals are, or that define them or their types."""
-    values = list(vars(module).values())
-    names = {str(getattr(each, "__module__", "")) for each in values}
-    return names | {each.__name__ for each in values if isinstance(each, types.ModuleType)}
+    return {
+        each.__name__
+        if isinstance(each, types.ModuleType)  # its code may answer for what it has not got
+        else str(getattr(each, "__module__", ""))
+        for each in list(vars(module).values())
+    }
 
 
 @functools.lru_cache(maxsize=1024)
