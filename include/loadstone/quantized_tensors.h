@@ -35,6 +35,10 @@ class LOADSTONE_API QuantizedTensors {
   // Whether the tensor belongs to another one's codes: a scale, a state, a table of them, or a
   // scale of the activations that they are multiplied with.
   [[nodiscard]] bool is_companion(std::uint32_t tensor) const noexcept;
+  // Returns whether the tensor holds codes or belongs to some.
+  [[nodiscard]] bool is_component(std::uint32_t tensor) const noexcept {
+    return is_companion(tensor) || find(tensor) != nullptr;
+  }
 
  private:
   std::vector<QuantizedTensor> tensors_;

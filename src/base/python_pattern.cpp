@@ -281,7 +281,7 @@ class Translator {
     return range(each, each);
   }
 
-  // Behind "(".
+  // Takes the beginning of one behind "(".
   bool take_look_around() {
     for (const std::u32string_view kind : {U"?=", U"?!", U"?<=", U"?<!"}) {
       if (text_.compare(at_, kind.size(), kind) != 0) continue;

@@ -29,8 +29,7 @@ bool has_component(const Plan& plan, const PlannedTarget& target) {
   const QuantizedTensors& quantized = plan.catalog->quantized();
   bool found = false;
   for_each_box(target.recipe, [&](const Box& box) {
-    found |= box.decoding == no_decoding &&
-             (quantized.is_companion(box.source) || quantized.find(box.source) != nullptr);
+    found |= box.decoding == no_decoding && quantized.is_component(box.source);
   });
   return found;
 }

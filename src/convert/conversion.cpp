@@ -144,8 +144,8 @@ void tell_uncast(const Catalog& catalog, const ConvertOptions& options,
   std::vector<std::string> names;
   for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
     const TensorInfo& tensor = catalog.tensors()[i];
-    const bool is_codes = catalog.quantized().find(i) || catalog.quantized().is_companion(i);
-    if (is_codes || !tensor.encoding.is_dtype() || dtype_info(tensor.encoding.dtype()).has_casts) {
+    if (catalog.quantized().is_component(i) || !tensor.encoding.is_dtype() ||
+        dtype_info(tensor.encoding.dtype()).has_casts) {
       continue;
     }
     if (options.dtype || is_foreign_float(tensor)) names.push_back(tensor.name);

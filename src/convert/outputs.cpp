@@ -80,13 +80,9 @@ class Maker {
   }
 
   // Codes may be stored as floats (bitsandbytes' quant_storage).
-  [[nodiscard]] bool is_component(std::uint32_t source) const {
-    return quantized_.is_companion(source) || quantized_.find(source) != nullptr;
-  }
-
   [[nodiscard]] bool has_component(const TargetRecipe& recipe) const {
     return std::ranges::any_of(recipe.boxes, [&](const Box& box) {
-      return box.decoding == no_decoding && is_component(box.source);
+      return box.decoding == no_decoding && quantized_.is_component(box.source);
     });
   }
 
@@ -106,7 +102,7 @@ class Maker {
   [[nodiscard]] Dtype dtype_of(std::uint32_t source) const {
     const Encoding encoding = catalog_.tensors()[source].encoding;
     if (!encoding.is_dtype()) return options_.dtype.value_or(options_.block_dtype);
-    if (is_component(source)) return encoding.dtype();
+    if (quantized_.is_component(source)) return encoding.dtype();
     return wanted(encoding.dtype(), is_plain_fp8(catalog_, source));
   }
 

@@ -63,8 +63,7 @@ bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor) {
   const bool is_weight = info.name.ends_with("norm.scale") || leaf.ends_with("scale_shift_table") ||
                          leaf.ends_with("logit_scale");
   if (leaf.find("scale") != std::string_view::npos && !is_weight) return false;
-  const QuantizedTensors& quantized = catalog.quantized();
-  return quantized.find(tensor) == nullptr && !quantized.is_companion(tensor);
+  return !catalog.quantized().is_component(tensor);
 }
 
 View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number) {

@@ -145,7 +145,7 @@ class Loading:
                 raise self._refused(error) from error
 
     def _unseen(self) -> list[Error]:
-        """Errors of threads, which the code may not know of."""
+        """Return errors of threads, which the code may not know of."""
         return [*self._copies.strangers, *self._recording.lost]
 
     def _begin_anew(self) -> None:

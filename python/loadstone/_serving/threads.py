@@ -23,7 +23,7 @@ from loadstone._patch import Hook, Hooks
 from loadstone._serving.written import Writes
 from loadstone._torch_state import in_turn
 
-# So long a second run waits for what the first one began.
+# A second run waits this long for work that the first one began.
 _PATIENCE_SECONDS = 60.0
 
 
@@ -73,7 +73,7 @@ class Recording:
         return _this.recording is self
 
     def end(self) -> bool:
-        """Cancels what was begun or waits for it, as it must not write later; ``False``: in vain."""
+        """Cancels what was begun or waits for it, so that it writes no more; ``False``: in vain."""
         with self._lock:
             tasks, threads = list(self._tasks), list(self.threads)
         until = time.monotonic() + _PATIENCE_SECONDS
