@@ -16,7 +16,7 @@ namespace loadstone {
 namespace {
 
 constexpr char32_t ascii_end = 128;
-constexpr std::size_t depth_max = 100;
+constexpr std::size_t group_depth_max = 100;
 constexpr unsigned repeats_max = 1000;  // RE2's
 
 // The ASCII characters that one element of a pattern matches.
@@ -135,7 +135,7 @@ class Translator {
   }
 
   void alternatives(Flags flags, std::size_t depth) {
-    if (depth > depth_max) refuse("groups in groups, too deep");
+    if (depth > group_depth_max) refuse("groups in groups, too deep");
     sequence(flags, depth);
     while (take('|')) {
       out_ += '|';
