@@ -15,6 +15,7 @@
 #include "cli/exit_status.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/table.h"
 #include "cli/voice.h"
 #include "loadstone/error.h"
 #include "loadstone/version.h"
@@ -49,16 +50,6 @@ bool wants_json(int argc, const char* const* argv) {
 std::string command_so_far(const CLI::App& app) {
   const auto parsed = app.get_subcommands();
   return parsed.empty() ? "loadstone" : "loadstone " + parsed.front()->get_name();
-}
-
-std::vector<const CLI::App*> commands_of(const CLI::App& app) {
-  return app.get_subcommands([](const CLI::App*) { return true; });
-}
-
-std::vector<std::string> names_of_commands(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::App* command : commands_of(app)) names.push_back(command->get_name());
-  return names;
 }
 
 // The options of the command that resemble an unknown one.

@@ -38,7 +38,7 @@ constexpr unsigned rounds_max = 20;
 constexpr auto idle = std::chrono::milliseconds(200);
 constexpr std::uint64_t copy_bytes_max = 256 << 20;
 
-struct Args {
+struct BenchArgs {
   PlanArgs plan;
   double seconds = 30;
   std::string sample = "1GiB";
@@ -147,7 +147,7 @@ void require_local_files(const Plan& plan) {
   }
 }
 
-std::uint64_t sample_bytes_max(const Args& args) {
+std::uint64_t sample_bytes_max(const BenchArgs& args) {
   const std::uint64_t wanted = bytes_from_user("--sample", args.sample, 1);
   const auto available = available_memory_bytes();
   return available ? std::min(wanted, *available / 4) : wanted;
@@ -155,7 +155,8 @@ std::uint64_t sample_bytes_max(const Args& args) {
 
 class Bench {
  public:
-  Bench(const Plan& plan, const Args& args) : plan_(plan), sample_(plan, sample_bytes_max(args)) {
+  Bench(const Plan& plan, const BenchArgs& args)
+      : plan_(plan), sample_(plan, sample_bytes_max(args)) {
     if (sample_.target_count() == 0) {
       throw Error("usage", "the plan reads no tensor into memory: there is nothing to measure");
     }
@@ -251,7 +252,7 @@ class Bench {
   BenchFigures figures_;
 };
 
-int bench(const Args& args, bool json) {
+int bench(const BenchArgs& args, bool json) {
   const Plan plan = make_plan(args.plan);
   if (const Finding* const first = obstacle(plan.findings, args.plan.open.strict)) {
     return refuse(plan.findings, *first, "'loadstone plan'", json);
@@ -273,7 +274,7 @@ int bench(const Args& args, bool json) {
 void add_bench(CLI::App& app, Chosen& chosen) {
   auto* command =
       app.add_subcommand("bench", "The limits of this machine, and how near a load comes");
-  const auto args = std::make_shared<Args>();
+  const auto args = std::make_shared<BenchArgs>();
   add_checkpoint(*command, args->plan.open)->required();
   add_plan_options(*command, args->plan);
   add_threads_option(*command, args->plan.options.threads, "Readers");

@@ -10,7 +10,7 @@ namespace loadstone::cli {
 
 namespace {
 
-std::string joined(const std::vector<std::string>& words) {
+std::string spaced(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
   return text;
@@ -46,7 +46,7 @@ std::string bash_reply(const WordRow& row) {
   switch (row.kind) {
     case WordKind::choice:
       return fmt::format("mapfile -t COMPREPLY < <(compgen -W {} -- \"$cur\")",
-                         in_quotes(joined(row.choices)));
+                         in_quotes(spaced(row.choices)));
     case WordKind::file:
       return "_loadstone_files -f";
     case WordKind::folder:
@@ -67,7 +67,7 @@ std::string bash_command(const CommandRow& command) {
     for (const std::string& name : row.names) pattern += (pattern.empty() ? "" : "|") + name;
     text += fmt::format("        {}) {}; return ;;\n", pattern, bash_reply(row));
   }
-  text += fmt::format("      esac\n      options={}\n", in_quotes(joined(names)));
+  text += fmt::format("      esac\n      options={}\n", in_quotes(spaced(names)));
   text += "      if [[ $cur != -* ]]; then ";
   text += command.positionals.empty() ? ":" : bash_reply(command.positionals.back());
   return text + "; return; fi ;;\n";
@@ -88,7 +88,7 @@ std::string zsh_text(std::string_view text) {
 std::string zsh_action(const WordRow& row) {
   switch (row.kind) {
     case WordKind::choice:
-      return "(" + joined(row.choices) + ")";
+      return "(" + spaced(row.choices) + ")";
     case WordKind::file:
       return "_files";
     case WordKind::folder:
@@ -125,7 +125,7 @@ std::string zsh_command(const CommandRow& command) {
 std::string fish_action(const WordRow& row) {
   switch (row.kind) {
     case WordKind::choice:
-      return " -x -a " + in_fish_quotes(joined(row.choices));
+      return " -x -a " + in_fish_quotes(spaced(row.choices));
     case WordKind::file:
       return " -r -F";
     case WordKind::folder:
@@ -173,7 +173,7 @@ std::string bash_completion(const CommandTable& table) {
       "    if [[ ${COMP_WORDS[i]} != -* ]]; then command=${COMP_WORDS[i]}; break; fi\n"
       "  done\n"
       "  case \"$command\" in\n";
-  text += fmt::format("    '') options={} ;;\n", in_quotes(joined(names) + " " + joined(options)));
+  text += fmt::format("    '') options={} ;;\n", in_quotes(spaced(names) + " " + spaced(options)));
   for (const CommandRow& command : table.commands) text += bash_command(command);
   return text +
          "  esac\n"
@@ -229,7 +229,7 @@ std::string fish_completion(const CommandTable& table) {
     for (const WordRow& row : command.positionals) {
       if (row.kind == WordKind::file) continue;  // files are what fish offers anyway
       text += fmt::format("complete -c loadstone{} -f -a {} -d {}\n", condition,
-                          in_fish_quotes(joined(row.choices)), in_fish_quotes(row.help));
+                          in_fish_quotes(spaced(row.choices)), in_fish_quotes(row.help));
     }
   }
   return text;

@@ -19,7 +19,7 @@ namespace loadstone::cli {
 
 namespace {
 
-struct Args {
+struct ConvertArgs {
   OpenArgs open;
   std::string to;
   std::string rules_path;
@@ -29,7 +29,7 @@ struct Args {
   WriteArgs write;
 };
 
-ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
+ConvertOptions convert_options(const ConvertArgs& args, const Catalog& catalog) {
   ConvertOptions options = write_options(args.write, args.open.paths.front(), catalog);
   if (!args.rules_path.empty()) {
     RulesOrRecipes given = rules_from_user(args.rules_path, catalog);
@@ -43,7 +43,7 @@ ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
 }
 
 // The name says it; --to may say it again.
-void check_format(const Args& args) {
+void check_format(const ConvertArgs& args) {
   const auto format = format_of_target(args.write.target);
   if (args.to.empty() || args.to == name(format.value_or(FileFormat::safetensors))) return;
   throw Error("usage",
@@ -52,7 +52,7 @@ void check_format(const Args& args) {
                           printable(args.to)));
 }
 
-int convert(const Args& args, bool json) {
+int convert(const ConvertArgs& args, bool json) {
   check_format(args);
   check_write(args.write);
   const auto catalog = open_paths(args.open);
@@ -64,7 +64,7 @@ int convert(const Args& args, bool json) {
 
 void add_convert(CLI::App& app, Chosen& chosen) {
   auto* command = app.add_subcommand("convert", "Write a checkpoint anew, in bounded memory");
-  const auto args = std::make_shared<Args>();
+  const auto args = std::make_shared<ConvertArgs>();
   args->open.paths.resize(1);
   args->open.gguf_rank_max = gguf_rank_max;
   command

@@ -11,12 +11,12 @@ namespace loadstone::cli {
 
 namespace {
 
-struct Args {
+struct InspectArgs {
   OpenArgs open;
   bool tensors = false;
 };
 
-int inspect(const Args& args, bool json) {
+int inspect(const InspectArgs& args, bool json) {
   const auto catalog = open_paths(args.open);
   print_line(json ? to_json(*catalog) : to_table(*catalog, args.tensors));
   const auto findings = all_findings(*catalog);
@@ -28,7 +28,7 @@ int inspect(const Args& args, bool json) {
 
 void add_inspect(CLI::App& app, Chosen& chosen) {
   auto* command = app.add_subcommand("inspect", "What a checkpoint holds; reads headers only");
-  const auto args = std::make_shared<Args>();
+  const auto args = std::make_shared<InspectArgs>();
   add_checkpoint(*command, args->open)->required();
   command->add_flag("--tensors", args->tensors, "List every tensor");
   add_open_options(*command, args->open);

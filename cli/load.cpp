@@ -28,7 +28,7 @@ namespace loadstone::cli {
 
 namespace {
 
-struct Args {
+struct LoadArgs {
   PlanArgs plan;
   std::string plan_path;
   std::vector<CLI::Option*> plan_options;  // none of them goes with plan_path
@@ -47,7 +47,7 @@ struct Outcome {
   std::vector<ProgressSample> progress;
 };
 
-Plan planned(const Args& args) {
+Plan planned(const LoadArgs& args) {
   const OpenArgs& open = args.plan.open;
   if (args.plan_path.empty()) {
     if (open.paths.empty()) throw Error("usage", "a CHECKPOINT or --plan is needed");
@@ -93,7 +93,7 @@ void check_machine(const Plan& plan) {
   throw Error("memory.host", "the load needs more memory than is free", where);
 }
 
-Outcome do_load(const Plan& plan, const Args& args) {
+Outcome do_load(const Plan& plan, const LoadArgs& args) {
   const InterruptibleWork work;
   WorkWatch watch;
   const HostMemory memory(plan);
@@ -126,7 +126,7 @@ Verdict loaded_verdict(const Plan& plan, const Report& report) {
   return verdict;
 }
 
-std::string text_of(const Plan& plan, const Outcome& outcome) {
+std::string load_text(const Plan& plan, const Outcome& outcome) {
   const Report& report = outcome.report;
   const auto on_disk = std::ranges::count_if(report.provenance, [](const Provenance& item) {
     return item.delivery == Delivery::disk_write || item.delivery == Delivery::disk_keep;
@@ -146,7 +146,7 @@ std::string text_of(const Plan& plan, const Outcome& outcome) {
 }
 
 // The report's own members, and what only this process knows.
-std::string json_of(const Plan& plan, const Outcome& outcome) {
+std::string load_json(const Plan& plan, const Outcome& outcome) {
   JsonWriter json(2);
   json.begin_object();
   json.key("peak_bytes");  // what the plan promised, by device
@@ -164,7 +164,7 @@ std::string json_of(const Plan& plan, const Outcome& outcome) {
   return joined(std::move(json), to_json(outcome.report));
 }
 
-int load(const Args& args, bool json) {
+int load(const LoadArgs& args, bool json) {
   if (args.receipt.empty() != args.receipt_path.empty()) {
     throw Error("usage", "--receipt KIND and --receipt-file FILE come together");
   }
@@ -189,7 +189,7 @@ int load(const Args& args, bool json) {
                          .staging_bytes_peak = outcome.report.staging_bytes_peak,
                          .process_bytes_peak = outcome.memory.peak_bytes,
                          .progress = outcome.progress});
-  print_report(json ? json_of(plan, outcome) : text_of(plan, outcome), json);
+  print_report(json ? load_json(plan, outcome) : load_text(plan, outcome), json);
   return args.plan.open.strict && has_warnings(found) ? 3 : 0;
 }
 
@@ -197,7 +197,7 @@ int load(const Args& args, bool json) {
 
 void add_load(CLI::App& app, Chosen& chosen) {
   auto* command = app.add_subcommand("load", "Load into memory, audited; shows speed and memory");
-  const auto args = std::make_shared<Args>();
+  const auto args = std::make_shared<LoadArgs>();
   add_checkpoint(*command, args->plan.open);
   command
       ->add_option("--plan", args->plan_path,

@@ -14,7 +14,7 @@ namespace loadstone::cli {
 
 namespace {
 
-struct Args {
+struct MergeArgs {
   OpenArgs open;
   AdapterArgs lora;
   std::string method = "linear";
@@ -23,7 +23,7 @@ struct Args {
   WriteArgs write;
 };
 
-int merge(const Args& args, bool json) {
+int merge(const MergeArgs& args, bool json) {
   if (args.open.paths.size() == 1 && args.lora.adapters.empty()) {
     throw Error("usage", "there is nothing to merge: name a second MODEL, or --lora ADAPTER");
   }
@@ -52,7 +52,7 @@ int merge(const Args& args, bool json) {
 
 void add_merge(CLI::App& app, Chosen& chosen) {
   auto* command = app.add_subcommand("merge", "Merge models and adapters, in bounded memory");
-  const auto args = std::make_shared<Args>();
+  const auto args = std::make_shared<MergeArgs>();
   args->open.gguf_rank_max = gguf_rank_max;
   command
       ->add_option("MODEL", args->open.paths,

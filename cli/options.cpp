@@ -31,8 +31,8 @@ namespace {
 constexpr std::string_view plan_group = "The plan";
 constexpr std::size_t map_bytes_max = 64u << 20;
 
-[[noreturn]] void refuse(std::string_view option, std::string_view text,
-                         std::string_view expected) {
+[[noreturn]] void refuse_value(std::string_view option, std::string_view text,
+                               std::string_view expected) {
   throw Error("usage", fmt::format("{}: '{}' is no {}", option, printable(text), expected));
 }
 
@@ -40,7 +40,7 @@ constexpr std::size_t map_bytes_max = 64u << 20;
 std::pair<std::string, std::uint64_t> limit_from_user(const std::string& text) {
   const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
-    refuse("--max-memory", text, "limit; write DEVICE=SIZE, as in cpu=8GiB");
+    refuse_value("--max-memory", text, "limit; write DEVICE=SIZE, as in cpu=8GiB");
   }
   return {text.substr(0, equals), bytes_from_user("--max-memory", text.substr(equals + 1))};
 }
@@ -75,7 +75,8 @@ DeviceMap map_from_list(std::string_view text) {
     text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
     const auto equals = entry.find('=');
     if (equals == std::string_view::npos || equals + 1 == entry.size()) {
-      refuse("--device-map", entry, "entry; write MODULE=DEVICE, and =DEVICE for all the rest");
+      refuse_value("--device-map", entry,
+                   "entry; write MODULE=DEVICE, and =DEVICE for all the rest");
     }
     map.entries.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
   }
@@ -93,7 +94,7 @@ void add_host_capacity(PlanOptions& options) {
   if (const auto bytes = available_memory_bytes()) limits.insert(named("disk"), {"cpu", *bytes});
 }
 
-std::vector<std::pair<std::string, std::uint64_t>> limits_of(const PlanArgs& args) {
+std::vector<std::pair<std::string, std::uint64_t>> memory_limits(const PlanArgs& args) {
   std::vector<std::pair<std::string, std::uint64_t>> limits;
   for (const auto& text : args.max_memory) limits.push_back(limit_from_user(text));
   return limits;
@@ -108,7 +109,7 @@ PlanOptions plan_options(const PlanArgs& args) {
     options.dtype = dtype_option("--dtype", args.dtype, {"auto"});
   }
   if (!args.device_map.empty()) options.device_map = device_map_from_user(args.device_map);
-  options.max_memory = limits_of(args);
+  options.max_memory = memory_limits(args);
   if (options.device_map.mode) add_host_capacity(options);
   options.missing = from_name<MissingPolicy>(args.missing).value();
   options.unexpected = from_name<UnexpectedPolicy>(args.unexpected).value();
@@ -123,7 +124,7 @@ PlanOptions plan_options(const PlanArgs& args) {
 std::uint64_t bytes_from_user(std::string_view option, const std::string& text,
                               std::uint64_t least) {
   std::uint64_t bytes = 0;
-  if (!parse_bytes(text, bytes)) refuse(option, text, "size such as 8GiB, 500MB or 4096");
+  if (!parse_bytes(text, bytes)) refuse_value(option, text, "size such as 8GiB, 500MB or 4096");
   if (bytes >= least) return bytes;
   throw Error("usage", fmt::format("{}: {} is too small; write a size such as 8GiB or 500MB",
                                    option, printable(text)));
@@ -310,7 +311,7 @@ Plan make_plan(const PlanArgs& args) {
 void write_page(const Plan& plan, const PlanArgs& args, const std::optional<LoadFigures>& loaded) {
   if (args.html_path.empty()) return;
   PageOptions options;
-  options.max_memory = limits_of(args);
+  options.max_memory = memory_limits(args);
   options.loaded = loaded;
   write_document(args.html_path, to_html(plan, options));
 }

@@ -17,12 +17,12 @@ namespace loadstone::cli {
 
 namespace {
 
-struct Args {
+struct PlanCommandArgs {
   PlanArgs plan;
   std::string output_path;
 };
 
-int show_plan(const Args& args, bool json) {
+int show_plan(const PlanCommandArgs& args, bool json) {
   const Plan plan = make_plan(args.plan);
   if (!args.output_path.empty()) write_document(args.output_path, to_json(plan));
   write_page(plan, args.plan);
@@ -36,7 +36,7 @@ int show_plan(const Args& args, bool json) {
 
 void add_plan(CLI::App& app, Chosen& chosen) {
   auto* command = app.add_subcommand("plan", "What a load would do; reads no weights");
-  const auto args = std::make_shared<Args>();
+  const auto args = std::make_shared<PlanCommandArgs>();
   add_checkpoint(*command, args->plan.open)->required();
   add_plan_options(*command, args->plan);
   add_threads_option(*command, args->plan.options.threads, "Readers that the load will have");

@@ -29,12 +29,8 @@ std::vector<std::string> choices_of(const std::string& type) {
   return choices;
 }
 
-std::vector<std::string> names_of_commands(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    names.push_back(command->get_name());
-  }
-  return names;
+std::vector<const CLI::App*> commands_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
 }
 
 std::vector<std::string> names_of_codes() {
@@ -72,11 +68,17 @@ WordRow row_of(const CLI::App& app, const CLI::Option& option) {
 
 }  // namespace
 
+std::vector<std::string> names_of_commands(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : commands_of(app)) names.push_back(command->get_name());
+  return names;
+}
+
 CommandTable command_table(const CLI::App& app) {
   CommandTable table;
   table.help = one_line(app.get_description());
   for (const CLI::Option* option : app.get_options()) table.options.push_back(row_of(app, *option));
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+  for (const CLI::App* command : commands_of(app)) {
     CommandRow& row = table.commands.emplace_back();
     row.name = command->get_name();
     row.help = one_line(command->get_description());

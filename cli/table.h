@@ -35,6 +35,8 @@ struct CommandTable {
   std::vector<CommandRow> commands;
 };
 
+[[nodiscard]] std::vector<std::string> names_of_commands(const CLI::App& app);
+
 [[nodiscard]] CommandTable command_table(const CLI::App& app);
 
 // What `loadstone man` prints: loadstone(1), in the man macros of roff.

@@ -27,7 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Args {
+struct VerifyArgs {
   OpenArgs open;  // its paths are not used: each of the two is a checkpoint
   std::string first;
   std::string second;
@@ -38,7 +38,7 @@ struct Args {
   std::vector<std::string> sources;
 };
 
-VerifyReport read_all(const Catalog& first, const Catalog* second, const Args& args) {
+VerifyReport read_all(const Catalog& first, const Catalog* second, const VerifyArgs& args) {
   const InterruptibleWork work;
   WorkWatch watch;
   VerifyOptions options;
@@ -52,7 +52,7 @@ VerifyReport read_all(const Catalog& first, const Catalog* second, const Args& a
 }
 
 // The report's own members, and what opening the checkpoints had to say.
-std::string json_of(const VerifyReport& report, const std::vector<Finding>& warnings) {
+std::string verify_json(const VerifyReport& report, const std::vector<Finding>& warnings) {
   JsonWriter json(2);
   json.begin_object();
   write_findings(json, warnings, "warnings");
@@ -85,7 +85,7 @@ std::string receipt_of_folder(const std::string& folder) {
 }
 
 // Next to the output, as conversions write it.
-std::string receipt_path(const Args& args) {
+std::string receipt_path(const VerifyArgs& args) {
   if (!args.receipt_path.empty()) return args.receipt_path;
   if (is_remote(args.first)) {
     throw Error("usage",
@@ -100,14 +100,14 @@ std::string receipt_path(const Args& args) {
 
 // A; or the first part if A is the name that a conversion to a split GGUF was given, which no file
 // has.
-std::string output_path(const Args& args, const Receipt& receipt) {
+std::string output_path(const VerifyArgs& args, const Receipt& receipt) {
   const bool is_split = receipt.outputs.size() > 1 && args.first.ends_with(".gguf");
   std::error_code problem;
   if (!is_split || is_remote(args.first) || fs::exists(args.first, problem)) return args.first;
   return (fs::path(args.first).parent_path() / receipt.outputs.front().path).string();
 }
 
-int verify_with_receipt(const Args& args, bool json) {
+int verify_with_receipt(const VerifyArgs& args, bool json) {
   if (!args.second.empty()) {
     throw Error("usage", "--receipt compares A with a receipt: leave out B");
   }
@@ -130,7 +130,7 @@ int verify_with_receipt(const Args& args, bool json) {
   return report.ok() ? 0 : 1;
 }
 
-int verify(const Args& args, bool json) {
+int verify(const VerifyArgs& args, bool json) {
   if (args.receipt || !args.receipt_path.empty()) return verify_with_receipt(args, json);
   if (!args.sources.empty()) throw Error("usage", "--source comes with --receipt");
   if (args.digests && !args.second.empty()) {
@@ -143,7 +143,7 @@ int verify(const Args& args, bool json) {
   if (second) warnings.insert(warnings.end(), second->findings().begin(), second->findings().end());
   if (!json) print_warnings(warnings);
   const VerifyReport report = read_all(*first, second.get(), args);
-  print_line(json ? json_of(report, warnings) : to_table(report));
+  print_line(json ? verify_json(report, warnings) : to_table(report));
   if (const int status = exit_status(report.findings); status > 0) return status;
   if (!report.ok()) return 1;
   return args.open.strict && has_warnings(warnings) ? 3 : 0;
@@ -153,7 +153,7 @@ int verify(const Args& args, bool json) {
 
 void add_verify(CLI::App& app, Chosen& chosen) {
   auto* command = app.add_subcommand("verify", "Structure and values of one; or compare two");
-  const auto args = std::make_shared<Args>();
+  const auto args = std::make_shared<VerifyArgs>();
   command->add_option("A", args->first, "A file, a folder, an index, or a pattern in quotes")
       ->type_name("")
       ->required();

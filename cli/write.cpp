@@ -62,16 +62,16 @@ ConvertRun run_options(const WriteArgs& args) {
 }
 
 // The report's own members, and what only this process knows.
-std::string json_of(const ConvertReport& report, const ProcessMemory& memory,
-                    std::uint64_t anonymous_bytes_peak) {
+std::string conversion_json(const ConvertReport& report, const ProcessMemory& memory,
+                            std::uint64_t anonymous_bytes_peak) {
   JsonWriter json(2);
   json.begin_object();
   write_process(json, memory, anonymous_bytes_peak);
   return joined(std::move(json), to_json(report));
 }
 
-std::string text_of(const ConvertReport& report, const ConvertRun& run, const ProcessMemory& memory,
-                    std::uint64_t anonymous_bytes_peak) {
+std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
+                            const ProcessMemory& memory, std::uint64_t anonymous_bytes_peak) {
   std::string text = run.part
                          ? fmt::format("part      {} of {}: ", run.part->index, run.part->count)
                          : std::string("wrote     ");
@@ -222,7 +222,8 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   const ProcessMemory memory = process_memory();
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
   if (!json) print_warnings(found_since(conversion.plan.findings, report.findings));
-  print_report(json ? json_of(report, memory, anonymous) : text_of(report, run, memory, anonymous),
+  print_report(json ? conversion_json(report, memory, anonymous)
+                    : conversion_text(report, run, memory, anonymous),
                json);
   return 0;
 }

@@ -49,6 +49,33 @@ function(loadstone_glob variable)
   set(${variable} ${found} PARENT_SCOPE)
 endfunction()
 
+# Compiles the files of each folder eight at a time, in less than half the processor time. Batches
+# end with a folder, so a new file leaves the objects of other folders to ccache. Kernels, which
+# Highway includes once for each instruction set, are compiled alone.
+function(loadstone_unity target)
+  if(NOT LOADSTONE_UNITY)
+    return()
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "[.]cpp$")
+  list(FILTER sources EXCLUDE REGEX "/kernels/")
+  set(previous "")
+  foreach(source IN LISTS sources)
+    get_filename_component(folder "${source}" DIRECTORY)
+    file(RELATIVE_PATH folder "${PROJECT_SOURCE_DIR}" "${folder}")
+    if(NOT folder STREQUAL previous)
+      set(count 0)
+      set(previous "${folder}")
+    endif()
+    math(EXPR batch "${count} / 8")
+    math(EXPR count "${count} + 1")
+    set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "${folder}/${batch}")
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # GCC takes the files of a batch for headers, where this warning has its reason.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endfunction()
+
 # One line a time, printed together when the configuration is complete.
 function(loadstone_note name text)
   string(LENGTH "${name}" length)

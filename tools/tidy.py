@@ -335,6 +335,86 @@ def import_cycles(texts: dict[str, str]) -> Iterator[str]:
         yield f"{modules[each]}:1: imports in a circle: {others}"
 
 
+def cpp_declarations(text: str) -> Iterator[tuple[int, bool, str]]:
+    """Line and text, up to its body, of each declaration outside classes and functions.
+
+    The bool tells whether it is in an anonymous namespace.
+    """
+    no_code = r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|\[\[.*?\]\]"
+    code = re.sub(no_code, "", cpp_code(text), flags=re.M)
+    anonymous: list[bool] = []  # of the namespaces that are open
+    head, line, start, depth = "", 1, 1, 0
+    was_body = is_rest = False
+    for char in code:
+        line += char == "\n"
+        if depth > 0:
+            depth += (char == "{") - (char == "}")
+            was_body = depth == 0
+            continue
+        if was_body and not char.isspace():  # "= {}" in parameters is no end, nor is "{1} << 20"
+            is_rest = not (char.isalpha() or char in "_}")
+            was_body = False
+        if char in "{;":
+            declared = " ".join(head.split())
+            namespace = re.fullmatch(r"(?:inline )?namespace ?([\w:]*)", declared)
+            is_open = char == "{" and namespace is not None
+            if namespace and is_open:
+                anonymous.append(not namespace[1])
+            elif declared and not is_rest:
+                yield start, any(anonymous), declared + char
+            depth = int(char == "{" and not is_open)
+            head, is_rest = "", is_rest and depth > 0
+        elif char == "}":
+            del anonymous[-1:]
+            head = ""
+        else:
+            start = start if head.strip() else line
+            head += char
+
+
+def declared_name(head: str) -> tuple[str, bool] | None:
+    """The name that a declaration gives to something, and whether only its file can see it."""
+    while (shorter := re.sub(r"<[^<>]*>", "", head)) != head:
+        head = shorter
+    head = re.sub(r"^template\s*", "", head)
+    kinds = "using|struct|class|union|enum(?: class)?"
+    if re.match(rf"({kinds}|namespace|extern|static_assert|template)\b", head):
+        match = re.match(rf"(?:{kinds}) (\w+)(?: final)? ?(?:=|:(?!:)|\{{)", head)
+        return (match[1], True) if match else None
+    match = re.search(r"([\w:~]+) ?([(\[={;])", head)
+    if match is None or "::" in match[1] or "operator" in head:
+        return None
+    is_constant = head.startswith("const ") and match[2] != "("
+    return match[1], is_constant or head.startswith(("static ", "constexpr ", "inline "))
+
+
+def names_defined_twice(texts: dict[str, str]) -> Iterator[str]:
+    """Names that a file defines for itself although another of its folder has them too.
+
+    A unity build compiles such files as one: it fails, or calls the other file's overload.
+
+    Args:
+        texts: by path, from the repository.
+    """
+    places: dict[tuple[Path, str], dict[str, int]] = {}
+    own: set[tuple[Path, str]] = set()
+    for path, text in texts.items():
+        for line, is_anonymous, head in cpp_declarations(text):
+            name = declared_name(head)
+            if name is None:
+                continue
+            key = (Path(path).parent, name[0])
+            if path.endswith(".cpp") and (is_anonymous or name[1]):
+                own.add(key)
+            elif path.endswith(".cpp"):
+                continue
+            places.setdefault(key, {}).setdefault(path, line)
+    for key in own:
+        (first, _), *others = sorted(places[key].items())
+        for path, line in others:
+            yield f"{path}:{line}: {key[1]} is in {first} too: share or rename it"
+
+
 def files(root: Path) -> list[str]:
     """All files of the repository that people write, also before they are committed."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -352,12 +432,17 @@ def tree_breaches(root: Path) -> list[str]:
         for path, text in texts.items()
         if path.startswith("python/loadstone/") and path.endswith(".py")
     }
+    compiled = {
+        path: text
+        for path, text in texts.items()
+        if path.endswith(CPP) and folder_of(path) in LEVEL and "/kernels/" not in path
+    }
     found = [
         f"{path}:{line}: {message}"
         for path, text in texts.items()
         for line, message in sorted(breaches(path, text))
     ]
-    return [*found, *import_cycles(package)]
+    return [*found, *import_cycles(package), *sorted(names_defined_twice(compiled))]
 
 
 def main() -> int:

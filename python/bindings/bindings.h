@@ -10,6 +10,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +25,8 @@
 namespace loadstone::python {
 
 namespace nb = nanobind;
+
+using Extents = std::vector<std::uint64_t>;
 
 // For each function that may read or write files: they can be on another machine. The interpreter's
 // lock is held while arguments and results are converted, and not during the call.

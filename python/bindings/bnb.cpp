@@ -1,11 +1,10 @@
 // The formats of bitsandbytes. Both sides of a kernel are bytes of the caller's.
 #include "kernels/bnb.h"
 
-#include <nanobind/ndarray.h>
-
 #include <cmath>
 
 #include "bindings.h"
+#include "buffers.h"
 #include "kernels/bnb_parts.h"
 #include "kernels/cast.h"
 #include "kernels/modelopt/scales.h"
@@ -13,21 +12,6 @@
 namespace loadstone::python {
 
 namespace {
-
-using SourceBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using TargetBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-const std::byte* bytes_of(const SourceBytes& bytes) {
-  return reinterpret_cast<const std::byte*>(bytes.data());
-}
-std::byte* bytes_of(const TargetBytes& bytes) { return reinterpret_cast<std::byte*>(bytes.data()); }
-
-void require_bytes(const char* name, std::uint64_t found, std::uint64_t expected) {
-  if (found == expected) return;
-  throw Error(
-      "usage", "a buffer does not have the size that the others ask for",
-      {.field = name, .found = std::to_string(found), .expected = std::to_string(expected)});
-}
 
 Dtype number_dtype(std::string_view text) {
   const Dtype dtype = dtype_argument(text);
@@ -177,10 +161,10 @@ void raise(const std::optional<BnbProblem>& problem) {
 }
 
 // name, dtype, shape
-using PartRow = std::tuple<std::string, std::string_view, std::vector<std::uint64_t>>;
+using NamedPartRow = std::tuple<std::string, std::string_view, Extents>;
 
-void check_parts(std::string_view encoding, const std::vector<std::uint64_t>& extents,
-                 std::uint64_t block_size, const std::vector<PartRow>& rows) {
+void check_parts(std::string_view encoding, const Extents& extents, std::uint64_t block_size,
+                 const std::vector<NamedPartRow>& rows) {
   std::vector<BnbPart> parts;
   for (const auto& [name, dtype, shape] : rows) {
     parts.push_back({name, dtype_argument(dtype), Shape(shape)});

@@ -125,7 +125,7 @@ ConvertReport run(const Conversion& conversion, const std::string& target, nb::o
 
 // Of each file the bytes of its data, and rows for the tensors there: name, shape, encoding, and
 // where they begin and end in the data.
-nb::list rows_of(const Conversion& conversion) {
+nb::list file_rows(const Conversion& conversion) {
   nb::list rows;
   for (const OutputFile& file : conversion.files) {
     nb::list tensors;
@@ -174,7 +174,7 @@ void bind_convert(nb::module_& module) {
             return check_target(self, target);
           },
           nb::arg("target"), uses_files())
-      .def_prop_ro("files", &rows_of)
+      .def_prop_ro("files", &file_rows)
       .def("extra_text", &extra_text, nb::arg("name"))
       .def("to_json", [](const Conversion& self) { return to_json(self); })
       .def(

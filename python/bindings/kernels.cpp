@@ -1,10 +1,9 @@
-#include <nanobind/ndarray.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cstring>
 
 #include "bindings.h"
+#include "buffers.h"
 #include "codec/decode.h"
 #include "formats/gguf.h"
 #include "kernels/cast.h"
@@ -30,12 +29,11 @@ nb::bytes cast_bytes(const nb::bytes& source, std::string_view source_name,
 }
 
 // bytes, dtype, shape
-using PartRow = std::tuple<nb::bytes, std::string_view, std::vector<std::uint64_t>>;
+using PartRow = std::tuple<nb::bytes, std::string_view, Extents>;
 
 // For the tests, which compare with what transformers makes of the same bytes.
 nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows,
-                       const std::vector<std::uint64_t>& extents, std::string_view dtype_name,
-                       float offset) {
+                       const Extents& extents, std::string_view dtype_name, float offset) {
   std::vector<DecodePart> parts;
   std::vector<const std::byte*> bytes_of_parts;
   for (const auto& [bytes, dtype, shape] : rows) {
@@ -91,9 +89,6 @@ GgufMode mode_argument(std::string_view text) {
                .expected = "exact or diffusers-compatible"});
 }
 
-using SourceBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using TargetBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 // Whole blocks to as many numbers as they hold; both sides as bytes of the caller's.
 void decode_gguf(std::string_view format_name, const SourceBytes& blocks, const TargetBytes& target,
                  std::string_view dtype_name, std::string_view mode_name) {
@@ -116,8 +111,7 @@ void decode_gguf(std::string_view format_name, const SourceBytes& blocks, const 
                 {.found = std::to_string(blocks.size()) + " for " + std::to_string(target.size())});
   }
   const nb::gil_scoped_release release;
-  decoder(reinterpret_cast<const std::byte*>(blocks.data()), count,
-          reinterpret_cast<std::byte*>(target.data()));
+  decoder(bytes_of(blocks), count, bytes_of(target));
 }
 
 std::pair<std::uint32_t, std::uint32_t> gguf_layout(std::string_view format_name) {

@@ -28,7 +28,6 @@ nb::dict index_of(const std::vector<OffloadEntry>& entries) {
 }  // namespace
 
 void bind_offload(nb::module_& module) {
-  using Extents = std::vector<std::uint64_t>;
   nb::class_<OffloadFolder>(module, "OffloadFolder")
       .def("index", [](const OffloadFolder& self) { return index_of(self.entries()); })
       .def("value",

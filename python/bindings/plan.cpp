@@ -18,7 +18,6 @@ namespace loadstone::python {
 
 namespace {
 
-using Extents = std::vector<std::uint64_t>;
 // target, encoding, dialect, block_size, nested, nested_offset, group
 using QuantizeRow = std::tuple<std::string, std::string, std::string, std::uint32_t, bool,
                                std::optional<float>, std::string>;

@@ -67,8 +67,7 @@ void bind_recipe(nb::module_& module) {
       .def("source", &RecipeBuilder::source, nb::arg("name"))
       .def(
           "constant",
-          [](RecipeBuilder& self, const nb::bytes& bytes, std::vector<std::uint64_t> shape,
-             std::string_view dtype) {
+          [](RecipeBuilder& self, const nb::bytes& bytes, Extents shape, std::string_view dtype) {
             const auto* data = static_cast<const std::byte*>(bytes.data());
             return self.constant({data, bytes.size()}, Shape(std::move(shape)),
                                  dtype_argument(dtype));
@@ -77,7 +76,7 @@ void bind_recipe(nb::module_& module) {
       .def(
           "decode",
           [](RecipeBuilder& self, std::string_view kernel, const std::vector<Value>& sources,
-             std::vector<std::uint64_t> shape, std::string_view dtype) {
+             Extents shape, std::string_view dtype) {
             return self.decode(kernel, sources, Shape(std::move(shape)), dtype_argument(dtype));
           },
           nb::arg("kernel"), nb::arg("sources"), nb::arg("shape"), nb::arg("dtype"))
@@ -95,7 +94,7 @@ void bind_recipe(nb::module_& module) {
            nb::arg("size"), nb::arg("step") = 1)
       .def(
           "reshape",
-          [](RecipeBuilder& self, Value value, std::vector<std::uint64_t> shape) {
+          [](RecipeBuilder& self, Value value, Extents shape) {
             return self.reshape(value, Shape(std::move(shape)));
           },
           nb::arg("value"), nb::arg("shape"))

@@ -1,12 +1,11 @@
 // The formats of NVIDIA ModelOpt, and MX. All sides of a kernel are bytes of the caller's.
-#include <nanobind/ndarray.h>
-
 #include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "bindings.h"
+#include "buffers.h"
 #include "codec/encode.h"
 #include "kernels/quantize.h"
 
@@ -14,9 +13,6 @@ namespace loadstone::python {
 
 namespace {
 
-using SourceBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using TargetBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Extents = std::vector<std::uint64_t>;
 using Importance = std::optional<std::vector<float>>;
 
 QuantizeForm form_for(const std::string& encoding, const std::string& dialect,
@@ -38,13 +34,6 @@ QuantizeForm form_for(const std::string& encoding, const std::string& dialect,
                  .expected = std::move(problem->expected)});
   }
   return form;
-}
-
-void require_bytes(const std::string& name, std::uint64_t found, std::uint64_t expected) {
-  if (found == expected) return;
-  throw Error(
-      "usage", "a buffer does not have the size that the others ask for",
-      {.field = name, .found = std::to_string(found), .expected = std::to_string(expected)});
 }
 
 template <class Bytes>
@@ -74,8 +63,7 @@ std::vector<float> measure(const std::string& encoding, const std::string& diale
   require_bytes("numbers", numbers.size(), form.elements * bits(form.dtype) / 8);
   std::vector<float> amax(form.stack);
   const nb::gil_scoped_release release;
-  (void)measure_window(form, 0, form.elements, reinterpret_cast<const std::byte*>(numbers.data()),
-                       amax);
+  (void)measure_window(form, 0, form.elements, bytes_of(numbers), amax);
   return amax;
 }
 
@@ -90,12 +78,11 @@ std::uint64_t encode(const std::string& encoding, const std::string& dialect,
   require_parts(form, parts);
   std::vector<std::byte*> places;
   for (const TargetBytes& part : parts) {
-    places.push_back(reinterpret_cast<std::byte*>(part.data()));
+    places.push_back(bytes_of(part));
   }
   const nb::gil_scoped_release release;
   const std::uint64_t good =
-      quantize_window(form, 0, form.elements, reinterpret_cast<const std::byte*>(numbers.data()),
-                      places, amax, nullptr);
+      quantize_window(form, 0, form.elements, bytes_of(numbers), places, amax, nullptr);
   finish_quantized(form, places, amax, nullptr);
   return good;
 }
@@ -113,11 +100,10 @@ void decode(const std::string& encoding, const std::string& dialect, const Exten
   require_parts(form, parts);
   std::vector<const std::byte*> places;
   for (const SourceBytes& part : parts) {
-    places.push_back(reinterpret_cast<const std::byte*>(part.data()));
+    places.push_back(bytes_of(part));
   }
   const nb::gil_scoped_release release;
-  dequantize_window(form, 0, form.elements, places, to,
-                    reinterpret_cast<std::byte*>(numbers.data()));
+  dequantize_window(form, 0, form.elements, places, to, bytes_of(numbers));
 }
 
 }  // namespace

@@ -108,6 +108,43 @@ def test_the_tree_keeps_the_rules() -> None:
     assert tidy.tree_breaches(ROOT) == []
 
 
+# Each gives `same` to something that only its file can see.
+OWN = [
+    "namespace {\nint same(int a = {}, int b = 1) noexcept {\n  return a;\n}\n}  // namespace\n",
+    "namespace {\ntemplate <typename T, int n>\n[[nodiscard]] T same(const A<T, n>&);\n}\n",
+    "static std::vector<std::pair<int, int>> same() { return {}; }\n",
+    "namespace {\nconstexpr auto one = int{1} << 20;\nusing same = int;\n}\n",
+    "namespace a {\nnamespace {\nstruct B {\n  int b;\n};\nstruct same : B {};\n}\n}\n",
+    "namespace a {\nenum class same : int { one };\n}\n",
+    "void f(int a = {}) {}\nconstexpr std::array<int, 2> same = {1, 2};\n",
+    "#define A {\nconst char* const same[] = {};\n",
+]
+NOT_OWN = [
+    "int same(int a) { return a; }\n",
+    "const A& same();\n",
+    "namespace {\nint A::same() { return 1; }\n}\n",
+    "namespace {\nvoid f() { int same = 1; }\nclass A {\n  static int same();\n};\n}\n",
+    "namespace {\nclass same;\nnamespace same = std;\nusing a::same;\n}\n",
+    "extern const int same;\n// int same = 1;\n#define same 1\n",
+]
+
+
+@pytest.mark.parametrize("text", OWN)
+def test_a_name_that_two_files_of_a_folder_define_is_found(text: str) -> None:
+    other = "int a;\nnamespace {\nint same = 1;\n}\n"
+    message = "same is in src/plan/a.cpp too: share or rename it"
+    texts = {"src/plan/a.cpp": text, "src/plan/b.cpp": other, "src/plan/c/d.cpp": text}
+    assert list(tidy.names_defined_twice(texts)) == [f"src/plan/b.cpp:3: {message}"]
+    texts = {"src/plan/a.cpp": text, "src/plan/b.h": "int same(int a);\n", "src/plan/c.cpp": ""}
+    assert list(tidy.names_defined_twice(texts)) == [f"src/plan/b.h:1: {message}"]
+
+
+@pytest.mark.parametrize("text", NOT_OWN)
+def test_names_that_a_file_does_not_define_for_itself_are_left_alone(text: str) -> None:
+    texts = {"src/plan/a.cpp": text, "src/plan/b.cpp": OWN[0]}
+    assert list(tidy.names_defined_twice(texts)) == []
+
+
 def test_imports_in_a_circle_are_found() -> None:
     texts = {
         "python/loadstone/__init__.py": "from loadstone.a import x",

@@ -18,39 +18,39 @@ namespace {
 
 constexpr std::size_t names_shown_max = 5;
 
-enum class Verdict { real, on_meta, unaccounted, not_held };
+enum class TargetVerdict { real, on_meta, unaccounted, not_held };
 
 bool is_offloaded(Delivery delivery) {
   return delivery == Delivery::disk_write || delivery == Delivery::disk_keep;
 }
 
 // What a target's own entry says. Ties are followed by the caller.
-Verdict judge(const PlannedTarget& target, const Provenance& item) {
+TargetVerdict judge(const PlannedTarget& target, const Provenance& item) {
   const std::uint64_t bytes = target.byte_count();
   const bool complete = item.bytes_written >= bytes;
   if (is_offloaded(target.delivery)) {
     const bool on_disk = target.delivery == Delivery::disk_keep ? !item.sources.empty() : complete;
-    return on_disk ? Verdict::not_held : Verdict::unaccounted;
+    return on_disk ? TargetVerdict::not_held : TargetVerdict::unaccounted;
   }
   switch (item.origin) {
     case Origin::checkpoint:
-      if (target.delivery == Delivery::none) return Verdict::on_meta;
+      if (target.delivery == Delivery::none) return TargetVerdict::on_meta;
       if (target.delivery == Delivery::file_view) {
-        return item.sources.empty() ? Verdict::unaccounted : Verdict::real;
+        return item.sources.empty() ? TargetVerdict::unaccounted : TargetVerdict::real;
       }
-      return complete && !item.sources.empty() ? Verdict::real : Verdict::unaccounted;
+      return complete && !item.sources.empty() ? TargetVerdict::real : TargetVerdict::unaccounted;
     case Origin::zeros:
     case Origin::constant:
-      return complete ? Verdict::real : Verdict::unaccounted;
+      return complete ? TargetVerdict::real : TargetVerdict::unaccounted;
     case Origin::excluded:
-      return item.reason.empty() ? Verdict::on_meta : Verdict::not_held;
+      return item.reason.empty() ? TargetVerdict::on_meta : TargetVerdict::not_held;
     case Origin::constructor:
     case Origin::initialiser:
     case Origin::kept:
     case Origin::tie:
       break;
   }
-  return target.device == "meta" ? Verdict::on_meta : Verdict::real;
+  return target.device == "meta" ? TargetVerdict::on_meta : TargetVerdict::real;
 }
 
 // A mistake in the report would hide a target, so both sides are matched by name, not by position.
@@ -76,25 +76,25 @@ static Audit audited(const Plan& plan, const Report& report) {
   Audit result;
   result.provenance = report.provenance;
   const auto entries = by_name(report);
-  NameMap<Verdict> verdicts;
+  NameMap<TargetVerdict> verdicts;
   NameSet ties;
   for (const PlannedTarget& target : plan.targets) {
     if (target.recipe.origin == Origin::tie) ties.insert(target.name);
     const auto found = entries.find(target.name);
     verdicts[target.name] =
-        found == entries.end() ? Verdict::unaccounted : judge(target, *found->second);
+        found == entries.end() ? TargetVerdict::unaccounted : judge(target, *found->second);
   }
   for (const PlannedTarget& target : plan.targets) {
-    Verdict verdict = verdicts[target.name];
-    if (target.recipe.origin == Origin::tie && verdict == Verdict::real) {
+    TargetVerdict verdict = verdicts[target.name];
+    if (target.recipe.origin == Origin::tie && verdict == TargetVerdict::real) {
       // The same tensor: it is what its root is. A tie of nothing, or of a tie, has no value.
       const auto root = verdicts.find(target.recipe.tie_of);
       const bool known = root != verdicts.end() && !ties.contains(target.recipe.tie_of);
-      verdict = known ? root->second : Verdict::unaccounted;
+      verdict = known ? root->second : TargetVerdict::unaccounted;
     }
-    if (verdict == Verdict::on_meta) result.on_meta.push_back(target.name);
-    if (verdict == Verdict::unaccounted) result.unaccounted.push_back(target.name);
-    if (verdict == Verdict::not_held) result.not_held.push_back(target.name);
+    if (verdict == TargetVerdict::on_meta) result.on_meta.push_back(target.name);
+    if (verdict == TargetVerdict::unaccounted) result.unaccounted.push_back(target.name);
+    if (verdict == TargetVerdict::not_held) result.not_held.push_back(target.name);
   }
   return result;
 }

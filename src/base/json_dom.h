@@ -7,9 +7,11 @@
 
 namespace loadstone {
 
+namespace dom = simdjson::dom;
+
 // The parser's result, which a caller may pass over; but memory that ends is std::bad_alloc.
-[[nodiscard]] inline simdjson::simdjson_result<simdjson::dom::element> parsed_json(
-    simdjson::dom::parser& parser, std::string_view text) {
+[[nodiscard]] inline simdjson::simdjson_result<dom::element> parsed_json(dom::parser& parser,
+                                                                         std::string_view text) {
   const auto result = parser.parse(text.data(), text.size());
   if (result.error() == simdjson::MEMALLOC) throw std::bad_alloc();
   return result;

@@ -10,7 +10,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t depth_max = 32;
+constexpr std::size_t parse_depth_max = 32;
 
 std::string type_name(simdjson::dom::element value) {
   switch (value.type()) {
@@ -43,7 +43,7 @@ JsonDocument::JsonDocument(std::string_view text, std::string_view code, std::si
                  .expected = fmt::format("at most {}", human_bytes(bytes_max))});
   }
   if (text.empty()) text = "";  // the parser copies from the pointer, which may be null
-  auto problem = parser_.allocate(text.size() + 1, depth_max);
+  auto problem = parser_.allocate(text.size() + 1, parse_depth_max);
   if (problem == simdjson::SUCCESS) problem = parser_.parse(text.data(), text.size()).get(root_);
   if (problem == simdjson::MEMALLOC) throw std::bad_alloc();
   if (problem != simdjson::SUCCESS) {

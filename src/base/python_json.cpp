@@ -13,10 +13,10 @@ namespace {
 
 using Fault = PythonJson::Fault;
 
-constexpr unsigned depth_max = 1000;  // about Python's; simdjson's is 1024
+constexpr unsigned python_depth_max = 1000;  // about Python's; simdjson's is 1024
 
 bool is_parsed(std::string_view number) {
-  simdjson::dom::parser parser;
+  dom::parser parser;
   return parsed_json(parser, number).error() == simdjson::SUCCESS;
 }
 
@@ -51,7 +51,7 @@ class Reader {
   }
 
   void value(unsigned depth) {
-    if (depth > depth_max) fail("nested too deeply");
+    if (depth > python_depth_max) fail("nested too deeply");
     skip_space();
     if (now() == '{') return object(depth);
     if (now() == '[') return array(depth);

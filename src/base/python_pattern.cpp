@@ -16,7 +16,7 @@ namespace loadstone {
 namespace {
 
 constexpr char32_t ascii_end = 128;
-constexpr std::size_t depth_max = 100;
+constexpr std::size_t group_depth_max = 100;
 constexpr unsigned repeats_max = 1000;  // RE2's
 constexpr std::size_t look_aheads_max = 8;
 
@@ -180,7 +180,7 @@ class Translator {
   }
 
   void alternatives(Flags flags, std::size_t depth) {
-    if (depth > depth_max) refuse("groups in groups, too deep");
+    if (depth > group_depth_max) refuse("groups in groups, too deep");
     sequence(flags, depth);
     while (take('|')) {
       if (depth == 0 && look_aheads_ > 0) refuse("look-ahead in one of several alternatives");

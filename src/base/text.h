@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -39,6 +40,10 @@ namespace loadstone {
 [[nodiscard]] std::string either(std::span<const std::string> words);
 // "1 tensor", "2 tensors"
 [[nodiscard]] std::string counted(std::uint64_t count, std::string_view thing);
+
+[[nodiscard]] inline std::string_view as_text(std::span<const std::byte> bytes) noexcept {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 // "91.0 MB", "1.3 GiB" is never mixed: decimal units, as file managers and disks use.
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);

@@ -15,8 +15,7 @@
 
 namespace loadstone {
 
-// Found by join_neighbours(), so not in the namespace below.
-static bool run_on(RegionDim& outer, const RegionDim& inner) noexcept {
+bool run_on(RegionDim& outer, const RegionDim& inner) noexcept {
   if (outer.stride != inner.extent * inner.stride) return false;
   outer = {outer.extent * inner.extent, inner.stride};
   return true;

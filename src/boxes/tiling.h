@@ -14,6 +14,9 @@ struct RegionDim {
   std::uint64_t stride = 1;
 };
 
+// For join_neighbours().
+[[nodiscard]] bool run_on(RegionDim& outer, const RegionDim& inner) noexcept;
+
 // A set of positions: offset + sum of steps. Value type.
 struct Region {
   std::uint64_t offset = 0;

@@ -28,27 +28,25 @@ namespace loadstone {
 
 namespace {
 
-using Object = simdjson::dom::object;
-
-constexpr const char* code = "format.adapter";
+constexpr const char* adapter_code = "format.adapter";
 constexpr const char* config_name = "adapter_config.json";
-constexpr std::uint64_t config_bytes_max = 16u << 20;
+constexpr std::uint64_t adapter_config_bytes_max = 16u << 20;
 
-[[noreturn]] void refuse(std::string message, std::string field, std::string found = {},
-                         std::string expected = {}) {
+[[noreturn]] void refuse_adapter(std::string message, std::string field, std::string found = {},
+                                 std::string expected = {}) {
   throw Error(
-      code, std::move(message),
+      adapter_code, std::move(message),
       {.field = std::move(field), .found = printable(found), .expected = std::move(expected)});
 }
 
 // Nothing where the field is not there, or null.
 template <typename Value>
-std::optional<Value> member(const Object& object, const std::string& field) {
-  simdjson::dom::element element;
+std::optional<Value> typed_member(const dom::object& object, const std::string& field) {
+  dom::element element;
   if (object[field].get(element) != simdjson::SUCCESS || element.is_null()) return std::nullopt;
   Value value{};
   if (element.get(value) != simdjson::SUCCESS) {
-    refuse("a field of the adapter's configuration has the wrong type", field);
+    refuse_adapter("a field of the adapter's configuration has the wrong type", field);
   }
   return value;
 }
@@ -56,20 +54,20 @@ std::optional<Value> member(const Object& object, const std::string& field) {
 // peft also takes 0, which adds nothing, and numbers below it, which subtract.
 double alpha_of(double number, const std::string& field) {
   if (std::isfinite(number)) return number;
-  refuse("alpha is a finite number", field, fmt::format("{}", number));
+  refuse_adapter("alpha is a finite number", field, fmt::format("{}", number));
 }
 
 double rank_of(double number, const std::string& field) {
   constexpr double rank_max = 1u << 31;
   if (number >= 1 && number <= rank_max && number == std::floor(number)) return number;
-  refuse("a rank is a whole number", field, fmt::format("{}", number),
-         fmt::format("1 to {}", rank_max));
+  refuse_adapter("a rank is a whole number", field, fmt::format("{}", number),
+                 fmt::format("1 to {}", rank_max));
 }
 
 std::string text_of(ByteSource& file) {
   const std::uint64_t bytes = file.identity().bytes;
-  if (bytes > config_bytes_max) {
-    throw Error(code, "too large for an adapter's configuration",
+  if (bytes > adapter_config_bytes_max) {
+    throw Error(adapter_code, "too large for an adapter's configuration",
                 {.path = file.path(), .found = human_bytes(bytes)});
   }
   std::string text(bytes, '\0');
@@ -79,14 +77,14 @@ std::string text_of(ByteSource& file) {
 
 // Methods that change the base when an adapter is begun, and that peft repeats when it loads it.
 // Its product is the difference from another base than the one at hand. Those named here leave it.
-void refuse_other_base(const Object& object, const std::string& field) {
+void refuse_other_base(const dom::object& object, const std::string& field) {
   std::string_view method;
   if (object[field].get(method) != simdjson::SUCCESS) return;
   for (const std::string_view each : {"gaussian", "orthogonal", "eva"}) {
     if (method == each) return;
   }
-  refuse("the adapter was trained on a base that its method changed", "init_lora_weights",
-         std::string(method), "an adapter that peft has converted to LoRA");
+  refuse_adapter("the adapter was trained on a base that its method changed", "init_lora_weights",
+                 std::string(method), "an adapter that peft has converted to LoRA");
 }
 
 // Fields that make something else of an adapter than products that are added: peft's variants of
@@ -108,10 +106,10 @@ constexpr auto idle_fields = std::to_array<const char*>(
      "runtime_config", "target_modules", "task_type"});
 
 // false, null, [] and {} are a field that is not used.
-bool is_set(simdjson::dom::element element) {
+bool is_set(dom::element element) {
   bool flag = false;
-  simdjson::dom::array array;
-  Object object;
+  dom::array array;
+  dom::object object;
   if (element.is_null()) return false;
   if (element.get(flag) == simdjson::SUCCESS) return flag;
   if (element.get(array) == simdjson::SUCCESS) return array.begin() != array.end();
@@ -120,23 +118,24 @@ bool is_set(simdjson::dom::element element) {
 }
 
 // Throws Error for text that is not one.
-Object object_of(simdjson::dom::parser& parser, std::string_view text, const char* field) {
+dom::object object_of(dom::parser& parser, std::string_view text, const char* field) {
   const PythonJson json = python_json(text);
   if (json.fault) {
     throw Error(
-        code, fmt::format("the adapter's configuration is no JSON object: {}", json.fault->message),
+        adapter_code,
+        fmt::format("the adapter's configuration is no JSON object: {}", json.fault->message),
         {.field = field, .byte_offset = json.fault->offset});
   }
   if (json.has_infinite) {
-    refuse("a number of the adapter's configuration is NaN or infinite", field);
+    refuse_adapter("a number of the adapter's configuration is NaN or infinite", field);
   }
-  Object object;
+  dom::object object;
   const auto result = parsed_json(parser, json.text);
   if (result.get(object) != simdjson::SUCCESS) {
-    refuse("the adapter's configuration is no JSON object", field);
+    refuse_adapter("the adapter's configuration is no JSON object", field);
   }
   if (auto twice = repeated_field(result.value_unsafe())) {
-    refuse("a field stands twice in the adapter's configuration", *std::move(twice));
+    refuse_adapter("a field stands twice in the adapter's configuration", *std::move(twice));
   }
   return object;
 }
@@ -144,45 +143,46 @@ Object object_of(simdjson::dom::parser& parser, std::string_view text, const cha
 }  // namespace
 
 AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : prefix_(prefix) {
-  simdjson::dom::parser parser;
-  const Object object = object_of(parser, text, config_name);
+  dom::parser parser;
+  const dom::object object = object_of(parser, text, config_name);
   const auto field = [&](const char* name) { return prefix_ + name; };
   refuse_other_base(object, field("init_lora_weights"));
-  if (const auto type = member<std::string_view>(object, field("peft_type"))) {
+  if (const auto type = typed_member<std::string_view>(object, field("peft_type"))) {
     if (*type != "LORA") {
-      refuse("only adapters of LoRA are merged", "peft_type", std::string(*type), "LORA");
+      refuse_adapter("only adapters of LoRA are merged", "peft_type", std::string(*type), "LORA");
     }
   }
   for (const char* const name : refused_fields) {
-    simdjson::dom::element element;
+    dom::element element;
     if (object[field(name)].get(element) == simdjson::SUCCESS && is_set(element)) {
-      refuse("adapters of this kind are not merged", name);
+      refuse_adapter("adapters of this kind are not merged", name);
     }
   }
-  rank_ = rank_of(member<double>(object, field("r")).value_or(8), "r");
-  alpha_ = alpha_of(member<double>(object, field("lora_alpha")).value_or(8), "lora_alpha");
-  has_root_scale_ = member<bool>(object, field("use_rslora")).value_or(false);
-  is_transposed_ = member<bool>(object, field("fan_in_fan_out")).value_or(false);
-  has_magnitudes_ = member<bool>(object, field("use_dora")).value_or(false);
+  rank_ = rank_of(typed_member<double>(object, field("r")).value_or(8), "r");
+  alpha_ = alpha_of(typed_member<double>(object, field("lora_alpha")).value_or(8), "lora_alpha");
+  has_root_scale_ = typed_member<bool>(object, field("use_rslora")).value_or(false);
+  is_transposed_ = typed_member<bool>(object, field("fan_in_fan_out")).value_or(false);
+  has_magnitudes_ = typed_member<bool>(object, field("use_dora")).value_or(false);
   const auto add_rules = [&](const char* name, const auto& checked, Rules& rules) {
-    const auto patterns = member<Object>(object, field(name));
+    const auto patterns = typed_member<dom::object>(object, field(name));
     if (!patterns) return;
     std::vector<std::string_view> keys;
     for (const auto item : *patterns) {
       double number = 0;
-      if (item.value.get(number) != simdjson::SUCCESS) refuse("no number", name);
+      if (item.value.get(number) != simdjson::SUCCESS) refuse_adapter("no number", name);
       keys.push_back(item.key);
       rules.numbers.push_back(checked(number, name));
     }
-    rules.patterns = ModulePatterns(keys, code, name);
+    rules.patterns = ModulePatterns(keys, adapter_code, name);
     rules.keys.assign(keys.begin(), keys.end());
     rules.are_sorted = std::ranges::is_sorted(keys);
   };
-  simdjson::dom::array saved;
+  dom::array saved;
   if (object[field("modules_to_save")].get(saved) == simdjson::SUCCESS) {
     for (const auto item : saved) {
       std::string_view name;
-      if (item.get(name) != simdjson::SUCCESS) refuse("no name of a module", "modules_to_save");
+      if (item.get(name) != simdjson::SUCCESS)
+        refuse_adapter("no name of a module", "modules_to_save");
       saved_modules_.emplace_back(name);
     }
   }
@@ -239,7 +239,7 @@ std::vector<std::string> AdapterConfig::doubts() const {
 float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const {
   const double planned = ranks_.number(module, rank_);
   if (planned != static_cast<double>(rank)) {
-    throw Error(code, "the adapter's configuration gives the module another rank",
+    throw Error(adapter_code, "the adapter's configuration gives the module another rank",
                 {.tensor = module,
                  .field = "r",
                  .found = std::to_string(rank),
@@ -248,7 +248,7 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
   const double divisor = has_root_scale_ ? std::sqrt(planned) : planned;
   const double scale = alpha_for(module) / divisor;
   if (!(std::abs(scale) <= std::numeric_limits<float>::max())) {
-    throw Error(code, "the scale of a module, which follows from lora_alpha, is beyond F32",
+    throw Error(adapter_code, "the scale of a module, which follows from lora_alpha, is beyond F32",
                 {.tensor = module, .field = "lora_alpha", .found = fmt::format("{}", scale)});
   }
   return static_cast<float>(scale);
@@ -287,17 +287,18 @@ std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
   const auto found = adapter.metadata().find(adapter_metadata_key);
   if (found != adapter.metadata().end()) {
     const auto* const text = std::get_if<std::string>(&found->second.value);
-    if (text == nullptr) refuse("the adapter's metadata is no text", adapter_metadata_key);
-    simdjson::dom::parser parser;
-    const Object object = object_of(parser, *text, adapter_metadata_key);
+    if (text == nullptr) refuse_adapter("the adapter's metadata is no text", adapter_metadata_key);
+    dom::parser parser;
+    const dom::object object = object_of(parser, *text, adapter_metadata_key);
     std::set<std::string> prefixes;  // "transformer."
     for (const auto item : object) {
       const std::string_view key = item.key;
       prefixes.emplace(key.substr(0, key.find('.') + 1));
     }
     if (beside && prefixes.contains("")) {
-      refuse("the file's metadata and adapter_config.json beside it are about the same modules",
-             adapter_metadata_key, "two configurations", "one of the two");
+      refuse_adapter(
+          "the file's metadata and adapter_config.json beside it are about the same modules",
+          adapter_metadata_key, "two configurations", "one of the two");
     }
     for (const std::string& prefix : prefixes) {
       configs.push_back(config_in(adapter.root(), *text, prefix));
@@ -316,14 +317,15 @@ float adapter_number(const Catalog& adapter, const TensorInfo& tensor) {
                  .expected = std::move(expected)};
   };
   if (tensor.shape.numel() != 1u) {
-    throw Error(code, "alpha is one number", of("shape", tensor.shape.text(), "one element"));
+    throw Error(adapter_code, "alpha is one number",
+                of("shape", tensor.shape.text(), "one element"));
   }
   const DtypeKind kind_of =
       tensor.encoding.is_dtype() ? kind(tensor.encoding.dtype()) : DtypeKind::complex;
   const bool is_number = kind_of == DtypeKind::floating || kind_of == DtypeKind::integer;
   const Cast cast = is_number ? cast_between(tensor.encoding.dtype(), Dtype::f32) : Cast();
   if (cast.run == nullptr) {
-    throw Error(code, "alpha is a float or an integer",
+    throw Error(adapter_code, "alpha is a float or an integer",
                 of("dtype", std::string(tensor.encoding.name()), "a floating or integer dtype"));
   }
   std::array<std::byte, sizeof(double)> bytes{};
@@ -343,7 +345,7 @@ float stored_scale(const Catalog& adapter, const TensorInfo& alpha, std::uint64_
   if (!configured || std::abs(scale - *configured) <= rounding * std::abs(*configured)) {
     return scale;
   }
-  throw Error(code,
+  throw Error(adapter_code,
               fmt::format("'{}' gives its product the scale {}, and the adapter's configuration "
                           "(lora_alpha, r) gives it {}",
                           printable(alpha.name), scale, *configured),

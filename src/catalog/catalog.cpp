@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/only_errors.h"
+#include "base/refuse_option.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 
@@ -68,20 +69,17 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
 
 Catalog::Catalog(std::vector<std::shared_ptr<const Catalog>> checkpoints) try
     : storage_(nullptr), checkpoints_(std::move(checkpoints)) {
-  const auto refuse = [](const char* message) {
-    throw Error("plan.options", message, {.field = "checkpoints"});
-  };
-  if (checkpoints_.empty()) refuse("there is no checkpoint to join");
+  if (checkpoints_.empty()) refuse_option("checkpoints", "there is no checkpoint to join");
   std::uint64_t tensors = 0;
   for (const auto& each : checkpoints_) {
-    if (each == nullptr) refuse("there is no catalog");
-    if (!each->checkpoints().empty()) refuse("checkpoints are joined once");
+    if (each == nullptr) refuse_option("checkpoints", "there is no catalog");
+    if (!each->checkpoints().empty()) refuse_option("checkpoints", "checkpoints are joined once");
     if (&each->storage() != &checkpoints_.front()->storage()) {
-      refuse("checkpoints are read through one storage");
+      refuse_option("checkpoints", "checkpoints are read through one storage");
     }
     tensors += each->tensors().size();
   }
-  if (tensors >= UINT32_MAX) refuse("too many tensors");
+  if (tensors >= UINT32_MAX) refuse_option("checkpoints", "too many tensors");
   const Catalog& first = *checkpoints_.front();
   root_ = first.root_;
   metadata_ = first.metadata_;

@@ -27,9 +27,6 @@ namespace loadstone {
 
 namespace {
 
-using Element = simdjson::dom::element;
-using Object = simdjson::dom::object;
-using Array = simdjson::dom::array;
 using Block = std::array<std::uint64_t, 2>;
 
 void add_block(QuantizationClaim& claim, const Block& block) {
@@ -37,11 +34,11 @@ void add_block(QuantizationClaim& claim, const Block& block) {
 }
 
 // [128, 128], or "128x128".
-void add_block(QuantizationClaim& claim, const Element& value) {
+void add_block(QuantizationClaim& claim, const dom::element& value) {
   if (value.is_null()) return;
   Block block = {0, 0};
   std::string_view text;
-  Array extents;
+  dom::array extents;
   if (value.get(text) == simdjson::SUCCESS) {
     const auto cross = std::min(text.find('x'), text.size());
     std::from_chars(text.data(), text.data() + cross, block[0]);
@@ -57,13 +54,13 @@ void add_block(QuantizationClaim& claim, const Element& value) {
 }
 
 // Of "fp8" and of compressed-tensors.
-void add_blocks(QuantizationClaim& claim, const Object& section) {
-  Element block;
+void add_blocks(QuantizationClaim& claim, const dom::object& section) {
+  dom::element block;
   if (section["weight_block_size"].get(block) == simdjson::SUCCESS) {
     claim.has_whole_scales = claim.has_whole_scales || block.is_null();
     add_block(claim, block);
   }
-  Object groups;
+  dom::object groups;
   if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
   for (const auto group : groups) {
     if (group.value.at_pointer("/weights/block_structure").get(block) == simdjson::SUCCESS) {
@@ -81,7 +78,7 @@ void add_text(QuantizationClaim& claim, std::string_view text) {
 }
 
 template <typename Value>
-std::optional<Value> member(const Object& section, std::initializer_list<const char*> keys) {
+std::optional<Value> member(const dom::object& section, std::initializer_list<const char*> keys) {
   for (const char* key : keys) {
     Value value{};
     if (section[key].get(value) == simdjson::SUCCESS) return value;
@@ -90,14 +87,14 @@ std::optional<Value> member(const Object& section, std::initializer_list<const c
 }
 
 // -1: one group, as large as it may be.
-std::optional<std::uint64_t> group_size_of(const Object& section) {
+std::optional<std::uint64_t> group_size_of(const dom::object& section) {
   const auto size = member<std::int64_t>(section, {"group_size", "q_group_size"});
   if (!size || *size < -1) return std::nullopt;
   return static_cast<std::uint64_t>(*size);  // -1: the largest there is
 }
 
 // GPTQModel writes both, and "gptq" and "gptq_v2" store zero points that are one apart.
-void refuse_two_formats(const Object& section, const std::string& path) {
+void refuse_two_formats(const dom::object& section, const std::string& path) {
   const auto first = member<std::string_view>(section, {"checkpoint_format"});
   const auto second = member<std::string_view>(section, {"format"});
   if (!first || !second || *first == *second) return;
@@ -109,14 +106,14 @@ void refuse_two_formats(const Object& section, const std::string& path) {
 }
 
 // Auto-round before 0.5 names its packing here. Its own form has other zero points than GPTQ's.
-std::string_view own_backend(const Object& section) {
+std::string_view own_backend(const dom::object& section) {
   const auto backend = member<std::string_view>(section, {"backend"}).value_or("");
   const auto has = [&](std::string_view word) { return backend.find(word) != backend.npos; };
   const bool is_own = backend.starts_with("auto_round:") || backend.starts_with("autoround:");
   return is_own && !has("gptq") && !has("awq") ? backend : std::string_view();
 }
 
-std::string method_of(const Object& section) {
+std::string method_of(const dom::object& section) {
   std::string method(member<std::string_view>(section, {"quant_method"}).value_or(""));
   std::ranges::transform(method, method.begin(),
                          [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
@@ -124,7 +121,7 @@ std::string method_of(const Object& section) {
 }
 
 // Of GPTQ and AWQ.
-void add_words(QuantizationClaim& claim, const Object& section) {
+void add_words(QuantizationClaim& claim, const dom::object& section) {
   claim.method = method_of(section);
   claim.layout = member<std::string_view>(
                      section, {"checkpoint_format", "packing_format", "version", "format"})
@@ -134,7 +131,7 @@ void add_words(QuantizationClaim& claim, const Object& section) {
   claim.is_symmetric = member<bool>(section, {"sym"});
   claim.is_reordered = member<bool>(section, {"desc_act"});
   const auto has_entries = [&](std::string_view field) {
-    Object entries;
+    dom::object entries;
     return section[field].get(entries) == simdjson::SUCCESS && entries.size() > 0;
   };
   claim.has_exceptions = has_entries("dynamic") || has_entries("extra_config");
@@ -142,11 +139,11 @@ void add_words(QuantizationClaim& claim, const Object& section) {
 
 // Visits the weights of compressed-tensors' groups.
 template <typename Visit>
-void for_each_group(const Object& section, const Visit& visit) {
-  Object groups;
+void for_each_group(const dom::object& section, const Visit& visit) {
+  dom::object groups;
   if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
   for (const auto group : groups) {
-    Object weights;
+    dom::object weights;
     if (group.value.at_pointer("/weights").get(weights) == simdjson::SUCCESS) visit(weights);
   }
 }
@@ -158,10 +155,10 @@ void join(Value& known, const Value& word, bool is_first) {
   if (known != word) known = {};
 }
 
-void add_groups(QuantizationClaim& claim, const Object& section) {
+void add_groups(QuantizationClaim& claim, const dom::object& section) {
   claim.layout = member<std::string_view>(section, {"format"}).value_or("");
   bool is_first = true;
-  for_each_group(section, [&](const Object& weights) {
+  for_each_group(section, [&](const dom::object& weights) {
     join(claim.bits, member<std::uint64_t>(weights, {"num_bits"}), is_first);
     join(claim.group_size, group_size_of(weights), is_first);
     join(claim.is_symmetric, member<bool>(weights, {"symmetric"}), is_first);
@@ -171,10 +168,10 @@ void add_groups(QuantizationClaim& claim, const Object& section) {
   });
 }
 
-void add_claim(QuantizationClaim& claim, const Element& value, const std::string& path) {
+void add_claim(QuantizationClaim& claim, const dom::element& value, const std::string& path) {
   claim.is_made = true;
   add_text(claim, std::string(simdjson::minify(value)));
-  Object section;
+  dom::object section;
   if (value.get(section) != simdjson::SUCCESS) return;
   refuse_two_formats(section, path);
   add_blocks(claim, section);
@@ -197,8 +194,8 @@ QuantizationClaim claim_in_own_file(const FileOpener& opener, const std::string&
                                     const OwnConfig& own) {
   const auto text = find_config(opener, folder, own.name);
   if (!text || text->empty()) return {};
-  simdjson::dom::parser parser;
-  const Object section = parsed_json(parser, python_json(*text).text).value();
+  dom::parser parser;
+  const dom::object section = parsed_json(parser, python_json(*text).text).value();
   refuse_two_formats(section, join_path(folder, std::string(own.name)));
   QuantizationClaim claim;
   add_words(claim, section);
@@ -249,10 +246,10 @@ void warn_of_words(std::vector<Finding>& findings, const QuantizationClaim& clai
 }
 
 // False if it is not a list of texts.
-bool add_texts(std::vector<std::string>& texts, const Object& object, std::string_view key) {
-  Array items;
+bool add_texts(std::vector<std::string>& texts, const dom::object& object, std::string_view key) {
+  dom::array items;
   if (object[key].get(items) != simdjson::SUCCESS) return false;
-  for (const Element item : items) {
+  for (const dom::element item : items) {
     std::string_view text;
     if (item.get(text) != simdjson::SUCCESS) return false;
     texts.emplace_back(text);
@@ -260,7 +257,7 @@ bool add_texts(std::vector<std::string>& texts, const Object& object, std::strin
   return true;
 }
 
-void add_lists(ConfigWords& words, const Object& section) {
+void add_lists(ConfigWords& words, const dom::object& section) {
   ConfigList list = {words.file, method_of(section), {}, {}};
   const auto push = [&](std::string_view key, std::vector<std::string> entries) {
     list.key = key;
@@ -271,32 +268,32 @@ void add_lists(ConfigWords& words, const Object& section) {
     std::vector<std::string> entries;
     if (add_texts(entries, section, key) && !entries.empty()) push(key, std::move(entries));
   }
-  Object groups;
+  dom::object groups;
   if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
   std::vector<std::string> targets;
   for (const auto group : groups) {
-    Object members;
+    dom::object members;
     if (group.value.get(members) != simdjson::SUCCESS) return;
     if (!add_texts(targets, members, targets_key)) return;
   }
   if (groups.size() > 0) push(targets_key, std::move(targets));
 }
 
-void add_section(ConfigWords& words, const Object& section) {
-  const auto word = [](const Object& object, const char* key) {
+void add_section(ConfigWords& words, const dom::object& section) {
+  const auto word = [](const dom::object& object, const char* key) {
     return std::string(member<std::string_view>(object, {key}).value_or(""));
   };
   if (words.algorithm.empty()) {
     words.algorithm = word(section, "quant_algo");
     words.group_size = group_size_of(section);
   }
-  Object sparsity;
-  Element target;
+  dom::object sparsity;
+  dom::element target;
   if (section["sparsity_config"].get(sparsity) == simdjson::SUCCESS &&
       sparsity.at_pointer("/targets/0").get(target) == simdjson::SUCCESS) {
     words.sparsity = word(sparsity, "format");
   }
-  for_each_group(section, [&](const Object& weights) {
+  for_each_group(section, [&](const dom::object& weights) {
     join(words.code_type, word(weights, "type"), !words.has_groups);
     join(words.strategy, word(weights, "strategy"), !words.has_groups);
     words.has_groups = true;
@@ -307,14 +304,14 @@ ConfigWords words_in_file(const FileOpener& opener, const std::string& folder, c
   ConfigWords words;
   const auto text = find_config(opener, folder, name);
   if (!text || text->empty()) return words;
-  simdjson::dom::parser parser;
+  dom::parser parser;
   std::size_t sections = 0;
   const PythonJson json = python_json(*text);
-  const Element root = parsed_json(parser, json.text).value();
-  for_each_section(root, [&](const Element& value) {
+  const dom::element root = parsed_json(parser, json.text).value();
+  for_each_section(root, [&](const dom::element& value) {
     words.file = join_path(folder, name);
     ++sections;
-    Object section;
+    dom::object section;
     if (value.get(section) != simdjson::SUCCESS) return;
     add_section(words, section);
     add_lists(words, section);
@@ -353,9 +350,9 @@ void complete(QuantizationClaim& claim, const QuantizationClaim& other, const st
 QuantizationClaim quantization_claim(std::string_view config, const std::string& path) {
   check_config(config, path);
   QuantizationClaim claim;
-  simdjson::dom::parser parser;
+  dom::parser parser;
   for_each_section(parsed_json(parser, python_json(config).text).value(),
-                   [&](const Element& section) { add_claim(claim, section, path); });
+                   [&](const dom::element& section) { add_claim(claim, section, path); });
   return claim;
 }
 

@@ -35,7 +35,7 @@ void check_config(std::string_view text, const std::string& path) {
   if (json.fault)
     refuse(fmt::format("the config is not valid JSON: {}", json.fault->message),
            json.fault->offset);
-  simdjson::dom::parser parser;
+  dom::parser parser;
   const auto root = parsed_json(parser, json.text);
   if (root.error() != simdjson::SUCCESS) {
     refuse(fmt::format("the config is not valid JSON ({})", simdjson::error_message(root.error())),

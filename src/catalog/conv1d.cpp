@@ -13,8 +13,6 @@ namespace loadstone {
 
 namespace {
 
-using Object = simdjson::dom::object;
-
 // GPT-BigCode, GPT-Neo and Starcoder2 have the same names of modules, and nn.Linear.
 constexpr std::array<std::string_view, 6> model_types = {
     "gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"};
@@ -24,7 +22,7 @@ constexpr std::array<std::string_view, 4> modules = {"c_attn", "q_attn", "c_proj
 // A config has parts, such as the decoder of an encoder-decoder, and these have none.
 constexpr unsigned levels = 2;
 
-bool describes_conv1d(const Object& config, unsigned level) {
+bool describes_conv1d(const dom::object& config, unsigned level) {
   std::string_view type;
   if (config["model_type"].get(type) == simdjson::SUCCESS &&
       std::ranges::find(model_types, type) != model_types.end()) {
@@ -32,7 +30,7 @@ bool describes_conv1d(const Object& config, unsigned level) {
   }
   if (level + 1 == levels) return false;
   for (const auto field : config) {
-    Object part;
+    dom::object part;
     if (field.value.get(part) == simdjson::SUCCESS && describes_conv1d(part, level + 1)) {
       return true;
     }
@@ -43,8 +41,8 @@ bool describes_conv1d(const Object& config, unsigned level) {
 }  // namespace
 
 bool has_conv1d(std::string_view config) {
-  simdjson::dom::parser parser;
-  Object root;
+  dom::parser parser;
+  dom::object root;
   if (parsed_json(parser, python_json(config).text).get(root) != simdjson::SUCCESS) {
     return false;
   }

@@ -14,10 +14,10 @@ constexpr std::string_view rank_prefix = "__";
 constexpr std::string_view rank_suffix = ".metadata";
 
 // {"NAME": {"saved_offsets": [0, 128]}}
-bool begins_inside(const simdjson::dom::element& info) {
-  simdjson::dom::array offsets;
+bool begins_inside(const dom::element& info) {
+  dom::array offsets;
   if (info["saved_offsets"].get(offsets) != simdjson::SUCCESS) return false;
-  for (const simdjson::dom::element each : offsets) {
+  for (const dom::element each : offsets) {
     std::int64_t offset = 0;
     if (each.get(offset) == simdjson::SUCCESS && offset != 0) return true;
   }
@@ -38,8 +38,8 @@ void require_no_dcp_part(const FileHeader& header) {
   const auto found = header.metadata.find(dcp_sharding_key);
   if (found == header.metadata.end()) return;
   const auto* text = std::get_if<std::string>(&found->second.value);
-  simdjson::dom::parser parser;
-  simdjson::dom::object all;
+  dom::parser parser;
+  dom::object all;
   // Text of another program under this key says nothing of parts.
   if (text == nullptr || parsed_json(parser, *text).get(all) != simdjson::SUCCESS) return;
   for (const auto& [name, info] : all) {

@@ -18,7 +18,6 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t sources_max = 64;
 // One expert has a few partners. Kinds take the square of their count.
 constexpr std::size_t partners_max = 64;
 
@@ -129,14 +128,14 @@ std::uint64_t common_first(const std::map<std::string_view, Layer>& layers) {
 SeriesGaps gaps_of(const Catalog& catalog, std::string_view prefix, const Layer& layer,
                    const SeriesCheck& check) {
   SeriesGaps gaps = {.absent_count = check.absent_count};
-  for (std::size_t i = 0; i < std::min(check.absent.size(), sources_max); ++i) {
+  for (std::size_t i = 0; i < std::min(check.absent.size(), gap_names_max); ++i) {
     const SeriesGap& gap = check.absent[i];
     const std::uint32_t like = layer.first_of[gap.partner];
     std::string name = catalog.tensors()[layer.tensors[like]].name;
     name.replace(prefix.size() + 1, layer.members[like].number.size(), std::to_string(gap.number));
     gaps.absent.push_back(std::move(name));
   }
-  for (std::size_t i = 0; i < std::min(check.stray.size(), sources_max); ++i) {
+  for (std::size_t i = 0; i < std::min(check.stray.size(), gap_names_max); ++i) {
     gaps.stray.push_back(catalog.tensors()[layer.tensors[check.stray[i]]].name);
   }
   return gaps;

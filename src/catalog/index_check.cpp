@@ -35,8 +35,8 @@ Finding warning(std::string code, std::string message) {
   return finding;
 }
 
-[[noreturn]] void refuse_missing(const std::string& index_path, const IndexEntry& entry,
-                                 const Shard* elsewhere) {
+[[noreturn]] void refuse_missing_tensor(const std::string& index_path, const IndexEntry& entry,
+                                        const Shard* elsewhere) {
   Where where;
   where.path = index_path;
   where.tensor = entry.tensor;
@@ -147,7 +147,7 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
   for (const IndexEntry& entry : index.entries) {
     listed.insert(entry.tensor);
     const auto [first, end] = places.equal_range(entry.tensor);
-    if (first == end) refuse_missing(index_path, entry, nullptr);
+    if (first == end) refuse_missing_tensor(index_path, entry, nullptr);
     if (said != entry.shard) {
       said = entry.shard;
       shard = plain_relative_path(entry.shard);
@@ -155,7 +155,7 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
     const auto here = std::find_if(first, end, [&](const auto& place) {
       return shards[place.second->shard].relative_path == shard;
     });
-    if (here == end) refuse_missing(index_path, entry, &shards[first->second->shard]);
+    if (here == end) refuse_missing_tensor(index_path, entry, &shards[first->second->shard]);
     for (auto each = first; each != end; ++each) {
       if (each == here) continue;
       replaced.emplace(each->second - tensors.data(), here->second);

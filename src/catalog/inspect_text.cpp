@@ -137,7 +137,7 @@ std::string encoding_lines(const Catalog& catalog) {
 
 }  // namespace
 
-static std::string json_of(const Catalog& catalog) {
+static std::string catalog_json(const Catalog& catalog) {
   JsonWriter json(2);
   json.begin_object();
   json.key("tensors");
@@ -193,7 +193,7 @@ static std::string json_of(const Catalog& catalog) {
 }
 
 std::string to_json(const Catalog& catalog) {
-  return only_errors([&] { return json_of(catalog); });
+  return only_errors([&] { return catalog_json(catalog); });
 }
 
 static std::string table_of(const Catalog& catalog, bool with_tensors) {

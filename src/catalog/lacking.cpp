@@ -15,7 +15,6 @@ namespace {
 
 constexpr std::size_t names_shown_max = 4;
 constexpr std::size_t experts_shown_max = 8;
-constexpr std::size_t sources_max = 64;
 
 // "model.layers.0.mlp.experts.3.up_proj.weight"
 struct ExpertName {
@@ -82,7 +81,7 @@ std::size_t append(std::vector<std::string>& all, const std::vector<std::string>
   for (const std::string& name : more) {
     if (std::ranges::find(all, name) != all.end()) {
       ++known;
-    } else if (all.size() == sources_max) {
+    } else if (all.size() == gap_names_max) {
       break;
     } else {
       all.push_back(name);

@@ -1,6 +1,7 @@
 // The one sentence for tensors that numbered series lack, such as the experts of a layer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -10,6 +11,8 @@
 #include "loadstone/finding.h"
 
 namespace loadstone {
+
+inline constexpr std::size_t gap_names_max = 64;  // in each list of SeriesGaps
 
 // Tensors that a target lacks, and those whose number is outside its series.
 struct SeriesGaps {

@@ -39,8 +39,8 @@ bool needs_claim(const TensorInfo& tensor) {
 }
 
 // All that are missing are named: who copies files wants to copy them once.
-[[noreturn]] void refuse_missing(Where where, const std::vector<std::string>& missing,
-                                 std::string_view message) {
+[[noreturn]] void refuse_missing_files(Where where, const std::vector<std::string>& missing,
+                                       std::string_view message) {
   where.found = no_files_text(missing);
   throw Error("ix.missing_shard", std::string(message), std::move(where));
 }
@@ -123,13 +123,13 @@ class CheckpointReader {
       }
     }
     if (!missing.empty()) {
-      refuse_missing({.path = index_path,
-                      .field = "weight_map",
-                      .expected = missing.size() == 1 ? "the shard beside the index"
-                                                      : "the shards beside the index"},
-                     missing,
-                     missing.size() == 1 ? "a shard that the index names is missing"
-                                         : "shards that the index names are missing");
+      refuse_missing_files({.path = index_path,
+                            .field = "weight_map",
+                            .expected = missing.size() == 1 ? "the shard beside the index"
+                                                            : "the shards beside the index"},
+                           missing,
+                           missing.size() == 1 ? "a shard that the index names is missing"
+                                               : "shards that the index names are missing");
     }
     warn_about_gaps(index_path + ": weight_map", shards, findings_);
     merge();
@@ -164,9 +164,9 @@ class CheckpointReader {
     where.path = root_;
     where.field = "shard";
     where.expected = "all parts";
-    refuse_missing(std::move(where), missing,
-                   missing.size() == 1 ? "a part of the checkpoint is missing"
-                                       : "parts of the checkpoint are missing");
+    refuse_missing_files(std::move(where), missing,
+                         missing.size() == 1 ? "a part of the checkpoint is missing"
+                                             : "parts of the checkpoint are missing");
   }
 
   void read_one(const std::string& file) {

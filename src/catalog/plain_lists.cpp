@@ -43,7 +43,7 @@ constexpr std::array<KnownList, 8> known_lists = {
 constexpr std::size_t expressions_max = 2000;
 constexpr std::size_t comparisons_max = 2'000'000;  // of expressions with names
 constexpr std::string_view expression_prefix = "re:";
-constexpr std::string_view targets_key = "targets";
+constexpr std::string_view targets_list = "targets";
 
 // Names of classes that compressed-tensors looks for among those of a module and their bases.
 constexpr std::string_view class_of_all = "Module";
@@ -145,7 +145,7 @@ bool may_be_embedding(std::string_view module) {
 class Matcher {
  public:
   Matcher(const ConfigList& list, Rule rule, std::span<const std::string_view> modules)
-      : rule_(rule), is_of_targets_(list.key == targets_key) {
+      : rule_(rule), is_of_targets_(list.key == targets_list) {
     const std::size_t most =
         std::min(expressions_max, comparisons_max / std::max<std::size_t>(modules.size(), 1));
     for (const std::string& entry : list.entries) {
@@ -289,7 +289,7 @@ LeftPlain left_plain(const ConfigList& list, std::span<const std::string_view> m
   });
   if (known == known_lists.end()) return left;
   const Matcher matcher(list, known->rule, modules);
-  if (list.key == targets_key) {
+  if (list.key == targets_list) {
     add_lacking(list, matcher, modules, left);
     return left;
   }

@@ -23,8 +23,8 @@ using Members = std::map<std::string, std::string, std::less<>>;
 
 // The members of a JSON object, each as JSON; nothing for another text.
 std::optional<Members> members_of(std::string_view text) {
-  simdjson::dom::parser parser;
-  simdjson::dom::object object;
+  dom::parser parser;
+  dom::object object;
   if (parsed_json(parser, text).get(object) != simdjson::SUCCESS) return std::nullopt;
   Members members;
   for (const auto field : object) {
@@ -33,7 +33,7 @@ std::optional<Members> members_of(std::string_view text) {
   return members;
 }
 
-std::string json_of(const Members& members) {
+std::string members_json(const Members& members) {
   JsonWriter json;
   json.begin_object();
   for (const auto& [key, value] : members) {
@@ -44,8 +44,8 @@ std::string json_of(const Members& members) {
   return json.take();
 }
 
-[[noreturn]] void refuse(const char* code, const std::string& path, std::string field,
-                         std::string found, std::string expected) {
+[[noreturn]] void refuse_contradiction(const char* code, const std::string& path, std::string field,
+                                       std::string found, std::string expected) {
   throw Error(code, "two files of a checkpoint contradict each other",
               {.path = path,
                .field = std::move(field),
@@ -65,16 +65,16 @@ std::optional<std::string> joined_layers(std::string_view first, std::string_vie
   for (const auto& [module, marker] : *others) {
     const auto [known, is_new] = layers->emplace(module, marker);
     if (is_new || known->second == marker) continue;
-    refuse("q.config", path, std::string(layers_metadata_key) + "." + module, marker,
-           known->second);
+    refuse_contradiction("q.config", path, std::string(layers_metadata_key) + "." + module, marker,
+                         known->second);
   }
-  all->at("layers") = json_of(*layers);
+  all->at("layers") = members_json(*layers);
   all->insert(more->begin(), more->end());
-  return json_of(*all);
+  return members_json(*all);
 }
 
 // Returns a text as it is, and JSON of other values.
-std::string words_of(const MetadataValue& value) {
+std::string text_or_json(const MetadataValue& value) {
   const auto* const text = std::get_if<std::string>(&value.value);
   return text == nullptr ? json_of(value) : *text;
 }
@@ -86,11 +86,13 @@ std::vector<std::string> join_metadata(Metadata& all, Metadata more, const std::
   for (const auto& [key, value] : more) {
     const auto known = all.find(key);
     if (known == all.end() || key == dcp_sharding_key) continue;
-    const std::string first = words_of(known->second);
-    const std::string second = words_of(value);
+    const std::string first = text_or_json(known->second);
+    const std::string second = text_or_json(value);
     if (first == second) continue;
-    if (key.starts_with(gguf_shape_prefix)) refuse("gg.duplicate", path, key, second, first);
-    if (key == adapter_metadata_key) refuse("format.adapter", path, key, second, first);
+    if (key.starts_with(gguf_shape_prefix))
+      refuse_contradiction("gg.duplicate", path, key, second, first);
+    if (key == adapter_metadata_key)
+      refuse_contradiction("format.adapter", path, key, second, first);
     auto joined = key == layers_metadata_key ? joined_layers(first, second, path) : std::nullopt;
     if (joined) {
       known->second.value = *std::move(joined);
@@ -109,7 +111,7 @@ std::vector<std::string> drop_later_metadata(const Metadata& first, Metadata& la
     if (key.starts_with(gguf_shape_prefix)) return false;
     const auto known = first.find(key);
     const bool is_same = known != first.end() && known->second.type == value.type &&
-                         words_of(known->second) == words_of(value);
+                         text_or_json(known->second) == text_or_json(value);
     if (!is_same && !key.starts_with("split.")) lost.push_back(key);
     return true;
   });

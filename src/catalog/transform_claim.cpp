@@ -14,16 +14,12 @@ namespace loadstone {
 
 namespace {
 
-using Element = simdjson::dom::element;
-using Object = simdjson::dom::object;
-using Array = simdjson::dom::array;
-
-std::string_view text_at(const Object& object, std::string_view key) {
+std::string_view text_at(const dom::object& object, std::string_view key) {
   std::string_view text;
   return object[key].get(text) == simdjson::SUCCESS ? text : std::string_view();
 }
 
-bool is_true(const Object& object, std::string_view key) {
+bool is_true(const dom::object& object, std::string_view key) {
   bool flag = false;
   return object[key].get(flag) == simdjson::SUCCESS && flag;
 }
@@ -35,14 +31,14 @@ void add(QuantizationClaim& claim, std::string name) {
 
 // compressed-tensors. All locations except those of weights are online (TransformLocation). The
 // library calls a transform's module by its group and location: "R4_input".
-void add_groups(QuantizationClaim& claim, const Object& section) {
-  Object groups;
+void add_online_transforms(QuantizationClaim& claim, const dom::object& section) {
+  dom::object groups;
   if (section["transform_config"]["config_groups"].get(groups) != simdjson::SUCCESS) return;
   for (const auto group : groups) {
-    Array places;
+    dom::array places;
     if (group.value["apply"].get(places) != simdjson::SUCCESS) continue;
-    for (const Element each : places) {
-      Object place;
+    for (const dom::element each : places) {
+      dom::object place;
       if (each.get(place) != simdjson::SUCCESS) continue;
       const std::string_view location = text_at(place, "location");
       if (location == "weight_input" || location == "weight_output") continue;
@@ -53,7 +49,7 @@ void add_groups(QuantizationClaim& claim, const Object& section) {
 
 // The rotations of QuaRot and SpinQuant. R2 is part of the weights, as R1 is unless it is online;
 // R3 rotates queries and keys, R4 the inputs of down projections.
-void add_rotations(QuantizationClaim& claim, const Object& config, std::string_view prefix) {
+void add_rotations(QuantizationClaim& claim, const dom::object& config, std::string_view prefix) {
   if (is_true(config, "online_r1_rotation") && is_true(config, "r1")) {
     add(claim, fmt::format("{}_r1", prefix));
   }
@@ -63,34 +59,34 @@ void add_rotations(QuantizationClaim& claim, const Object& config, std::string_v
 }
 
 // Quark.
-void add_algorithms(QuantizationClaim& claim, const Object& section) {
-  const auto take = [&](const Element& element) {
-    Object algorithm;
+void add_algorithms(QuantizationClaim& claim, const dom::object& section) {
+  const auto take = [&](const dom::element& element) {
+    dom::object algorithm;
     if (element.get(algorithm) != simdjson::SUCCESS) return;
     const std::string_view name = text_at(algorithm, "name");
     if (name == "rotation" || name == "quarot") add_rotations(claim, algorithm, name);
   };
-  Element value;
+  dom::element value;
   if (section["algo_config"].get(value) != simdjson::SUCCESS) return;
-  Array algorithms;
+  dom::array algorithms;
   if (value.get(algorithms) != simdjson::SUCCESS) return take(value);
-  for (const Element each : algorithms) take(each);
+  for (const dom::element each : algorithms) take(each);
 }
 
 }  // namespace
 
-void add_transforms(QuantizationClaim& claim, const Object& section) {
-  add_groups(claim, section);
+void add_transforms(QuantizationClaim& claim, const dom::object& section) {
+  add_online_transforms(claim, section);
   add_algorithms(claim, section);
   for (const std::string_view key : {"rotation_config", "spinquant_config"}) {  // AutoRound
-    Object rotation;
+    dom::object rotation;
     if (section[key].get(rotation) != simdjson::SUCCESS) continue;
     add_rotations(claim, rotation, "spinquant");
     // Without SpinQuant's members, a Hadamard matrix rotates the input of each layer.
     const std::string_view type = text_at(rotation, "hadamard_type");
     if (!type.empty()) add(claim, fmt::format("hadamard_type: {}", type));
   }
-  Object rotate;  // ModelOpt
+  dom::object rotate;  // ModelOpt
   const bool is_rotated = section["rotate"].get(rotate) == simdjson::SUCCESS
                               ? is_true(rotate, "enable")
                               : is_true(section, "rotate");

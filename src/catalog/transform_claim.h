@@ -4,18 +4,17 @@
 // library applies while the model runs is not: without it, the weights belong to no plain model.
 #pragma once
 
-#include <simdjson.h>
-
 #include <optional>
 #include <string_view>
 
+#include "base/json_dom.h"
 #include "loadstone/catalog.h"
 #include "loadstone/finding.h"
 
 namespace loadstone {
 
 // Adds the online transforms of a section such as "quantization_config".
-void add_transforms(QuantizationClaim& claim, const simdjson::dom::object& section);
+void add_transforms(QuantizationClaim& claim, const dom::object& section);
 
 // Returns true if the name is that of a stored transform, by what modules call their transforms.
 [[nodiscard]] bool may_be_transform(std::string_view tensor_name) noexcept;

@@ -14,8 +14,6 @@ namespace loadstone {
 
 namespace {
 
-using Object = simdjson::dom::object;
-
 constexpr std::string_view marker_leaf = "comfy_quant";
 
 enum class Place : std::uint8_t {
@@ -141,8 +139,8 @@ bool may_be_learned(const Row& row, const TensorInfo& tensor) {
 std::map<std::string, std::string, std::less<>> markers_in_metadata(const TensorTable& table) {
   std::map<std::string, std::string, std::less<>> markers;
   const std::string_view text = table.metadata(layers_metadata_key);
-  simdjson::dom::parser parser;
-  Object layers;
+  dom::parser parser;
+  dom::object layers;
   if (text.empty() || parsed_json(parser, text)["layers"].get(layers) != simdjson::SUCCESS) {
     return markers;
   }
@@ -159,8 +157,8 @@ bool is_plainly(std::string_view marker, const TensorInfo& codes, std::string_vi
       {{"float8_e4m3fn", Dtype::f8_e4m3},
        {"float8_e5m2", Dtype::f8_e5m2},
        {"int8_tensorwise", Dtype::i8}}};
-  simdjson::dom::parser parser;
-  Object object;
+  dom::parser parser;
+  dom::object object;
   if (parsed_json(parser, marker).get(object) != simdjson::SUCCESS) return false;
   bool is_known = false;
   bool has_more = false;

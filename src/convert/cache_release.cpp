@@ -5,8 +5,8 @@
 #include <string>
 
 #include "base/named.h"
+#include "base/refuse_option.h"
 #include "execute/source_extents.h"
-#include "loadstone/error.h"
 
 namespace loadstone {
 
@@ -22,7 +22,7 @@ std::uint64_t machine_memory_bytes() {
   return static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_bytes);
 }
 
-bool is_wanted(const Conversion& conversion, PageCache choice) {
+bool releases_cache(const Conversion& conversion, PageCache choice) {
   if (choice != PageCache::automatic) return choice == PageCache::release;
   return conversion.bytes_to_read + conversion.bytes_to_write > machine_memory_bytes() / 2;
 }
@@ -43,15 +43,14 @@ std::string_view name(PageCache choice) noexcept {
 
 PageCache page_cache_from_user(std::string_view text) {
   if (const auto choice = from_name<PageCache>(text)) return *choice;
-  throw Error(
-      "plan.options", "no such choice for the page cache",
-      {.field = "page_cache", .found = std::string(text), .expected = "auto, keep or release"});
+  refuse_option("page_cache", "no such choice for the page cache", std::string(text),
+                "auto, keep or release");
 }
 
 CacheRelease::CacheRelease(const Conversion& conversion, const OpenShards& shards, PageCache wanted)
     : conversion_(conversion),
       shards_(shards),
-      is_on_(is_wanted(conversion, wanted)),
+      is_on_(releases_cache(conversion, wanted)),
       is_released_(shards.sources().size(), false) {
   for (std::size_t i = 0; is_on_ && i < is_released_.size(); ++i) {
     const auto& source = shards.sources()[i];

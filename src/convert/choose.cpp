@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/refuse_option.h"
 #include "base/text.h"
 #include "catalog/conv1d.h"
 #include "codec/encode.h"
@@ -21,7 +22,6 @@
 #include "convert/quantize_rules.h"
 #include "convert/quantize_style.h"
 #include "convert/transposed.h"
-#include "loadstone/error.h"
 
 namespace loadstone {
 
@@ -364,10 +364,10 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
       [&](const TargetRecipe& recipe) { return !chooser.reason(recipe).has_value(); }, cut_max,
       findings);
   if (cut > 0 && options.experts == ExpertLayout::fused) {
-    throw Error("plan.options",
-                "experts that are quantized stand one by one in files: --exclude them, or leave "
-                "--experts out",
-                {.field = "experts", .found = "fused", .expected = "separate"});
+    refuse_option("experts",
+                  "experts that are quantized stand one by one in files: --exclude them, or leave "
+                  "--experts out",
+                  "fused", "separate");
   }
   Choosing(options, chooser, choices, findings).run(recipes);
   part_groups(recipes, choices);

@@ -15,14 +15,13 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t patterns_max = 10'000;
-constexpr std::string_view none = "none";
 constexpr std::string_view no_weight = "no weight of a linear layer";
 
-Pattern compile(std::string_view text, const char* field, std::int64_t memory_max) {
+Pattern compile_rule(std::string_view text, const char* field, std::int64_t memory_max) {
   return compile_pattern(text, "plan.options", field, memory_max);
 }
 
-bool is_wide(Dtype dtype) noexcept {
+bool is_encodable(Dtype dtype) noexcept {
   return dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::bf16;
 }
 
@@ -44,25 +43,27 @@ Chooser::Chooser(const QuantizeOptions& options, std::string_view config) {
   }
   const std::int64_t memory = pattern_memory(given);
   const std::int64_t own = pattern_memory(1);
-  layer_ = compile(layer_pattern, "layers", own);
-  weight_ = compile(weight_pattern, "weights", own);
+  layer_ = compile_rule(layer_pattern, "layers", own);
+  weight_ = compile_rule(weight_pattern, "weights", own);
   const std::string model_type = string_member(config, "model_type");
   layers_ = number_member(config, "num_hidden_layers");
-  layer_number_ = compile(R"((?:^|\.)layers\.(\d+)\.)", "layers", own);
+  layer_number_ = compile_rule(R"((?:^|\.)layers\.(\d+)\.)", "layers", own);
   for (const QuantizeFormat& format : options.formats) {
     Pattern pattern;
-    if (!format.pattern.empty()) pattern = compile(format.pattern, "quantize", memory);
+    if (!format.pattern.empty()) pattern = compile_rule(format.pattern, "quantize", memory);
     formats_.push_back({std::move(pattern), &format.quantization});
   }
-  for (const auto& text : options.include) include_.push_back(compile(text, "include", memory));
-  for (const auto& text : options.exclude) exclude_.push_back(compile(text, "exclude", memory));
+  for (const auto& text : options.include)
+    include_.push_back(compile_rule(text, "include", memory));
+  for (const auto& text : options.exclude)
+    exclude_.push_back(compile_rule(text, "exclude", memory));
   const auto take = [&](std::span<const PlainRule> rules, Reasons& reasons) {
     for (const PlainRule& rule : rules) {
       if (!rule.model_types.empty()) {
-        const auto types = compile(rule.model_types, "model_type", own);
+        const auto types = compile_rule(rule.model_types, "model_type", own);
         if (!re2::RE2::FullMatch(model_type, *types)) continue;
       }
-      reasons.emplace_back(compile(rule.pattern, "rules", own), &rule);
+      reasons.emplace_back(compile_rule(rule.pattern, "rules", own), &rule);
     }
   };
   take(plain_rules(), plain_);
@@ -71,7 +72,7 @@ Chooser::Chooser(const QuantizeOptions& options, std::string_view config) {
   take(split_rules(), split_);
   take(lost_rules(), lost_);
   for (const PartnerRule& rule : partner_rules()) {
-    partners_.push_back(compile(rule.pattern, "rules", own));
+    partners_.push_back(compile_rule(rule.pattern, "rules", own));
   }
 }
 
@@ -81,7 +82,7 @@ bool Chooser::is_included(const std::string& name) const { return finds_any(incl
 std::optional<std::string_view> reason_of_value(const TargetRecipe& recipe) {
   if (recipe.constant != nullptr) return "constant";
   if (recipe.shape.numel() == 0) return "no elements";
-  if (!is_wide(recipe.dtype)) return "its numbers are no F32, F16 or BF16";
+  if (!is_encodable(recipe.dtype)) return "its numbers are no F32, F16 or BF16";
   return std::nullopt;
 }
 
@@ -147,7 +148,7 @@ Chooser::Format* Chooser::format_for(const std::string& name) {
 
 Chooser::Format* Chooser::encoding_for(const std::string& name) {
   Format* const format = format_for(name);
-  if (format == nullptr || format->quantization->encoding != none) return format;
+  if (format == nullptr || format->quantization->encoding != no_encoding) return format;
   ++format->made;
   return nullptr;
 }
@@ -166,7 +167,7 @@ std::string Chooser::group_of(const std::string& name) const {
 void Chooser::report_format(const Format& format, bool finds_name,
                             std::vector<Finding>& findings) const {
   const std::string& encoding = format.quantization->encoding;
-  if (format.made > 0 || (encoding == none && finds_name)) return;
+  if (format.made > 0 || (encoding == no_encoding && finds_name)) return;
   const auto has_made = [](const Format& each) { return each.made > 0; };
   const bool is_usual = format.pattern == nullptr;
   // Formats before it took all of its tensors.
@@ -174,7 +175,7 @@ void Chooser::report_format(const Format& format, bool finds_name,
       format.tensors == 0 && finds_name && std::ranges::any_of(formats_, has_made);
   const std::string pattern = is_usual ? std::string() : printable(format.pattern->pattern());
   Finding finding = {
-      .severity = encoding == none || is_left_out ? Severity::warning : Severity::error,
+      .severity = encoding == no_encoding || is_left_out ? Severity::warning : Severity::error,
       .code = finds_name ? "convert.left_alone" : "plan.options",
       .found = pattern};
   if (!finds_name) {

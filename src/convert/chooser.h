@@ -19,6 +19,8 @@
 
 namespace loadstone {
 
+inline constexpr std::string_view no_encoding = "none";  // of tensors that stay as they are
+
 // Not thread-safe. The options must outlive it.
 class Chooser {
  public:

@@ -15,8 +15,6 @@ namespace loadstone {
 
 namespace {
 
-bool is_wide_float(Dtype dtype) { return kind(dtype) == DtypeKind::floating && bits(dtype) >= 16; }
-
 // Returns whether the output has plain numbers of a narrow dtype: FP8 that stays.
 bool keeps(const Plan& plan, Dtype narrow) {
   return std::ranges::any_of(plan.targets, [&](const PlannedTarget& target) {

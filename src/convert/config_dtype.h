@@ -8,6 +8,11 @@
 
 namespace loadstone {
 
+// Returns true for F16, BF16, F32 and F64.
+[[nodiscard]] constexpr bool is_wide_float(Dtype dtype) noexcept {
+  return kind(dtype) == DtypeKind::floating && bits(dtype) >= 16;
+}
+
 // Returns true if a plain floating tensor of the output is decoded, or none of its sources has its
 // dtype.
 [[nodiscard]] bool changes_dtype(const Plan& plan);

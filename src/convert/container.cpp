@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/refuse_option.h"
 #include "base/text.h"
-#include "loadstone/error.h"
 
 namespace loadstone {
 
@@ -14,8 +14,7 @@ const Container& container_of(FileFormat format) {
   for (const Container* const each : containers()) {
     if (each->format() == format) return *each;
   }
-  throw Error("plan.options", "this version does not write files of that format",
-              {.field = "format"});
+  refuse_option("format", "this version does not write files of that format");
 }
 
 std::span<const Container* const> containers() noexcept {

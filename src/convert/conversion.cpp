@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/only_errors.h"
+#include "base/refuse_option.h"
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "catalog/expert_series.h"
@@ -34,17 +35,12 @@
 #include "convert/tied_head.h"
 #include "convert/values.h"
 #include "loadstone/convert.h"
-#include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/planner.h"
 
 namespace loadstone {
 
 namespace {
-
-[[noreturn]] void refuse(const char* field, std::string message, std::string found = {}) {
-  throw Error("plan.options", std::move(message), {.field = field, .found = std::move(found)});
-}
 
 bool names_are_given(const ConvertOptions& options) {
   return !options.rules.empty() || !options.recipes.targets.empty();
@@ -54,15 +50,16 @@ bool names_are_given(const ConvertOptions& options) {
 void check_repack(const ConvertOptions& options) {
   const std::string style(name(*options.quantize.style));
   if (options.dequantize || options.merge) {
-    refuse("style", "nothing is to be quantized, so nothing has a style", style);
+    refuse_option("style", "nothing is to be quantized, so nothing has a style", style);
   }
   if (options.format != FileFormat::safetensors) {
-    refuse("style", "a GGUF file has one style of its own: name none", style);
+    refuse_option("style", "a GGUF file has one style of its own: name none", style);
   }
   if (names_are_given(options) || options.experts != ExpertLayout::keep) {
-    refuse("style",
-           "codes get the components of another style, or other names and layouts: convert twice",
-           style);
+    refuse_option(
+        "style",
+        "codes get the components of another style, or other names and layouts: convert twice",
+        style);
   }
 }
 
@@ -71,48 +68,51 @@ void check_options(const ConvertOptions& options) {
     return kind(dtype) == DtypeKind::floating && bits(dtype) % 8 == 0;
   };
   if (options.dtype && !is_float(*options.dtype)) {
-    refuse("dtype", "tensors can only get a floating dtype of whole bytes",
-           std::string(name(*options.dtype)));
+    refuse_option("dtype", "tensors can only get a floating dtype of whole bytes",
+                  std::string(name(*options.dtype)));
   }
   const Dtype block = options.block_dtype;
   if (block != Dtype::f32 && block != Dtype::bf16 && block != Dtype::f16) {
-    refuse("block_dtype", "blocks become F32, BF16 or F16", std::string(name(block)));
+    refuse_option("block_dtype", "blocks become F32, BF16 or F16", std::string(name(block)));
   }
   if (options.stem.find_first_of(std::string_view("/\0", 2)) != std::string::npos ||
       options.stem.starts_with('.')) {
-    refuse("stem", "not the beginning of a file's name", printable(options.stem));
+    refuse_option("stem", "not the beginning of a file's name", printable(options.stem));
   }
   if (options.one_file && !options.stem.empty()) {
-    refuse("name", "a single file has the target's name: pass a folder", printable(options.stem));
+    refuse_option("name", "a single file has the target's name: pass a folder",
+                  printable(options.stem));
   }
   const bool makes_values = options.dequantize || options.experts != ExpertLayout::keep;
   if (makes_values && names_are_given(options)) {
-    refuse(options.dequantize ? "dequantize" : "experts",
-           "rules and recipes name what is in the file: convert twice");
+    refuse_option(options.dequantize ? "dequantize" : "experts",
+                  "rules and recipes name what is in the file: convert twice");
   }
   const QuantizeOptions& quantize = options.quantize;
   if (quantize.formats.empty() && !(quantize.include.empty() && quantize.exclude.empty())) {
-    refuse(quantize.include.empty() ? "exclude" : "include",
-           "include and exclude choose what is quantized, and nothing is to be (quantize)");
+    refuse_option(quantize.include.empty() ? "exclude" : "include",
+                  "include and exclude choose what is quantized, and nothing is to be (quantize)");
   }
   if (repacks(options)) check_repack(options);
   if (quantize.importance != nullptr &&
       (quantize.formats.empty() || !container_of(options.format).holds_blocks())) {
-    refuse("importance", "an importance matrix weighs how a GGUF file is quantized",
-           printable(quantize.importance->path, 400));
+    refuse_option("importance", "an importance matrix weighs how a GGUF file is quantized",
+                  printable(quantize.importance->path, 400));
   }
   if (options.is_split &&
       (options.one_file || !container_of(options.format).index_suffix().empty())) {
-    refuse("is_split", "only GGUF files are split without an index, into more than one file");
+    refuse_option("is_split",
+                  "only GGUF files are split without an index, into more than one file");
   }
   if (options.dequantize && options.merge) {
-    refuse("dequantize", "a merge makes numbers of whatever is quantized");
+    refuse_option("dequantize", "a merge makes numbers of whatever is quantized");
   }
-  if (options.shard_bytes_max == 0) refuse("shard_bytes_max", "a shard holds something");
-  if (options.staging_bytes_max == 0) refuse("staging_bytes_max", "nothing moves without staging");
+  if (options.shard_bytes_max == 0) refuse_option("shard_bytes_max", "a shard holds something");
+  if (options.staging_bytes_max == 0)
+    refuse_option("staging_bytes_max", "nothing moves without staging");
 }
 
-void fail(Conversion& conversion, Finding finding) {
+void add_error(Conversion& conversion, Finding finding) {
   finding.severity = Severity::error;
   conversion.plan.findings.push_back(std::move(finding));
 }
@@ -135,7 +135,7 @@ void check_claim(Conversion& conversion, const ConvertOptions& options) {
   const bool has_codes = quantized.has_readable() || has_errors(quantized.findings());
   if (!makes_numbers || has_codes) return;
   const std::string_view file = certain_claim(catalog, options.folder);
-  if (!file.empty()) fail(conversion, unread_claim(file));
+  if (!file.empty()) add_error(conversion, unread_claim(file));
 }
 
 // Floats and complex numbers that no request changes, as no cast to or from them is known.
@@ -186,7 +186,7 @@ bool check_transforms(Conversion& conversion, const ConvertOptions& options, boo
   auto found = transform_finding(catalog);
   if (!found) found = scaled_activation_finding(catalog);
   if (!found) return true;
-  fail(conversion, *std::move(found));
+  add_error(conversion, *std::move(found));
   return false;
 }
 
@@ -195,7 +195,7 @@ void check_claims(Conversion& conversion, const ConvertOptions& options, bool ha
   if (check_transforms(conversion, options, has_values)) check_claim(conversion, options);
   tell_doubtful(*conversion.plan.catalog, options, conversion.plan.findings);
   for (Finding& finding : check_tied_shapes(*conversion.plan.catalog, options.folder.config)) {
-    fail(conversion, std::move(finding));
+    add_error(conversion, std::move(finding));
   }
 }
 
@@ -310,11 +310,12 @@ static Skeleton skeleton_of(const Recipes& recipes) {
 
 static void check_source(const Catalog& catalog, const ConvertOptions& options) {
   if (!options.merge && !catalog.checkpoints().empty()) {
-    refuse("merge", "several checkpoints are to become one, and no option specifies how");
+    refuse_option("merge", "several checkpoints are to become one, and no option specifies how");
   }
   if (!options.quantize.formats.empty() && names_are_given(options) &&
       !catalog.quantized().empty()) {
-    refuse("quantize", "the checkpoint is quantized, and rules name its tensors: convert twice");
+    refuse_option("quantize",
+                  "the checkpoint is quantized, and rules name its tensors: convert twice");
   }
 }
 
@@ -389,7 +390,7 @@ static void settle_findings(std::vector<Finding>& findings) {
 
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& given) {
-  if (catalog == nullptr) refuse("catalog", "there is no catalog");
+  if (catalog == nullptr) refuse_option("catalog", "there is no catalog");
   check_options(given);
   const ConvertOptions options = settled(*catalog, given);
   check_source(*catalog, options);
@@ -437,10 +438,10 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                          conversion.repacked.empty() && !moves_codes(plan));
   check_claims(conversion, options, has_values);
   for (Finding& each : check_moved_codes(plan, conversion.repacked, options.dequantize)) {
-    fail(conversion, std::move(each));
+    add_error(conversion, std::move(each));
   }
   if (keeps_codes(options, is_decoded)) {
-    for (Finding& finding : check_numbers(plan)) fail(conversion, std::move(finding));
+    for (Finding& finding : check_numbers(plan)) add_error(conversion, std::move(finding));
   }
   if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
   settle_metadata(conversion, options, has_values);

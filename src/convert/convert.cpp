@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/only_errors.h"
+#include "base/refuse_option.h"
 #include "base/text.h"
 #include "convert/cache_release.h"
 #include "convert/output.h"
@@ -19,20 +20,18 @@
 #include "convert/recorder.h"
 #include "convert/source_watch.h"
 #include "convert/work_folder.h"
-#include "loadstone/error.h"
 
 namespace loadstone {
 
 namespace {
 
 void check_run(const Conversion& conversion, const ConvertRun& run) {
-  const auto refuse = [](const char* field, const char* message) {
-    throw Error("plan.options", message, {.field = field});
-  };
-  if (run.part && run.finish) refuse("finish", "parts are finished when all of them are done");
-  if (conversion.one_file && run.part) refuse("part", "one file has no parts: name a folder");
+  if (run.part && run.finish)
+    refuse_option("finish", "parts are finished when all of them are done");
+  if (conversion.one_file && run.part)
+    refuse_option("part", "one file has no parts: name a folder");
   if (conversion.one_file && run.finish) {
-    refuse("finish", "one file has no parts: name a folder");
+    refuse_option("finish", "one file has no parts: name a folder");
   }
 }
 

@@ -28,7 +28,7 @@ namespace {
 constexpr std::uint64_t extra_bytes_max = 1u << 30;
 constexpr std::size_t copy_bytes = 1 << 20;
 
-[[noreturn]] void refuse(std::string path, std::string message, std::string found = {}) {
+[[noreturn]] void refuse_extra(std::string path, std::string message, std::string found = {}) {
   throw Error("convert.extra", std::move(message),
               {.path = std::move(path), .found = std::move(found)});
 }
@@ -37,8 +37,8 @@ constexpr std::size_t copy_bytes = 1 << 20;
 Descriptor open_extra(const std::string& path, struct stat& status) {
   Descriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   if (file.get() < 0) {
-    if (errno == ELOOP) refuse(path, "a link is not copied");
-    if (errno == ENXIO) refuse(path, "only regular files are copied");
+    if (errno == ELOOP) refuse_extra(path, "a link is not copied");
+    if (errno == ENXIO) refuse_extra(path, "only regular files are copied");
     Where where;
     where.path = path;
     where.system_error = errno;
@@ -48,11 +48,11 @@ Descriptor open_extra(const std::string& path, struct stat& status) {
     throw Error(code, "cannot open the file that is to be copied", where);
   }
   if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    refuse(path, "only regular files are copied");
+    refuse_extra(path, "only regular files are copied");
   }
   if (static_cast<std::uint64_t>(status.st_size) > extra_bytes_max) {
-    refuse(path, "too large for a file beside a model",
-           human_bytes(static_cast<std::uint64_t>(status.st_size)));
+    refuse_extra(path, "too large for a file beside a model",
+                 human_bytes(static_cast<std::uint64_t>(status.st_size)));
   }
   return file;
 }
@@ -61,7 +61,7 @@ std::uint64_t bytes_of(const ExtraFile& extra) {
   if (extra.source) {
     const std::uint64_t bytes = extra.source->identity().bytes;
     if (bytes > extra_bytes_max) {
-      refuse(extra.copy_of, "too large for a file beside a model", human_bytes(bytes));
+      refuse_extra(extra.copy_of, "too large for a file beside a model", human_bytes(bytes));
     }
     return bytes;
   }
@@ -73,7 +73,7 @@ std::uint64_t bytes_of(const ExtraFile& extra) {
 
 // A source tells by itself that it has changed.
 template <typename Take>
-std::uint64_t read_source(ByteSource& source, const Take& take) {
+std::uint64_t read_byte_source(ByteSource& source, const Take& take) {
   const std::uint64_t bytes = source.identity().bytes;
   std::vector<std::byte> buffer(std::min<std::uint64_t>(bytes, copy_bytes));
   for (std::uint64_t done = 0; done < bytes;) {
@@ -88,7 +88,7 @@ std::uint64_t read_source(ByteSource& source, const Take& take) {
 // Brings all bytes of the file that is copied. Returns how many there are.
 template <typename Take>
 std::uint64_t read_all(const ExtraFile& extra, const Take& take) {
-  if (extra.source) return read_source(*extra.source, take);
+  if (extra.source) return read_byte_source(*extra.source, take);
   struct stat before {};
   const Descriptor source = open_extra(extra.copy_of, before);
   std::vector<std::byte> buffer(copy_bytes);
@@ -136,24 +136,24 @@ void check_extras(const Conversion& conversion) {
            container_of(conversion.format).is_model_name(name);
   };
   if (conversion.one_file && !conversion.extras.empty()) {
-    refuse({}, "one file has none beside it: name a folder");
+    refuse_extra({}, "one file has none beside it: name a folder");
   }
   for (const ExtraFile& extra : conversion.extras) {
     if (!is_path_below(extra.name)) {
-      refuse({}, "not a name for a file in the target", printable(extra.name));
+      refuse_extra({}, "not a name for a file in the target", printable(extra.name));
     }
     if (is_model(extra.name)) {
-      refuse({}, "a file beside the model has a name of the model's", printable(extra.name));
+      refuse_extra({}, "a file beside the model has a name of the model's", printable(extra.name));
     }
     if (!names.insert(extra.name).second) {
-      refuse({}, "two files beside the model have one name", printable(extra.name));
+      refuse_extra({}, "two files beside the model have one name", printable(extra.name));
     }
     static_cast<void>(bytes_of(extra));
   }
   for (const ExtraFile& extra : conversion.extras) {
     for_each_folder(extra.name, [&](const std::string& folder) {
       const bool is_taken = names.contains(folder) || is_model(folder);
-      if (is_taken) refuse({}, "a file and a folder have one name", printable(folder));
+      if (is_taken) refuse_extra({}, "a file and a folder have one name", printable(folder));
     });
   }
 }
@@ -202,9 +202,8 @@ bool have_same_bytes(const ExtraFile& a, const ExtraFile& b) {
 std::string text_of(const ExtraFile& extra) {
   std::string text = extra.text;
   if (extra.copy_of.empty()) return text;
-  read_all(extra, [&](std::uint64_t /*at*/, std::span<const std::byte> piece) {
-    text.append(reinterpret_cast<const char*>(piece.data()), piece.size());
-  });
+  read_all(extra,
+           [&](std::uint64_t /*at*/, std::span<const std::byte> piece) { text += as_text(piece); });
   return text;
 }
 

@@ -21,7 +21,7 @@ constexpr std::string_view readable_endings[] = {
     ".json",     ".jsonl", ".txt", ".md",  ".rst", ".yaml", ".yml", ".toml", ".jinja", ".model",
     ".tiktoken", ".csv",   ".tsv", ".png", ".jpg", ".jpeg", ".svg", ".webp", ".gif",   ".pdf"};
 
-constexpr std::string_view usual_names[] = {
+constexpr std::string_view usual_companion_names[] = {
     "adapter_config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -77,8 +77,9 @@ FileRole file_role(std::string_view name) {
 bool is_text_or_image(std::string_view name) { return has_ending(name, readable_endings); }
 
 bool is_usual_companion(std::string_view name) {
-  return std::ranges::find(usual_names, name) != std::end(usual_names) || name == pipeline_name ||
-         has_ending(name, usual_endings) || file_role(name) == FileRole::code;
+  return std::ranges::find(usual_companion_names, name) != std::end(usual_companion_names) ||
+         name == pipeline_name || has_ending(name, usual_endings) ||
+         file_role(name) == FileRole::code;
 }
 
 bool is_vocabulary(std::string_view name) {
@@ -87,7 +88,8 @@ bool is_vocabulary(std::string_view name) {
 }
 
 std::vector<std::string> usual_companions() {
-  std::vector<std::string> names(std::begin(usual_names), std::end(usual_names));
+  std::vector<std::string> names(std::begin(usual_companion_names),
+                                 std::end(usual_companion_names));
   for (const std::string_view text : usual_texts) {
     for (const char* const ending : {"", ".md", ".txt", ".rst"}) {
       names.push_back(std::string(text) + ending);

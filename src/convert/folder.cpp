@@ -46,7 +46,7 @@ bool is_shard(const Catalog* catalog, std::string_view name) {
          });
 }
 
-[[noreturn]] void fail(const std::string& path, int problem) {
+[[noreturn]] void fail_read(const std::string& path, int problem) {
   Where where;
   where.path = path;
   where.system_error = problem;
@@ -185,7 +185,7 @@ static ModelFolder model_folder_at(const std::string& path, bool with_code,
   if (!fs::is_directory(root, problem)) return folder;
   int unreadable = 0;
   const std::vector<std::string> names = names_in(path, &unreadable);
-  if (unreadable != 0) fail(path, unreadable);
+  if (unreadable != 0) fail_read(path, unreadable);
   const std::vector<std::string> modules = module_folders(config_in(root, modules_name));
   add_components(folder, root);
   const auto is_named = [&](const std::string& name) {
@@ -226,7 +226,7 @@ static ModelFolder left_out(const std::string& path) {
 }
 
 // Names to request from a host that lists nothing.
-static std::vector<std::string> usual_names() {
+static std::vector<std::string> names_to_request() {
   std::vector<std::string> names = usual_companions();
   names.emplace_back(config_name);
   return names;
@@ -248,7 +248,7 @@ static std::vector<std::string> remote_names(Storage& storage, const std::string
                 "host does not list",
                 {.path = folder, .expected = "no --copy-code"});
   }
-  return usual_names();
+  return names_to_request();
 }
 
 static std::shared_ptr<ByteSource> remote_file(Storage& storage, const std::string& root,
@@ -267,7 +267,7 @@ static void add_remote_module(Storage& storage, ModelFolder& folder, const std::
   if (!is_path_below(path)) return folder.left.push_back(path);
   std::vector<std::string> names;
   try {
-    names = is_http(root) ? usual_names() : storage.list(join_path(root, path));
+    names = is_http(root) ? names_to_request() : storage.list(join_path(root, path));
   } catch (const Error& error) {
     if (error.code() == "io.not_found") return;
     if (error.code() != "io.denied" && error.code() != "io.remote") throw;

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/refuse_option.h"
 #include "base/text.h"
 #include "codec/encode.h"
 #include "convert/chooser.h"
@@ -17,20 +18,13 @@
 #include "convert/gguf_importance.h"
 #include "convert/gguf_mix.h"
 #include "convert/kept_blocks.h"
-#include "loadstone/error.h"
 
 namespace loadstone {
 
 namespace {
 
-constexpr std::string_view none = "none";
 // The version of the blocks that ggml writes today.
 constexpr std::uint64_t quantization_version = 2;
-
-[[noreturn]] void refuse(std::string message, std::string_view found, std::string expected) {
-  throw Error("plan.options", std::move(message),
-              {.field = "quantize", .found = printable(found), .expected = std::move(expected)});
-}
 
 // Types of which no encoding is needed.
 std::optional<Dtype> plain_type(std::string_view name) noexcept {
@@ -41,7 +35,7 @@ std::optional<Dtype> plain_type(std::string_view name) noexcept {
 }
 
 // Which blocks an encoding writes; nothing for one of other codecs.
-std::optional<BlockFormat> block_of(const WrittenEncoding& encoding) {
+std::optional<BlockFormat> block_format_of(const WrittenEncoding& encoding) {
   if (!encoding.is_gguf()) return std::nullopt;
   constexpr std::uint64_t columns = 256;  // whole blocks of every format
   static const auto any = std::make_shared<const std::vector<float>>(columns, 1.0f);
@@ -57,18 +51,20 @@ std::optional<BlockFormat> block_of(const WrittenEncoding& encoding) {
 // The encoding that writes these blocks; null where this version has none.
 const WrittenEncoding* encoding_of(BlockFormat format) {
   for (const WrittenEncoding* const each : written_encodings()) {
-    if (block_of(*each) == format) return each;
+    if (block_format_of(*each) == format) return each;
   }
   return nullptr;
 }
 
 // The type that one format asks for; nothing for "none".
 std::optional<Encoding> asked_type(const std::string& name) {
-  if (name == none) return std::nullopt;
+  if (name == no_encoding) return std::nullopt;
   if (const auto dtype = plain_type(name)) return *dtype;
   const WrittenEncoding* const encoding = find_written_encoding(name);
-  if (const auto block = encoding != nullptr ? block_of(*encoding) : std::nullopt) return *block;
-  refuse("a GGUF file does not hold that", name, "a block format such as q8_0, bf16, f16 or f32");
+  if (const auto block = encoding != nullptr ? block_format_of(*encoding) : std::nullopt)
+    return *block;
+  refuse_option("quantize", "a GGUF file does not hold that", printable(name),
+                "a block format such as q8_0, bf16, f16 or f32");
 }
 
 // The mix of the name, or the one whose tensors are mostly of the encoding.
@@ -101,11 +97,12 @@ class BlockChooser {
       mix_ = find_mix(name);
       if (mix_ && !has_mixes()) mix_.reset();
       if (!mix_ && find_mix(name) && !plain_type(name) && !find_written_encoding(name)) {
-        refuse(
+        refuse_option(
+            "quantize",
             "a mix of types is for language models under llama.cpp's names and models of images "
             "that ComfyUI-GGUF knows: the metadata has no number of layers (block_count), and "
             "general.architecture is none of those",
-            name, "a block format such as q8_0");
+            printable(name), "a block format such as q8_0");
       }
       if (!mix_) static_cast<void>(asked_type(name));
     }
@@ -124,7 +121,7 @@ class BlockChooser {
       Chooser::Format* const format = chooser_.format_for(recipe.target);
       if (format != nullptr) ++format->made;
       const bool is_usual = format != nullptr && format->pattern == nullptr;
-      if (format == nullptr || format->quantization->encoding == none) {
+      if (format == nullptr || format->quantization->encoding == no_encoding) {
         choices_.plain.emplace(recipe.target, "no format is for it");
         continue;
       }
@@ -218,9 +215,10 @@ class BlockChooser {
     }
     const WrittenEncoding* const encoding = encoding_of(type.block_format());
     if (encoding == nullptr) {
-      refuse(fmt::format("this version does not write {}, which '{}' would get", type.name(),
-                         printable(recipe.target)),
-             usual_, "another format");
+      refuse_option("quantize",
+                    fmt::format("this version does not write {}, which '{}' would get", type.name(),
+                                printable(recipe.target)),
+                    printable(usual_), "another format");
     }
     // Blocks are decoded as exactly as their kernels compute.
     if (source) {
@@ -285,8 +283,8 @@ bool is_block_format(std::string_view name) { return find_mix(name) || plain_typ
 Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog, Metadata& metadata,
                       Recipes& recipes, std::vector<Finding>& findings) {
   if (options.quantize.style) {
-    throw Error("plan.options", "a GGUF file has one style of its own: name none",
-                {.field = "style", .found = std::string(name(*options.quantize.style))});
+    refuse_option("style", "a GGUF file has one style of its own: name none",
+                  std::string(name(*options.quantize.style)));
   }
   BlockChooser chooser(options, catalog, metadata, findings);
   Choices choices = chooser.run(recipes);

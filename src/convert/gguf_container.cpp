@@ -45,7 +45,7 @@ bool has_llama_cpp_names(const Catalog& catalog) {
 bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."); }
 
 // Keys that are true of the source alone, and not of what it becomes.
-bool is_of_file(std::string_view key) noexcept {
+bool is_of_source(std::string_view key) noexcept {
   return is_of_part(key) || key == "format" || key == types_key ||
          key.starts_with(gguf_shape_prefix);
 }
@@ -84,7 +84,7 @@ class GgufContainer final : public Container {
     Metadata metadata;
     std::vector<std::string> left_out;
     for (const auto& [key, item] : catalog.metadata()) {
-      if (is_of_file(key) || given.contains(key)) continue;
+      if (is_of_source(key) || given.contains(key)) continue;
       if (!is_metadata_key(key) || key.size() > gguf_key_bytes_max) {
         left_out.push_back(key);
         continue;
@@ -265,10 +265,10 @@ class GgufContainer final : public Container {
   }
 };
 
-constexpr GgufContainer the_container;
+constexpr GgufContainer the_gguf_container;
 
 }  // namespace
 
-const Container& gguf_container = the_container;
+const Container& gguf_container = the_gguf_container;
 
 }  // namespace loadstone

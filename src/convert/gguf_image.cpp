@@ -13,7 +13,6 @@ namespace loadstone {
 namespace {
 
 using Names = std::span<const std::string_view>;
-using Block = BlockFormat;
 
 // All of these tensors are there.
 using Mark = Names;
@@ -135,7 +134,7 @@ constexpr ImageModel models[] = {
 };
 
 // Whole names, where a part would say too much.
-constexpr std::string_view plain_names[] = {"proj_out.weight", "out.2.weight"};
+constexpr std::string_view plain_image_names[] = {"proj_out.weight", "out.2.weight"};
 
 // Names of diffusers for models whose own checkpoints fuse queries, keys and values.
 constexpr std::string_view flux_unfused[] = {"transformer_blocks.0.attn.norm_added_k.weight"};
@@ -149,11 +148,6 @@ constexpr std::string_view comfy_prefix = "model.diffusion_model.";
 
 // Matrices with fewer elements are not worth a block.
 constexpr std::uint64_t small_elements_max = 1024;
-
-bool has_any(std::string_view name, Names parts) noexcept {
-  return std::ranges::any_of(
-      parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
-}
 
 // Dims without leading ones, which are none in ggml.
 std::ptrdiff_t ggml_dims(const Shape& shape) noexcept {
@@ -195,21 +189,30 @@ struct PartRule {
   Part part;
   Mix mix;
   std::uint64_t first;  // of how many tensors of this part
-  Block type;
+  BlockFormat type;
 };
 constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
 
 // The first that fits counts; a tensor that none fits has the type of the mix.
-constexpr PartRule rules[] = {
-    {Part::value, Mix::q2_k, all, Block::q3_k},   {Part::value, Mix::q3_k_m, 2, Block::q5_k},
-    {Part::value, Mix::q3_k_m, all, Block::q4_k}, {Part::value, Mix::q3_k_l, all, Block::q5_k},
-    {Part::value, Mix::q4_k_s, 4, Block::q5_k},   {Part::value, Mix::q4_k_m, all, Block::q6_k},
-    {Part::value, Mix::q5_k_m, all, Block::q6_k}, {Part::qkv, Mix::q3_k_m, all, Block::q4_k},
-    {Part::qkv, Mix::q3_k_l, all, Block::q4_k},   {Part::qkv, Mix::q4_k_m, all, Block::q5_k},
-    {Part::qkv, Mix::q5_k_m, all, Block::q6_k},   {Part::down, Mix::q3_k_m, all, Block::q4_k},
-    {Part::down, Mix::q3_k_l, all, Block::q5_k},  {Part::down, Mix::q4_k_s, all, Block::q5_k},
-    {Part::down, Mix::q4_k_m, all, Block::q6_k},  {Part::down, Mix::q5_k_m, all, Block::q6_k},
-    {Part::down, Mix::q4_0, all, Block::q4_1},    {Part::down, Mix::q5_0, all, Block::q5_1},
+constexpr PartRule part_rules[] = {
+    {Part::value, Mix::q2_k, all, BlockFormat::q3_k},
+    {Part::value, Mix::q3_k_m, 2, BlockFormat::q5_k},
+    {Part::value, Mix::q3_k_m, all, BlockFormat::q4_k},
+    {Part::value, Mix::q3_k_l, all, BlockFormat::q5_k},
+    {Part::value, Mix::q4_k_s, 4, BlockFormat::q5_k},
+    {Part::value, Mix::q4_k_m, all, BlockFormat::q6_k},
+    {Part::value, Mix::q5_k_m, all, BlockFormat::q6_k},
+    {Part::qkv, Mix::q3_k_m, all, BlockFormat::q4_k},
+    {Part::qkv, Mix::q3_k_l, all, BlockFormat::q4_k},
+    {Part::qkv, Mix::q4_k_m, all, BlockFormat::q5_k},
+    {Part::qkv, Mix::q5_k_m, all, BlockFormat::q6_k},
+    {Part::down, Mix::q3_k_m, all, BlockFormat::q4_k},
+    {Part::down, Mix::q3_k_l, all, BlockFormat::q5_k},
+    {Part::down, Mix::q4_k_s, all, BlockFormat::q5_k},
+    {Part::down, Mix::q4_k_m, all, BlockFormat::q6_k},
+    {Part::down, Mix::q5_k_m, all, BlockFormat::q6_k},
+    {Part::down, Mix::q4_0, all, BlockFormat::q4_1},
+    {Part::down, Mix::q5_0, all, BlockFormat::q5_1},
 };
 
 }  // namespace
@@ -242,7 +245,7 @@ std::string_view architecture(const ImageModel& model) noexcept { return model.a
 
 bool is_image_mixed(const ImageModel& model, std::string_view name, const Shape& shape) noexcept {
   if (ggml_dims(shape) != 2 || !name.ends_with("weight")) return false;
-  if (std::ranges::find(plain_names, name) != std::end(plain_names)) return false;
+  if (std::ranges::find(plain_image_names, name) != std::end(plain_image_names)) return false;
   return !has_any(name, model.plain) && !is_wide(model, name, shape);
 }
 
@@ -261,10 +264,10 @@ std::vector<Encoding> image_types(Mix mix, std::span<const MixTensor> tensors) {
     const MixTensor& tensor = tensors[i];
     const Part part = part_of(tensor.name);
     const std::uint64_t index = part == Part::value ? values++ : 0;
-    const auto* const rule = std::ranges::find_if(rules, [&](const PartRule& each) {
+    const auto* const rule = std::ranges::find_if(part_rules, [&](const PartRule& each) {
       return each.part == part && each.mix == mix && index < each.first;
     });
-    if (rule != std::end(rules)) types[i] = rule->type;
+    if (rule != std::end(part_rules)) types[i] = rule->type;
     types[i] = fitting_type(tensor.asked.value_or(types[i]), *tensor.shape);
   }
   return types;

@@ -12,7 +12,7 @@ namespace loadstone {
 namespace {
 
 // llama-quantize keeps so many bytes of a text in 128, with a NUL.
-constexpr std::size_t text_bytes_max = 127;
+constexpr std::size_t importance_text_bytes_max = 127;
 
 Finding finding(Severity severity, const std::string& target, std::string message) {
   return {.severity = severity,
@@ -121,7 +121,8 @@ void erase_importance(const Metadata& given, Metadata& metadata) {
 void Importances::describe(Metadata& metadata) const {
   if (matrix_ == nullptr) return;
   const auto set_text = [&](const char* key, const std::string& text) {
-    metadata.insert_or_assign(key, MetadataValue{.value = text.substr(0, text_bytes_max)});
+    metadata.insert_or_assign(key,
+                              MetadataValue{.value = text.substr(0, importance_text_bytes_max)});
   };
   const auto set_number = [&](const char* key, std::uint64_t number) {
     metadata.insert_or_assign(key, MetadataValue{.value = number, .type = MetadataType::u32});

@@ -65,7 +65,7 @@ constexpr auto key_types = std::to_array<KeyType>({
     {"tokenizer.ggml.add_space_prefix", MetadataType::boolean},
 });
 
-std::string text_of(const KeyType& row) {
+std::string type_text(const KeyType& row) {
   if (row.type != MetadataType::array) return std::string(name(row.type));
   return "array of " + std::string(name(row.items));
 }
@@ -180,7 +180,7 @@ void check_key_types(const Metadata& given) {
                 {.tensor = found->first,
                  .field = "metadata",
                  .found = type_name(found->second),
-                 .expected = text_of(row)});
+                 .expected = type_text(row)});
   }
 }
 

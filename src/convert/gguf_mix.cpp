@@ -12,21 +12,41 @@ namespace loadstone {
 
 namespace {
 
-using Block = BlockFormat;
-
 // In the order of Mix.
 constexpr auto mixes = std::to_array<MixInfo>({
-    {"f32", 0, Dtype::f32},          {"f16", 1, Dtype::f16},        {"bf16", 32, Dtype::bf16},
-    {"q4_0", 2, Block::q4_0},        {"q4_1", 3, Block::q4_1},      {"q5_0", 8, Block::q5_0},
-    {"q5_1", 9, Block::q5_1},        {"q8_0", 7, Block::q8_0},      {"q2_k", 10, Block::q2_k},
-    {"q2_k_s", 21, Block::q2_k},     {"q3_k_s", 11, Block::q3_k},   {"q3_k_m", 12, Block::q3_k},
-    {"q3_k_l", 13, Block::q3_k},     {"q4_k_s", 14, Block::q4_k},   {"q4_k_m", 15, Block::q4_k},
-    {"q5_k_s", 16, Block::q5_k},     {"q5_k_m", 17, Block::q5_k},   {"q6_k", 18, Block::q6_k},
-    {"iq1_s", 24, Block::iq1_s},     {"iq1_m", 31, Block::iq1_m},   {"iq2_xxs", 19, Block::iq2_xxs},
-    {"iq2_xs", 20, Block::iq2_xs},   {"iq2_s", 28, Block::iq2_xs},  {"iq2_m", 29, Block::iq2_s},
-    {"iq3_xxs", 23, Block::iq3_xxs}, {"iq3_xs", 22, Block::iq3_s},  {"iq3_s", 26, Block::iq3_s},
-    {"iq3_m", 27, Block::iq3_s},     {"iq4_nl", 25, Block::iq4_nl}, {"iq4_xs", 30, Block::iq4_xs},
-    {"tq1_0", 36, Block::tq1_0},     {"tq2_0", 37, Block::tq2_0},   {"mxfp4_moe", 38, Block::mxfp4},
+    {"f32", 0, Dtype::f32},
+    {"f16", 1, Dtype::f16},
+    {"bf16", 32, Dtype::bf16},
+    {"q4_0", 2, BlockFormat::q4_0},
+    {"q4_1", 3, BlockFormat::q4_1},
+    {"q5_0", 8, BlockFormat::q5_0},
+    {"q5_1", 9, BlockFormat::q5_1},
+    {"q8_0", 7, BlockFormat::q8_0},
+    {"q2_k", 10, BlockFormat::q2_k},
+    {"q2_k_s", 21, BlockFormat::q2_k},
+    {"q3_k_s", 11, BlockFormat::q3_k},
+    {"q3_k_m", 12, BlockFormat::q3_k},
+    {"q3_k_l", 13, BlockFormat::q3_k},
+    {"q4_k_s", 14, BlockFormat::q4_k},
+    {"q4_k_m", 15, BlockFormat::q4_k},
+    {"q5_k_s", 16, BlockFormat::q5_k},
+    {"q5_k_m", 17, BlockFormat::q5_k},
+    {"q6_k", 18, BlockFormat::q6_k},
+    {"iq1_s", 24, BlockFormat::iq1_s},
+    {"iq1_m", 31, BlockFormat::iq1_m},
+    {"iq2_xxs", 19, BlockFormat::iq2_xxs},
+    {"iq2_xs", 20, BlockFormat::iq2_xs},
+    {"iq2_s", 28, BlockFormat::iq2_xs},
+    {"iq2_m", 29, BlockFormat::iq2_s},
+    {"iq3_xxs", 23, BlockFormat::iq3_xxs},
+    {"iq3_xs", 22, BlockFormat::iq3_s},
+    {"iq3_s", 26, BlockFormat::iq3_s},
+    {"iq3_m", 27, BlockFormat::iq3_s},
+    {"iq4_nl", 25, BlockFormat::iq4_nl},
+    {"iq4_xs", 30, BlockFormat::iq4_xs},
+    {"tq1_0", 36, BlockFormat::tq1_0},
+    {"tq2_0", 37, BlockFormat::tq2_0},
+    {"mxfp4_moe", 38, BlockFormat::mxfp4},
 });
 static_assert(mixes.size() == static_cast<std::size_t>(Mix::mxfp4_moe) + 1);
 
@@ -70,7 +90,7 @@ constexpr std::string_view plain_parts[] = {
     "a.rvq.codebook",
     "mm.a.code_embd",
 };
-constexpr std::string_view plain_names[] = {"position_embd.weight", "token_types.weight"};
+constexpr std::string_view plain_text_names[] = {"position_embd.weight", "token_types.weight"};
 
 constexpr std::string_view glm5_next = "glm5-next";
 constexpr std::string_view glm5_plain_parts[] = {
@@ -91,15 +111,6 @@ constexpr std::string_view glm5_plain_parts[] = {
 };
 // Never below Q8_0.
 constexpr std::string_view glm5_wide_parts[] = {"attn_q_a", "attn_q_b", "nextn.eh_proj"};
-
-bool has(std::string_view name, std::string_view part) noexcept {
-  return name.find(part) != std::string_view::npos;
-}
-
-template <std::size_t count>
-bool has_any(std::string_view name, const std::string_view (&parts)[count]) noexcept {
-  return std::ranges::any_of(parts, [&](std::string_view part) { return has(name, part); });
-}
 
 // Those of one and two bits a number, whose rules are their own in some places.
 constexpr bool is_lowest(Mix mix) noexcept {
@@ -187,7 +198,7 @@ class Mixer {
   [[nodiscard]] Encoding ruled_type(const MixTensor& tensor, Encoding usual) {
     const Role role = role_of(tensor.name);
     if (model_.architecture == glm5_next && has_any(tensor.name, glm5_wide_parts)) {
-      return Block::q8_0;
+      return BlockFormat::q8_0;
     }
     if (role == Role::output || (is_tied_ && role == Role::token_embd)) {
       return output_type(*tensor.shape, usual);
@@ -204,15 +215,15 @@ class Mixer {
       }
     }
     if (role == Role::attn_k && model_.experts == 8) {
-      return is_lowest(mix_) ? Block::q4_k : Block::q8_0;
+      return is_lowest(mix_) ? BlockFormat::q4_k : BlockFormat::q8_0;
     }
     return by_rule(role, facts, usual);
   }
 
   [[nodiscard]] Encoding output_type(const Shape& shape, Encoding usual) const {
-    if (mix_ == Mix::mxfp4_moe || is_falcon() || !is_whole(usual, shape)) return Block::q8_0;
-    if (is_lowest(mix_) || mix_ == Mix::iq3_xxs) return Block::q5_k;
-    return usual == Encoding(Block::q8_0) ? usual : Encoding(Block::q6_k);
+    if (mix_ == Mix::mxfp4_moe || is_falcon() || !is_whole(usual, shape)) return BlockFormat::q8_0;
+    if (is_lowest(mix_) || mix_ == Mix::iq3_xxs) return BlockFormat::q5_k;
+    return usual == Encoding(BlockFormat::q8_0) ? usual : Encoding(BlockFormat::q6_k);
   }
 
   [[nodiscard]] Encoding expert_type(const Shape& shape, Role role) const {
@@ -220,16 +231,17 @@ class Mixer {
     const bool is_stack = extents.size() >= 3 && extents[extents.size() - 3] > 1;
     const bool is_role = role == Role::ffn_up || role == Role::ffn_gate || role == Role::ffn_down;
     // Its projections of attention are stacks, too.
-    if (model_.architecture == "bailingmoe3" && !is_role) return Block::q8_0;
-    return is_stack ? Block::mxfp4 : Block::q8_0;
+    if (model_.architecture == "bailingmoe3" && !is_role) return BlockFormat::q8_0;
+    return is_stack ? BlockFormat::mxfp4 : BlockFormat::q8_0;
   }
 
   [[nodiscard]] Encoding value_type(Encoding usual) {
     Encoding type = by_rule(Role::attn_v, facts_of(value_++, values_), usual);
     if (is_lowest(mix_)) return type;
-    const bool is_narrow = type == Encoding(Block::q3_k) || type == Encoding(Block::q4_k);
-    if (is_narrow && is_70b(model_)) type = Block::q5_k;
-    return model_.experts == 8 ? Encoding(Block::q8_0) : type;
+    const bool is_narrow =
+        type == Encoding(BlockFormat::q3_k) || type == Encoding(BlockFormat::q4_k);
+    if (is_narrow && is_70b(model_)) type = BlockFormat::q5_k;
+    return model_.experts == 8 ? Encoding(BlockFormat::q8_0) : type;
   }
 
   [[nodiscard]] Encoding by_rule(Role role, const Facts& facts, Encoding usual) const {
@@ -319,7 +331,7 @@ bool is_mixed(std::string_view name, const Shape& shape, std::string_view archit
   const auto first = std::ranges::find_if(extents, [](std::uint64_t each) { return each != 1; });
   if (extents.end() - first < 2) return false;
   if (!name.ends_with("weight") || has_any(name, plain_parts)) return false;
-  if (std::ranges::find(plain_names, name) != std::end(plain_names)) return false;
+  if (std::ranges::find(plain_text_names, name) != std::end(plain_text_names)) return false;
   return architecture != glm5_next || !has_any(name, glm5_plain_parts);
 }
 
@@ -333,14 +345,14 @@ bool mix_needs_importance(std::optional<Mix> mix, std::string_view name,
   const Role role = role_of(name);
   if (role == Role::token_embd || role == Role::output) return false;
   switch (type) {
-    case Block::iq1_s:
-    case Block::iq1_m:
-    case Block::iq2_xxs:
-    case Block::iq2_xs:
-    case Block::iq2_s:
-    case Block::iq3_xxs:
+    case BlockFormat::iq1_s:
+    case BlockFormat::iq1_m:
+    case BlockFormat::iq2_xxs:
+    case BlockFormat::iq2_xs:
+    case BlockFormat::iq2_s:
+    case BlockFormat::iq3_xxs:
       return true;
-    case Block::q2_k:
+    case BlockFormat::q2_k:
       return mix == Mix::q2_k_s;
     default:
       return false;
@@ -355,30 +367,30 @@ Encoding fitting_type(Encoding type, const Shape& shape) noexcept {
   if (is_whole(type, shape)) return type;
   Encoding smaller = type;
   switch (type.block_format()) {
-    case Block::iq1_s:
-    case Block::iq1_m:
-    case Block::iq2_xxs:
-    case Block::iq2_xs:
-    case Block::iq2_s:
-    case Block::iq3_xxs:
-    case Block::iq3_s:
-    case Block::iq4_xs:
-      smaller = Block::iq4_nl;
+    case BlockFormat::iq1_s:
+    case BlockFormat::iq1_m:
+    case BlockFormat::iq2_xxs:
+    case BlockFormat::iq2_xs:
+    case BlockFormat::iq2_s:
+    case BlockFormat::iq3_xxs:
+    case BlockFormat::iq3_s:
+    case BlockFormat::iq4_xs:
+      smaller = BlockFormat::iq4_nl;
       break;
-    case Block::q2_k:
-    case Block::q3_k:
-    case Block::tq1_0:
-    case Block::tq2_0:
-      smaller = Block::q4_0;
+    case BlockFormat::q2_k:
+    case BlockFormat::q3_k:
+    case BlockFormat::tq1_0:
+    case BlockFormat::tq2_0:
+      smaller = BlockFormat::q4_0;
       break;
-    case Block::q4_k:
-      smaller = Block::q5_0;
+    case BlockFormat::q4_k:
+      smaller = BlockFormat::q5_0;
       break;
-    case Block::q5_k:
-      smaller = Block::q5_1;
+    case BlockFormat::q5_k:
+      smaller = BlockFormat::q5_1;
       break;
-    case Block::q6_k:
-      smaller = Block::q8_0;
+    case BlockFormat::q6_k:
+      smaller = BlockFormat::q8_0;
       break;
     default:
       break;

@@ -114,9 +114,9 @@ std::string quoted(std::string_view text) {
 
 template <typename Use>
 bool use_member(std::string_view text, std::string_view key, Use&& use) {
-  simdjson::dom::parser parser;
-  simdjson::dom::element root;
-  simdjson::dom::element value;
+  dom::parser parser;
+  dom::element root;
+  dom::element value;
   if (parsed_json(parser, python_json(text).text).get(root) != simdjson::SUCCESS) return false;
   if (!root.is_object() || root[key].get(value) != simdjson::SUCCESS) return false;
   use(value);
@@ -130,7 +130,7 @@ std::string key_of(std::string_view text, const Span& member) {
   if (quoted_key.find('\\') == std::string_view::npos) {
     return std::string(quoted_key.substr(1, quoted_key.size() - 2));
   }
-  simdjson::dom::parser parser;
+  dom::parser parser;
   std::string_view key;
   if (parsed_json(parser, quoted_key).get(key) != simdjson::SUCCESS) return {};
   return std::string(key);
@@ -182,9 +182,9 @@ std::string without_members_of_level(std::string_view text,
 
 }  // namespace
 
-static std::set<std::string> differing(simdjson::dom::object left, simdjson::dom::object right);
+static std::set<std::string> differing(dom::object left, dom::object right);
 
-static bool same_value(simdjson::dom::element left, simdjson::dom::element right) {
+static bool same_value(dom::element left, dom::element right) {
   if (left.type() != right.type()) return false;
   if (left.is_array()) {
     return std::ranges::equal(left.get_array().value(), right.get_array().value(), same_value);
@@ -193,11 +193,11 @@ static bool same_value(simdjson::dom::element left, simdjson::dom::element right
   return std::string(simdjson::minify(left)) == std::string(simdjson::minify(right));
 }
 
-static std::set<std::string> differing(simdjson::dom::object left, simdjson::dom::object right) {
+static std::set<std::string> differing(dom::object left, dom::object right) {
   std::set<std::string> keys;
   for (const auto& [members, others] : {std::pair(left, right), std::pair(right, left)}) {
     for (const auto& member : members) {
-      simdjson::dom::element other;
+      dom::element other;
       const bool is_there = others.at_key(member.key).get(other) == simdjson::SUCCESS;
       if (!is_there || !same_value(member.value, other)) keys.emplace(member.key);
     }
@@ -206,7 +206,7 @@ static std::set<std::string> differing(simdjson::dom::object left, simdjson::dom
 }
 
 std::vector<std::string> different_members(std::string_view left, std::string_view right) {
-  simdjson::dom::parser parsers[2];
+  dom::parser parsers[2];
   const std::set<std::string> keys =
       differing(parsed_json(parsers[0], python_json(left).text).get_object(),
                 parsed_json(parsers[1], python_json(right).text).get_object());
@@ -214,15 +214,15 @@ std::vector<std::string> different_members(std::string_view left, std::string_vi
 }
 
 bool is_json_object(std::string_view text) {
-  simdjson::dom::parser parser;
-  simdjson::dom::element root;
+  dom::parser parser;
+  dom::element root;
   const auto result = parsed_json(parser, python_json(text).text);
   return result.get(root) == simdjson::SUCCESS && root.is_object();
 }
 
 std::string string_member(std::string_view text, std::string_view key) {
   std::string found;
-  use_member(text, key, [&](simdjson::dom::element value) {
+  use_member(text, key, [&](dom::element value) {
     std::string_view string;
     if (value.get(string) == simdjson::SUCCESS) found = string;
   });
@@ -231,7 +231,7 @@ std::string string_member(std::string_view text, std::string_view key) {
 
 std::optional<std::uint64_t> number_member(std::string_view text, std::string_view key) {
   std::optional<std::uint64_t> found;
-  use_member(text, key, [&](simdjson::dom::element value) {
+  use_member(text, key, [&](dom::element value) {
     std::uint64_t number = 0;
     if (value.get(number) == simdjson::SUCCESS) found = number;
   });
@@ -240,7 +240,7 @@ std::optional<std::uint64_t> number_member(std::string_view text, std::string_vi
 
 std::optional<bool> bool_member(std::string_view text, std::string_view key) {
   std::optional<bool> found;
-  use_member(text, key, [&](simdjson::dom::element value) {
+  use_member(text, key, [&](dom::element value) {
     bool is_set = false;
     if (value.get(is_set) == simdjson::SUCCESS) found = is_set;
   });
@@ -257,7 +257,7 @@ std::string_view object_member(std::string_view text, std::string_view key) {
 
 std::string first_of_member(std::string_view text, std::string_view key) {
   std::string found;
-  use_member(text, key, [&](simdjson::dom::element value) {
+  use_member(text, key, [&](dom::element value) {
     std::string_view first;
     if (value.is_array() && value.at(0).get(first) == simdjson::SUCCESS) found = first;
   });
@@ -265,7 +265,7 @@ std::string first_of_member(std::string_view text, std::string_view key) {
 }
 
 bool has_member(std::string_view text, std::string_view key) {
-  return use_member(text, key, [](simdjson::dom::element) {});
+  return use_member(text, key, [](dom::element) {});
 }
 
 std::string with_member(std::string_view text, std::string_view key, std::string_view value) {

@@ -255,11 +255,11 @@ std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion) {
              gives_mxfp4_blocks(plan.decodings[box.decoding]);
     };
     if (!std::ranges::any_of(target.recipe.boxes, is_packed)) continue;
-    PlainForm form = plain_form(conversion, target);
-    repacked.push_back({.name = target.name,
-                        .shape = std::move(form.shape),
-                        .quantization = {.encoding = "mxfp4-gguf"},
-                        .targets = {target.name}});
+    RepackedTensor& tensor = repacked.emplace_back();
+    tensor.name = target.name;
+    tensor.shape = plain_form(conversion, target).shape;
+    tensor.quantization.encoding = "mxfp4-gguf";
+    tensor.targets = {target.name};
   }
   return repacked;
 }

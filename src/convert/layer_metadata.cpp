@@ -16,8 +16,6 @@ namespace loadstone {
 
 namespace {
 
-using Object = simdjson::dom::object;
-
 // The module of the target that gets the codes of each weight, by the weight's source.
 std::map<std::uint32_t, std::string> modules_by_source(const Plan& plan) {
   std::map<std::uint32_t, std::string> modules;
@@ -32,7 +30,7 @@ std::map<std::uint32_t, std::string> modules_by_source(const Plan& plan) {
 }
 
 // The object with its layers renamed, or nothing where none is left. False: it is as it was.
-bool rename_layers(const Plan& plan, const Object& root, std::optional<std::string>& renamed) {
+bool rename_layers(const Plan& plan, const dom::object& root, std::optional<std::string>& renamed) {
   const auto modules = modules_by_source(plan);
   bool is_changed = false;
   bool is_empty = true;
@@ -40,7 +38,7 @@ bool rename_layers(const Plan& plan, const Object& root, std::optional<std::stri
   json.begin_object();
   for (const auto member : root) {
     json.key(member.key);
-    Object layers;
+    dom::object layers;
     if (member.key != "layers" || member.value.get(layers) != simdjson::SUCCESS) {
       json.raw(simdjson::minify(member.value));
       continue;
@@ -71,8 +69,8 @@ void keep_layer_metadata(Conversion& conversion, const ConvertOptions& options, 
   std::optional<std::string> renamed;
   if (!drops_all) {
     const auto* const text = std::get_if<std::string>(&item->second.value);
-    simdjson::dom::parser parser;
-    Object root;
+    dom::parser parser;
+    dom::object root;
     if (text == nullptr || parsed_json(parser, *text).get(root) != simdjson::SUCCESS) return;
     if (!rename_layers(conversion.plan, root, renamed)) return;
   }

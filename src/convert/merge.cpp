@@ -12,11 +12,11 @@
 #include <string>
 #include <utility>
 
+#include "base/refuse_option.h"
 #include "base/text.h"
 #include "boxes/view.h"
 #include "codec/tensor_table.h"
 #include "convert/tied_head.h"
-#include "loadstone/error.h"
 #include "loadstone/merge.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/adapter_names.h"
@@ -29,12 +29,6 @@ namespace loadstone {
 
 namespace {
 
-[[noreturn]] void refuse(const char* field, std::string message, std::string found = {},
-                         std::string expected = {}) {
-  throw Error("plan.options", std::move(message),
-              {.field = field, .found = std::move(found), .expected = std::move(expected)});
-}
-
 bool has_base(MergeMethod method) noexcept {
   return method != MergeMethod::linear && method != MergeMethod::slerp;
 }
@@ -42,30 +36,31 @@ bool has_base(MergeMethod method) noexcept {
 void check_method(const MergeOptions& merge) {
   const std::size_t models = merge.weights.size();
   if (merge.method == MergeMethod::slerp && models != 2) {
-    refuse("method", "slerp is between two models", std::to_string(models), "2");
+    refuse_option("method", "slerp is between two models", std::to_string(models), "2");
   }
   if (has_base(merge.method) && models < 2) {
-    refuse("method", "the method takes a base and other models", std::to_string(models),
-           "at least 2");
+    refuse_option("method", "the method takes a base and other models", std::to_string(models),
+                  "at least 2");
   }
   if (merge.method != MergeMethod::linear && merge.weights.front() != 1) {
-    refuse("weights", "the base of a method has no weight of its own",
-           fmt::format("{}", merge.weights.front()), "1");
+    refuse_option("weights", "the base of a method has no weight of its own",
+                  fmt::format("{}", merge.weights.front()), "1");
   }
   const bool is_random =
       merge.method == MergeMethod::dare_linear || merge.method == MergeMethod::dare_ties;
   const bool prunes = is_random || merge.method == MergeMethod::ties;
   const double density = merge.density.value_or(1);
   if (!(density > 0 && density <= 1)) {
-    refuse("density", "the share that is kept is above 0 and at most 1",
-           fmt::format("{}", density));
+    refuse_option("density", "the share that is kept is above 0 and at most 1",
+                  fmt::format("{}", density));
   }
-  if (merge.density && !prunes) refuse("density", "the method keeps all");
-  if (merge.seed && !is_random) refuse("seed", "the method draws nothing at random");
-  if (!std::isfinite(merge.scale.value_or(1))) refuse("scale", "a scale is finite");
-  if (merge.scale && !has_base(merge.method)) refuse("scale", "the method has no differences");
+  if (merge.density && !prunes) refuse_option("density", "the method keeps all");
+  if (merge.seed && !is_random) refuse_option("seed", "the method draws nothing at random");
+  if (!std::isfinite(merge.scale.value_or(1))) refuse_option("scale", "a scale is finite");
+  if (merge.scale && !has_base(merge.method))
+    refuse_option("scale", "the method has no differences");
   if (merge.normalise && merge.method == MergeMethod::slerp) {
-    refuse("normalise", "the method has no sum of weights");
+    refuse_option("normalise", "the method has no sum of weights");
   }
 }
 
@@ -79,8 +74,8 @@ bool cancel(double sum, double magnitudes) noexcept {
 void check_divisors(std::span<const float> weights, bool elects_signs) {
   constexpr std::size_t choices_max = 16;  // weights of which each choice is looked at
   const auto refuse_sum = [](double sum) {
-    refuse("normalise", "weights that are to divide add up to nothing, or nearly",
-           fmt::format("{}", sum), "weights of one sign, or normalise off");
+    refuse_option("normalise", "weights that are to divide add up to nothing, or nearly",
+                  fmt::format("{}", sum), "weights of one sign, or normalise off");
   };
   const auto is_above = [](float weight) { return weight > 0; };
   if (std::ranges::all_of(weights, is_above)) return;
@@ -96,8 +91,8 @@ void check_divisors(std::span<const float> weights, bool elects_signs) {
   std::vector<float> chosen;
   std::ranges::copy_if(weights, std::back_inserter(chosen), [](float each) { return each != 0; });
   if (chosen.size() > choices_max) {
-    refuse("normalise", "too many weights, some of them below 0, are to divide",
-           std::to_string(chosen.size()), fmt::format("at most {}", choices_max));
+    refuse_option("normalise", "too many weights, some of them below 0, are to divide",
+                  std::to_string(chosen.size()), fmt::format("at most {}", choices_max));
   }
   for (std::uint32_t bits = 1; bits < 1u << chosen.size(); ++bits) {
     double sum = 0;
@@ -151,25 +146,26 @@ void check(const Catalog& catalog, const ConvertOptions& options) {
   const MergeOptions& merge = *options.merge;
   const std::size_t given = merge.weights.size() + merge.adapters.size();
   const std::size_t there = std::max<std::size_t>(catalog.checkpoints().size(), 1);
-  if (merge.weights.empty()) refuse("weights", "a merge begins with a model");
+  if (merge.weights.empty()) refuse_option("weights", "a merge begins with a model");
   if (given != there) {
-    refuse("weights", "each checkpoint of the catalog is a model or an adapter",
-           fmt::format("{} models and {} adapters", merge.weights.size(), merge.adapters.size()),
-           fmt::format("{} checkpoints", there));
+    refuse_option(
+        "weights", "each checkpoint of the catalog is a model or an adapter",
+        fmt::format("{} models and {} adapters", merge.weights.size(), merge.adapters.size()),
+        fmt::format("{} checkpoints", there));
   }
   if (merge.tie == TiePolicy::keep && merge.adapters.empty()) {
-    refuse("tie", "it goes with adapters (lora)", "keep");
+    refuse_option("tie", "it goes with adapters (lora)", "keep");
   }
   const auto is_factor = [](float factor) { return std::isfinite(factor); };
   const bool are_finite = std::ranges::all_of(merge.weights, is_factor) &&
                           std::ranges::all_of(merge.adapters, is_factor, &MergeAdapter::factor);
-  if (!are_finite) refuse("weights", "weights and factors are finite");
+  if (!are_finite) refuse_option("weights", "weights and factors are finite");
   if (!options.rules.empty() || !options.recipes.targets.empty()) {
-    refuse("rules", "a merge keeps the names of its first model: convert its result");
+    refuse_option("rules", "a merge keeps the names of its first model: convert its result");
   }
   check_method(merge);
   if (options.experts != ExpertLayout::keep) {
-    refuse("experts", "a merge keeps the layout of its first model: convert its result");
+    refuse_option("experts", "a merge keeps the layout of its first model: convert its result");
   }
 }
 

@@ -23,20 +23,20 @@ constexpr std::size_t pattern_bytes_max = 4000;
 // Heads of encoders, whose weights are tied to an embedding and in no file.
 constexpr const char* tied_heads = R"((.*\.)?(lm_head|predictions|cls|head)\.decoder$)";
 
-Pattern compile(std::string_view text) {
+Pattern compile_module_pattern(std::string_view text) {
   return compile_pattern(text, "plan.options", "rules", pattern_memory(1));
 }
 
 bool matches_any(const std::string& pattern, const std::vector<std::string>& modules) {
-  const Pattern compiled = compile("^(?:" + pattern + ")");
+  const Pattern compiled = compile_module_pattern("^(?:" + pattern + ")");
   return std::ranges::any_of(modules,
                              [&](std::string_view each) { return is_in(*compiled, each); });
 }
 
 // The name from its first block of layers on, or its first numbered list, or all of it.
 std::string_view from_layers(std::string_view module) {
-  static const Pattern layers = compile(layer_pattern);
-  static const Pattern list = compile(R"((^|\.)\d*[^.\d][^.]*\.\d+\.)");
+  static const Pattern layers = compile_module_pattern(layer_pattern);
+  static const Pattern list = compile_module_pattern(R"((^|\.)\d*[^.\d][^.]*\.\d+\.)");
   for (const Pattern* const each : {&layers, &list}) {
     re2::StringPiece found;
     if (!(*each)->Match(piece(module), 0, module.size(), re2::RE2::UNANCHORED, &found, 1)) continue;
@@ -48,7 +48,7 @@ std::string_view from_layers(std::string_view module) {
 
 // The name with `layers.0` for `layer.0`: transformers has the one for the other in some models.
 std::string with_layers(std::string_view module) {
-  static const Pattern layer = compile(R"((^|\.)layer\.(\d))");
+  static const Pattern layer = compile_module_pattern(R"((^|\.)layer\.(\d))");
   std::string name(module);
   re2::RE2::GlobalReplace(&name, *layer, R"(\1layers.\2)");
   return name;
@@ -217,14 +217,14 @@ std::vector<std::string> patterns_of_plain(const std::vector<std::string>& plain
   std::vector<std::string> patterns;
   const auto add = [&](const std::string& pattern) {
     if (!matches_any(pattern, left) || matches_any(pattern, quantized)) return;
-    const Pattern compiled = compile("^(?:" + pattern + ")");
+    const Pattern compiled = compile_module_pattern("^(?:" + pattern + ")");
     std::erase_if(left, [&](const std::string& each) { return is_in(*compiled, each); });
     patterns.push_back(pattern);
   };
   Patterns single(quantized);
   if (matches_any(std::string(outside_blocks), quantized)) {
     // Rules are about blocks: they could match what is quantized under another name.
-    const Pattern outside = compile(fmt::format("^(?:{})", outside_blocks));
+    const Pattern outside = compile_module_pattern(fmt::format("^(?:{})", outside_blocks));
     const auto is_outside = [&](const std::string& each) { return is_in(*outside, each); };
     for (const std::string& each : plain) {
       if (is_outside(each)) single.add(each);

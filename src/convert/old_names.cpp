@@ -26,8 +26,6 @@ namespace loadstone {
 
 namespace {
 
-using Element = simdjson::dom::element;
-
 // Lists of names, and objects whose keys are names.
 constexpr std::array<std::string_view, 11> list_keys = {"ignore",
                                                         "targets",
@@ -119,16 +117,16 @@ class Entries {
   std::vector<std::pair<Pattern, Place>> patterns_;
 };
 
-void add_entries(std::vector<std::string>& entries, const Element& value) {
+void add_entries(std::vector<std::string>& entries, const dom::element& value) {
   std::string_view text;
   if (value.get(text) == simdjson::SUCCESS && !text.empty()) entries.emplace_back(text);
   if (!value.is_array()) return;
-  for (const Element item : value.get_array()) add_entries(entries, item);
+  for (const dom::element item : value.get_array()) add_entries(entries, item);
 }
 
-void add_lists(std::vector<List>& lists, const Element& value) {
+void add_lists(std::vector<List>& lists, const dom::element& value) {
   if (value.is_array()) {
-    for (const Element item : value.get_array()) add_lists(lists, item);
+    for (const dom::element item : value.get_array()) add_lists(lists, item);
   }
   if (!value.is_object()) return;
   for (const auto field : value.get_object()) {
@@ -147,12 +145,12 @@ void add_lists(std::vector<List>& lists, const Element& value) {
 
 std::vector<List> lists_in(const ExtraFile& file) {
   std::vector<List> lists;
-  simdjson::dom::parser parser;
+  dom::parser parser;
   const PythonJson json = python_json(text_of(file));
-  Element root;
+  dom::element root;
   if (parsed_json(parser, json.text).get(root) != simdjson::SUCCESS) return lists;
   if (is_claim(file.name) && file.name != claim_name) add_lists(lists, root);
-  for_each_section(root, [&](const Element& section) { add_lists(lists, section); });
+  for_each_section(root, [&](const dom::element& section) { add_lists(lists, section); });
   return lists;
 }
 

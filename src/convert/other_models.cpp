@@ -26,8 +26,6 @@ namespace loadstone {
 
 namespace {
 
-using Element = simdjson::dom::element;
-
 constexpr std::string_view tokens_key = "tokenizer.ggml.tokens";
 constexpr std::string_view template_key = "chat_template";
 constexpr std::string_view template_name = "chat_template.jinja";
@@ -39,7 +37,7 @@ constexpr std::string_view generation_name = "generation_config.json";
 using Fields = std::map<std::string, std::string, std::less<>>;
 
 // Returns true for fields that change no number of a model, or that a conversion sets.
-bool is_of_file(std::string_view key) {
+bool is_ignored_field(std::string_view key) {
   constexpr std::array<std::string_view, 9> names = {
       "_name_or_path",   "_commit_hash",  "transformers_version",
       "unsloth_version", "unsloth_fixed", "architectures",
@@ -48,16 +46,16 @@ bool is_of_file(std::string_view key) {
 }
 
 // Returns the token's text if the value is a token with settings.
-std::string token_or_json(const Element& value) {
-  Element content;
+std::string token_or_json(const dom::element& value) {
+  dom::element content;
   const bool is_token = value["lstrip"].error() == simdjson::SUCCESS &&
                         value["content"].get(content) == simdjson::SUCCESS;
   return simdjson::minify(is_token ? content : value);
 }
 
 // Returns an empty text for null and for nothing: "", [].
-std::string json_of(const Element& value) {
-  simdjson::dom::array items;
+std::string setting_json(const dom::element& value) {
+  dom::array items;
   if (value.get(items) != simdjson::SUCCESS) {
     const std::string text = token_or_json(value);
     return value.is_null() || text == R"("")" ? std::string() : text;
@@ -67,15 +65,15 @@ std::string json_of(const Element& value) {
   return texts.empty() ? std::string() : fmt::format("[{}]", fmt::join(texts, ","));
 }
 
-void add_fields(Fields& fields, const std::string& name, const Element& value) {
-  simdjson::dom::object object;
+void add_fields(Fields& fields, const std::string& name, const dom::element& value) {
+  dom::object object;
   if (value.get(object) != simdjson::SUCCESS || value["lstrip"].error() == simdjson::SUCCESS) {
-    std::string json = json_of(value);
+    std::string json = setting_json(value);
     if (!json.empty()) fields.emplace(name, std::move(json));
     return;
   }
   for (const auto field : object) {
-    if (is_of_file(field.key)) continue;
+    if (is_ignored_field(field.key)) continue;
     const std::string key(field.key);
     add_fields(fields, name.empty() ? key : name + "." + key, field.value);
   }
@@ -83,7 +81,7 @@ void add_fields(Fields& fields, const std::string& name, const Element& value) {
 
 Fields fields_of(const std::string& config) {
   Fields fields;
-  simdjson::dom::parser parser;
+  dom::parser parser;
   const PythonJson json = python_json(config);
   const auto root = parsed_json(parser, json.text);
   if (root.error() == simdjson::SUCCESS) add_fields(fields, "", root.value_unsafe());
@@ -106,7 +104,7 @@ Fields fields_of(const Metadata& metadata) {
 // Returns the values of a file, or all of it as one if it is not JSON.
 Fields fields_of(const ExtraFile& file) {
   Fields fields;
-  simdjson::dom::parser parser;
+  dom::parser parser;
   const std::string text = text_of(file);
   const PythonJson json = python_json(text);
   const auto root = parsed_json(parser, json.text);
@@ -138,12 +136,12 @@ std::vector<std::string> differences(const Fields& first, const Fields& other) {
 
 // The parts of a tokenizer's file that give tokens their numbers.
 std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> parts) {
-  simdjson::dom::parser parser;
+  dom::parser parser;
   const PythonJson json = python_json(text_of(file));
   const auto root = parsed_json(parser, json.text);
   std::string text;
   for (const char* const part : parts) {
-    Element value;
+    dom::element value;
     if (root.at_pointer(part).get(value) == simdjson::SUCCESS) text += simdjson::minify(value);
   }
   return text;
@@ -151,7 +149,7 @@ std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> 
 
 // Returns true for a file, next to a model, that gives tokens their numbers. Of a module's folder,
 // all files are compared.
-bool is_vocabulary(std::string_view name) {
+bool is_token_file(std::string_view name) {
   constexpr std::array<std::string_view, 13> endings = {"tokenizer.json",
                                                         "tokenizer_config.json",
                                                         "added_tokens.json",
@@ -191,7 +189,7 @@ bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other) {
 }
 
 // A model, or an adapter, and the files next to it.
-struct Described {
+struct DescribedModel {
   const Catalog& catalog;
   const std::string& config;
   const std::vector<ExtraFile>& files;
@@ -221,7 +219,8 @@ std::string first_of(const std::vector<std::string>& found) {
   return text;
 }
 
-void tell_fields(const Described& first, const Described& other, std::vector<Finding>& findings) {
+void tell_fields(const DescribedModel& first, const DescribedModel& other,
+                 std::vector<Finding>& findings) {
   const Fields ours = first.fields();
   const Fields theirs = other.fields();
   const auto found = differences(ours, theirs);
@@ -290,14 +289,14 @@ using Settings = std::map<std::string, Fields, std::less<>>;
 bool has_settings(std::string_view name) {
   if (name.starts_with("additional_chat_templates/")) return true;
   if (!is_usual_companion(name) || is_claim(name) || name == adapter_config_name) return false;
-  return !is_vocabulary(name) || name == tokenizer_name || name == settings_name;
+  return !is_token_file(name) || name == tokenizer_name || name == settings_name;
 }
 
-bool is_shared(std::string_view name) {
+bool belongs_to_tokenizer(std::string_view name) {
   return name == "special_tokens_map.json" || name.starts_with("chat_template.");
 }
 
-Settings all_settings(const Described& of) {
+Settings all_settings(const DescribedModel& of) {
   Settings all;
   Fields& tokenizer = all[std::string(settings_name)];
   if (of.is_gguf()) {
@@ -307,7 +306,7 @@ Settings all_settings(const Described& of) {
   }
   for (const ExtraFile& file : of.files) {
     if (!has_settings(file.name)) continue;
-    Fields& fields = is_shared(file.name) ? tokenizer : all[file.name];
+    Fields& fields = belongs_to_tokenizer(file.name) ? tokenizer : all[file.name];
     for (auto& [name, json] : settings_of(file)) {
       if (name == template_key) {
         tokenizer.try_emplace(name, std::move(json));  // the template's own file comes first
@@ -330,8 +329,8 @@ struct Found {
   }
 };
 
-void add_differences(const std::string& name, Fields ours, Fields theirs, const Described& other,
-                     Found& found) {
+void add_differences(const std::string& name, Fields ours, Fields theirs,
+                     const DescribedModel& other, Found& found) {
   std::erase_if(ours, [&](const auto& field) {
     return !theirs.contains(field.first) && name != generation_name;
   });
@@ -348,7 +347,7 @@ void add_differences(const std::string& name, Fields ours, Fields theirs, const 
 
 // The output has the first model's files. Releases write a vocabulary into several files; the one
 // that all read decides.
-void tell_files(const Described& first, const Settings& settings, const Described& other,
+void tell_files(const DescribedModel& first, const Settings& settings, const DescribedModel& other,
                 std::vector<Finding>& findings) {
   if (other.is_gguf()) return;
   Found found;
@@ -366,8 +365,8 @@ void tell_files(const Described& first, const Settings& settings, const Describe
   for (const ExtraFile& file : other.files) {
     const bool is_new = first.file(file.name) == nullptr && !first.is_gguf();
     const bool is_other = has_settings(file.name) && !settings.contains(file.name);
-    const bool is_lost = is_vocabulary(file.name) ? !is_decided && file.name != settings_name
-                                                  : is_other && !is_shared(file.name);
+    const bool is_lost = is_token_file(file.name) ? !is_decided && file.name != settings_name
+                                                  : is_other && !belongs_to_tokenizer(file.name);
     if (is_new && is_lost) found.add(file.name, printable(file.name) + " (absent in the output)");
   }
   if (found.texts.empty()) return;
@@ -384,11 +383,11 @@ void tell_files(const Described& first, const Settings& settings, const Describe
 }
 
 // Rows of embeddings belong to tokens.
-void tell_vocabulary(const Described& first, const Described& other,
-                     std::vector<Finding>& findings) {
+void report_vocabulary(const DescribedModel& first, const DescribedModel& other,
+                       std::vector<Finding>& findings) {
   std::vector<std::string> names;
   for (const ExtraFile& ours : first.files) {
-    const ExtraFile* const theirs = is_vocabulary(ours.name) ? other.file(ours.name) : nullptr;
+    const ExtraFile* const theirs = is_token_file(ours.name) ? other.file(ours.name) : nullptr;
     if (theirs != nullptr && is_another_vocabulary(ours, *theirs)) names.push_back(ours.name);
   }
   const std::string tokens(tokens_key);
@@ -419,7 +418,8 @@ bool are_alike(const ExtraFile& ours, const ExtraFile& theirs) {
 }
 
 // The output has the modules of the first model.
-void tell_modules(const Described& first, const Described& other, std::vector<Finding>& findings) {
+void tell_modules(const DescribedModel& first, const DescribedModel& other,
+                  std::vector<Finding>& findings) {
   const ExtraFile* const list = other.file(modules_name);
   if (list == nullptr) return;
   const std::vector<std::string> modules = module_folders(text_of(*list));
@@ -455,20 +455,20 @@ void tell_other_models(const Catalog& catalog, const MergeOptions& merge, const 
   const Catalog& base = *inputs.front();
   const bool is_read = !given.config.empty() || !given.files.empty();
   const ModelFolder folder = is_read ? given : read_model_folder(base, base.root());
-  const Described first = {base, folder.config, folder.files};
+  const DescribedModel first = {base, folder.config, folder.files};
   const Settings settings = all_settings(first);
   for (std::size_t input = 1; input < inputs.size(); ++input) {
     const Catalog& each = *inputs[input];
     const bool is_added = input >= merge.weights.size();
     if (is_added && !is_adapter(each)) continue;  // a file among others
     const ModelFolder files = read_model_folder(each, each.root());
-    const Described other = {each, files.config, files.files, is_added};
+    const DescribedModel other = {each, files.config, files.files, is_added};
     const std::string_view claim = claiming_file(files);
     if (!is_added && !claim.empty() && !each.quantized().has_readable() && may_hold_codes(each)) {
       findings.push_back(unread_claim(claim, each.root()));
     }
     tell_modules(first, other, findings);
-    tell_vocabulary(first, other, findings);
+    report_vocabulary(first, other, findings);
     tell_files(first, settings, other, findings);
     if (first.is_gguf() == other.is_gguf()) tell_fields(first, other, findings);
   }

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "catalog/expert_series.h"
 #include "catalog/lacking.h"
+#include "convert/config_dtype.h"
 #include "convert/foreign_values.h"
 #include "convert/merge.h"
 #include "convert/plain_codes.h"
@@ -26,16 +27,12 @@ namespace loadstone {
 
 namespace {
 
-bool is_wide_float(Dtype dtype) noexcept {
-  return dtype == Dtype::f64 || dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::bf16;
-}
-
 // Makes recipes of what rules make of names. Not thread-safe.
-class Maker {
+class RecipeMaker {
  public:
   // `values` come in the place of the caller's recipes.
-  Maker(const Catalog& catalog, const ConvertOptions& options, Recipes values,
-        const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
+  RecipeMaker(const Catalog& catalog, const ConvertOptions& options, Recipes values,
+              const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
       : catalog_(catalog),
         options_(options),
         quantized_(catalog.quantized()),
@@ -270,7 +267,8 @@ Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog, const Conv
     outputs.known_sources.push_back(catalog->tensors()[source].name);
   }
   outputs.recipes =
-      Maker(*catalog, options, std::move(values.recipes), outputs.known_sources, findings).run();
+      RecipeMaker(*catalog, options, std::move(values.recipes), outputs.known_sources, findings)
+          .run();
   if (has_values) sort_by_source(*catalog, outputs.recipes);
   for (const std::uint32_t source : options.recipes.computed_from) {
     outputs.known_sources.push_back(catalog->tensors().at(source).name);

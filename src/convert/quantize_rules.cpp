@@ -5,7 +5,7 @@ namespace loadstone {
 namespace {
 
 // The first that fits is the reason that is shown.
-constexpr PlainRule plain[] = {
+constexpr PlainRule plain_layers[] = {
     {R"((^|\.)(embed_tokens|word_embeddings|wte|wpe|embed_in|tok_embeddings|embeddings?|)"
      R"(embed_positions|patch_embed\w*|pos_embed\w*)\.)",
      "embedding",
@@ -108,7 +108,7 @@ constexpr StackRule stacks[] = {
 
 }  // namespace
 
-std::span<const PlainRule> plain_rules() noexcept { return plain; }
+std::span<const PlainRule> plain_rules() noexcept { return plain_layers; }
 std::span<const PlainRule> bnb_plain_rules() noexcept { return not_replaced; }
 std::span<const PlainRule> joined_rules() noexcept { return joined; }
 std::span<const PlainRule> split_rules() noexcept { return split; }

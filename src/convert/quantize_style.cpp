@@ -10,6 +10,7 @@
 
 #include "base/named.h"
 #include "base/only_errors.h"
+#include "base/refuse_option.h"
 #include "base/text.h"
 #include "base/unknown_word.h"
 #include "codec/encode.h"
@@ -20,15 +21,7 @@
 
 namespace loadstone {
 
-namespace {
-
-[[noreturn]] void refuse(const char* field, std::string message, std::string_view found,
-                         std::string expected = {}) {
-  throw Error("plan.options", std::move(message),
-              {.field = field, .found = printable(found), .expected = std::move(expected)});
-}
-
-}  // namespace
+namespace {}  // namespace
 
 std::string_view name(QuantizeStyle style) noexcept {
   switch (style) {
@@ -99,14 +92,14 @@ static Quantization quantization_of(std::string_view text, QuantizeMode mode, Fi
     std::vector<std::string> known = written_encoding_names();
     known.emplace_back("none");
     if (find_mix(quantization.encoding)) {
-      refuse("quantize", "a mix of types is for a TARGET that ends in .gguf", text, either(known));
+      refuse_option("quantize", "a mix of types is for a TARGET that ends in .gguf",
+                    printable(text), either(known));
     }
     if (format == FileFormat::gguf) std::ranges::move(mix_names(), std::back_inserter(known));
-    throw Error("plan.options", unknown_word("encoding", quantization.encoding, known),
-                {.field = "quantize"});
+    refuse_option("quantize", unknown_word("encoding", quantization.encoding, known));
   }
   if (mode != QuantizeMode::exact && is_format) {
-    refuse("mode", "GGUF files have no bytes of ModelOpt", name(mode), "exact");
+    refuse_option("mode", "GGUF files have no bytes of ModelOpt", printable(name(mode)), "exact");
   }
   if (colon != std::string_view::npos) {
     const std::string_view digits = text.substr(colon + 1);
@@ -114,15 +107,15 @@ static Quantization quantization_of(std::string_view text, QuantizeMode mode, Fi
         std::from_chars(digits.data(), digits.data() + digits.size(), quantization.block_size);
     const bool has_blocks = encoding != nullptr && encoding->takes_block_size;
     if (problem != std::errc() || end != digits.data() + digits.size() || !has_blocks) {
-      refuse("quantize", "no block size that the encoding takes", text, "nf4:64");
+      refuse_option("quantize", "no block size that the encoding takes", printable(text), "nf4:64");
     }
   }
   if (mode == QuantizeMode::exact || encoding == nullptr) return quantization;
   if (encoding->is_bitsandbytes() || encoding->is_gguf()) {
-    refuse("mode",
-           fmt::format("{} is {} and has no bytes of ModelOpt", quantization.encoding,
-                       encoding->is_gguf() ? "GGUF's" : "bitsandbytes'"),
-           name(mode), "exact");
+    refuse_option("mode",
+                  fmt::format("{} is {} and has no bytes of ModelOpt", quantization.encoding,
+                              encoding->is_gguf() ? "GGUF's" : "bitsandbytes'"),
+                  printable(name(mode)), "exact");
   }
   quantization.dialect = encoding->exported_dialect;
   return quantization;
@@ -138,38 +131,40 @@ void check_style(const QuantizeOptions& options) {
     if (format.quantization.encoding == "none") continue;
     const WrittenEncoding* const blocks = find_written_encoding(format.quantization.encoding);
     if (blocks != nullptr && blocks->is_gguf()) {
-      refuse("quantize", "blocks of GGUF stand in GGUF files: name a TARGET that ends in .gguf",
-             blocks->name, "NAME.gguf");
+      refuse_option("quantize",
+                    "blocks of GGUF stand in GGUF files: name a TARGET that ends in .gguf",
+                    printable(blocks->name), "NAME.gguf");
     }
     QuantizeForm form;
     if (auto problem = prepare_quantization(format.quantization, {256, 256}, Dtype::bf16, form)) {
-      refuse("quantize", std::move(problem->message),
-             problem->found.empty() ? format.quantization.encoding : problem->found,
-             std::move(problem->expected));
+      refuse_option(
+          "quantize", std::move(problem->message),
+          printable(problem->found.empty() ? format.quantization.encoding : problem->found),
+          std::move(problem->expected));
     }
     const WrittenEncoding& encoding = written_encoding(format.quantization);
     if (format.quantization.nested) {
-      refuse("quantize", "nested scales are not written to files", encoding.name);
+      refuse_option("quantize", "nested scales are not written to files", printable(encoding.name));
     }
     const QuantizeStyle style = options.style.value_or(QuantizeStyle::unified);
     if (options.style && encoding.is_bitsandbytes()) {
-      refuse("quantize",
-             fmt::format("{} has no style {}, only that of bitsandbytes: name no style",
-                         encoding.name, name(style)),
-             name(style), fmt::format("no style for {}", encoding.name));
+      refuse_option("quantize",
+                    fmt::format("{} has no style {}, only that of bitsandbytes: name no style",
+                                encoding.name, name(style)),
+                    printable(name(style)), fmt::format("no style for {}", encoding.name));
     }
     const auto holds = [&](QuantizeStyle known) {
       return !encoding.names(naming_style(encoding, known)).empty();
     };
     if (!holds(style)) {
-      refuse("quantize",
-             fmt::format("files of the style {} do not hold {}", name(style), encoding.name),
-             encoding.name, "style " + either(names_of<QuantizeStyle>(holds)));
+      refuse_option("quantize",
+                    fmt::format("files of the style {} do not hold {}", name(style), encoding.name),
+                    printable(encoding.name), "style " + either(names_of<QuantizeStyle>(holds)));
     }
     if (first == nullptr) first = &encoding;
     if (first != &encoding && (encoding.is_bitsandbytes() || first->is_bitsandbytes())) {
-      refuse("quantize", "a config of bitsandbytes knows one encoding", encoding.name,
-             std::string(first->name));
+      refuse_option("quantize", "a config of bitsandbytes knows one encoding",
+                    printable(encoding.name), std::string(first->name));
     }
   }
 }

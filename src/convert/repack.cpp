@@ -10,14 +10,15 @@
 #include <span>
 #include <utility>
 
+#include "base/refuse_option.h"
 #include "base/text.h"
 #include "catalog/assembled_file.h"
 #include "codec/encode.h"
 #include "codec/fp4/blocks.h"
 #include "convert/choose.h"
+#include "convert/config_dtype.h"
 #include "convert/quantize_style.h"
 #include "kernels/cast.h"
-#include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"
 
@@ -80,9 +81,8 @@ class Repacker {
       if (catalog_.tensors()[i].encoding == Encoding(BlockFormat::mxfp4)) repack_blocks(i);
     }
     if (made_.tensors.empty() && lossy_.empty() && quantized.empty()) {
-      throw Error("plan.options",
-                  "nothing is quantized and nothing is to be, so nothing has a style",
-                  {.field = "style", .found = std::string(name(style_))});
+      refuse_option("style", "nothing is quantized and nothing is to be, so nothing has a style",
+                    std::string(name(style_)));
     }
     report();
     made_.recipes = builder_.finish();
@@ -156,7 +156,7 @@ class Repacker {
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const TensorInfo& source = catalog_.tensors()[sources[i]];
       const QuantizedPart& part = form.parts[i];
-      const bool is_float = kind(part.dtype) == DtypeKind::floating && bits(part.dtype) >= 16;
+      const bool is_float = is_wide_float(part.dtype);
       if (!is_float && source.encoding != Encoding(part.dtype)) {
         return fmt::format("'{}' is {}, not {}", printable(source.name), source.encoding.name(),
                            name(part.dtype));

@@ -149,7 +149,7 @@ std::string to_json(const ConvertReport& report) {
   });
 }
 
-static std::string json_of(const Conversion& conversion) {
+static std::string conversion_json(const Conversion& conversion) {
   JsonWriter json(2);
   json.begin_object();
   json.key("files");
@@ -201,7 +201,7 @@ static std::string json_of(const Conversion& conversion) {
 }
 
 std::string to_json(const Conversion& conversion) {
-  return only_errors([&] { return json_of(conversion); });
+  return only_errors([&] { return conversion_json(conversion); });
 }
 
 static std::string table_of(const Conversion& conversion, bool with_tensors) {

@@ -21,7 +21,7 @@ namespace loadstone {
 namespace {
 
 // A vocabulary's worth of text is no description of a file.
-constexpr std::size_t text_bytes_max = 64 << 10;
+constexpr std::size_t metadata_text_bytes_max = 64 << 10;
 constexpr std::size_t header_alignment = 8;
 
 class SafetensorsContainer final : public Container {
@@ -43,7 +43,7 @@ class SafetensorsContainer final : public Container {
     std::vector<std::string> left_out;
     const auto add = [&](const std::string& key, const MetadataValue& item) {
       auto text = is_utf8(key) ? text_of(item) : std::nullopt;
-      if (!text || text->size() > text_bytes_max || !is_utf8(*text)) return false;
+      if (!text || text->size() > metadata_text_bytes_max || !is_utf8(*text)) return false;
       metadata.insert_or_assign(key, MetadataValue{.value = *std::move(text)});
       return true;
     };
@@ -174,10 +174,10 @@ class SafetensorsContainer final : public Container {
   }
 };
 
-constexpr SafetensorsContainer the_container;
+constexpr SafetensorsContainer the_safetensors_container;
 
 }  // namespace
 
-const Container& safetensors_container = the_container;
+const Container& safetensors_container = the_safetensors_container;
 
 }  // namespace loadstone

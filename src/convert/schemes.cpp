@@ -24,9 +24,6 @@ namespace loadstone {
 
 namespace {
 
-using Element = simdjson::dom::element;
-using Object = simdjson::dom::object;
-
 struct Scheme {
   std::string numbers;  // "8-bit float, dynamic", or "none"
   std::string extent;   // "token", "group of 128": all that share a scale; empty: not declared
@@ -46,12 +43,12 @@ struct Declared {
 };
 
 template <typename Value>
-Value value_at(const Object& object, std::string_view key, Value otherwise) {
+Value value_at(const dom::object& object, std::string_view key, Value otherwise) {
   Value value{};
   return object[key].get(value) == simdjson::SUCCESS ? value : otherwise;
 }
 
-std::string text_at(const Object& object, std::string_view key) {
+std::string text_at(const dom::object& object, std::string_view key) {
   return std::string(value_at(object, key, std::string_view()));
 }
 
@@ -63,8 +60,8 @@ std::string lower(std::string text) {
 }
 
 // Reads an object of compressed-tensors, and adds the defaults of the library.
-Scheme scheme_of(const Element& value) {
-  Object object;
+Scheme scheme_of(const dom::element& value) {
+  dom::object object;
   if (value.get(object) != simdjson::SUCCESS) return {std::string(no_scheme), {}};
   const auto bits = value_at<std::int64_t>(object, "num_bits", 8);
   const auto group = value_at<std::int64_t>(object, "group_size", 0);
@@ -96,8 +93,8 @@ void add_algorithm(Declared& declared, const std::string& name) {
   }
 }
 
-void add_section(Declared& declared, const Object& section) {
-  Element cache;
+void add_section(Declared& declared, const dom::object& section) {
+  dom::element cache;
   if (section["kv_cache_scheme"].get(cache) == simdjson::SUCCESS && cache.is_object()) {
     declared.cache = "kv_cache_scheme: " + scheme_of(cache).text();
   }
@@ -107,12 +104,12 @@ void add_section(Declared& declared, const Object& section) {
   }
   const std::string algorithm = text_at(section, "quant_algo");
   const std::string scheme = text_at(section, "activation_scheme");
-  Object parts;
+  dom::object parts;
   if (!algorithm.empty()) {
     add_algorithm(declared, algorithm);
     if (section["quantized_layers"].get(parts) != simdjson::SUCCESS) return;
     for (const auto layer : parts) {
-      Object each;
+      dom::object each;
       if (layer.value.get(each) == simdjson::SUCCESS) {
         add_algorithm(declared, text_at(each, "quant_algo"));
       }
@@ -121,10 +118,10 @@ void add_section(Declared& declared, const Object& section) {
     add(declared, {"8-bit float, " + scheme, {}});
   } else if (section["config_groups"].get(parts) == simdjson::SUCCESS) {
     for (const auto group : parts) {
-      Element weights;
+      dom::element weights;
       if (group.value["weights"].get(weights) != simdjson::SUCCESS || !weights.is_object())
         continue;
-      Element activations;
+      dom::element activations;
       const bool has_any = group.value["input_activations"].get(activations) == simdjson::SUCCESS;
       add(declared, has_any ? scheme_of(activations) : Scheme{std::string(no_scheme), {}});
     }
@@ -135,11 +132,11 @@ void add_section(Declared& declared, const Object& section) {
 
 Declared declared_in(const std::string& config) {
   Declared declared;
-  simdjson::dom::parser parser;
+  dom::parser parser;
   const PythonJson json = python_json(config);
-  Element root;
+  dom::element root;
   if (parsed_json(parser, json.text).get(root) != simdjson::SUCCESS) return declared;
-  for_each_section(root, [&](const Element& section) {
+  for_each_section(root, [&](const dom::element& section) {
     if (section.is_object()) add_section(declared, section.get_object());
   });
   return declared;
@@ -166,7 +163,7 @@ bool agree(const std::vector<Scheme>& first, const std::vector<Scheme>& second) 
   return covers(first, second) && covers(second, first);
 }
 
-std::string text_of(const std::vector<Scheme>& schemes) {
+std::string schemes_text(const std::vector<Scheme>& schemes) {
   std::vector<std::string> texts;
   std::ranges::transform(schemes, std::back_inserter(texts), &Scheme::text);
   return fmt::format("{}", fmt::join(texts, "; "));
@@ -235,7 +232,7 @@ void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
       message = fmt::format(
           "the config declares another scheme for activations: {} in the source, "
           "{} in the output",
-          printable(text_of(before)), printable(text_of(after)));
+          printable(schemes_text(before)), printable(schemes_text(after)));
     }
   }
   tell(std::move(message), "activations", scales, findings);

@@ -4,15 +4,15 @@
 #include <vector>
 
 #include "base/only_errors.h"
+#include "base/refuse_option.h"
 #include "loadstone/convert.h"
-#include "loadstone/error.h"
 
 namespace loadstone {
 
 // The largest first, each to the share that has least so far.
 static std::vector<std::uint32_t> share_of(const Conversion& conversion, const ConvertPart& part) {
   if (part.count == 0 || part.index == 0 || part.index > part.count) {
-    throw Error("plan.options", "a part is one of 1 to as many as there are", {.field = "part"});
+    refuse_option("part", "a part is one of 1 to as many as there are");
   }
   const auto& files = conversion.files;
   std::vector<std::uint32_t> order(files.size());

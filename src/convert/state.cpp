@@ -23,7 +23,6 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t state_version = 1;
-constexpr std::size_t state_bytes_max = 64u << 20;
 constexpr const char* state_code = "convert.state";
 
 void add_numbers(Digest& digest, std::span<const std::uint64_t> numbers) noexcept {
@@ -125,8 +124,8 @@ SourceState source_state(const Shard& shard) {
   return state;
 }
 
-SourceState read_source(const JsonReader& reader, JsonReader::Element value,
-                        const JsonPlace& place) {
+SourceState read_source_state(const JsonReader& reader, JsonReader::Element value,
+                              const JsonPlace& place) {
   JsonObject fields(reader, value, place);
   SourceState state;
   state.path = reader.string(fields.required("path"), fields.at("path"));
@@ -142,8 +141,8 @@ SourceState read_source(const JsonReader& reader, JsonReader::Element value,
   return state;
 }
 
-[[noreturn]] void refuse(const std::string& folder, std::string message, std::string found = {},
-                         std::string expected = {}) {
+[[noreturn]] void refuse_state(const std::string& folder, std::string message,
+                               std::string found = {}, std::string expected = {}) {
   message += "; finish it as it was begun, or remove the folder";
   throw Error(state_code, std::move(message),
               {.path = folder, .found = std::move(found), .expected = std::move(expected)});
@@ -159,13 +158,13 @@ void require_same_sources(const WorkState& found, const WorkState& expected,
                                   : then.header_digest != now.header_digest ? "header"
                                                                             : "";
     if (what.empty()) continue;  // a copy has another time and inode
-    refuse(folder, fmt::format("the work was begun with another source: '{}' has another {}",
-                               printable(now.path), what));
+    refuse_state(folder, fmt::format("the work was begun with another source: '{}' has another {}",
+                                     printable(now.path), what));
   }
   if (found.sources.size() != expected.sources.size()) {
-    refuse(folder, "the work was begun with another source",
-           fmt::format("{} files then", found.sources.size()),
-           fmt::format("{} files now", expected.sources.size()));
+    refuse_state(folder, "the work was begun with another source",
+                 fmt::format("{} files then", found.sources.size()),
+                 fmt::format("{} files now", expected.sources.size()));
   }
 }
 
@@ -285,7 +284,7 @@ WorkState work_state_from_json(std::string_view text) {
   const JsonPlace sources = fields.at("sources");
   std::size_t index = 0;
   for (const auto source : reader.array(fields.required("sources"), sources)) {
-    state.sources.push_back(read_source(reader, source, {&sources, {}, index++}));
+    state.sources.push_back(read_source_state(reader, source, {&sources, {}, index++}));
   }
   if (const auto copies = fields.optional("has_copies")) {
     state.has_copies = reader.boolean(*copies, fields.at("has_copies"));
@@ -306,12 +305,12 @@ WorkState work_state_from_json(std::string_view text) {
 
 void join_work(WorkState& state, const WorkState& found, const std::string& folder) {
   if (found.program != state.program) {
-    refuse(folder, "the work was begun by another version of loadstone", found.program,
-           state.program);
+    refuse_state(folder, "the work was begun by another version of loadstone", found.program,
+                 state.program);
   }
   require_same_sources(found, state, folder);
   const auto require = [&](const std::string& then, const std::string& now, const char* message) {
-    if (then != now) refuse(folder, message);
+    if (then != now) refuse_state(folder, message);
   };
   require(found.metadata, state.metadata, "the work was begun with other metadata");
   require(found.tensors, state.tensors,

@@ -2,6 +2,7 @@
 // so that no shard of another conversion is taken for one of this.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,6 +12,8 @@
 #include "loadstone/convert.h"
 
 namespace loadstone {
+
+inline constexpr std::size_t state_bytes_max = 64u << 20;
 
 // With its length, so that no two lists of texts give the same bytes.
 void add_text(Digest& digest, std::string_view text) noexcept;

@@ -50,8 +50,8 @@ bool is_path_below(std::string_view path) {
 }
 
 std::vector<std::string> module_folders(std::string_view modules) {
-  simdjson::dom::parser parser;
-  simdjson::dom::array items;
+  dom::parser parser;
+  dom::array items;
   std::vector<std::string> folders;
   if (parsed_json(parser, python_json(modules).text).get(items) != simdjson::SUCCESS)
     return folders;
@@ -66,13 +66,13 @@ std::vector<std::string> module_folders(std::string_view modules) {
 }
 
 std::vector<std::string> component_folders(std::string_view pipeline) {
-  simdjson::dom::parser parser;
-  simdjson::dom::object fields;
+  dom::parser parser;
+  dom::object fields;
   std::vector<std::string> folders;
   if (parsed_json(parser, python_json(pipeline).text).get(fields) != simdjson::SUCCESS)
     return folders;
   for (const auto field : fields) {
-    simdjson::dom::array classes;
+    dom::array classes;
     if (field.key.starts_with("_") || field.value.get(classes) != simdjson::SUCCESS) continue;
     if (classes.size() == 2 && !classes.at(0).is_null()) folders.emplace_back(field.key);
   }

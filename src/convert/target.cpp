@@ -39,7 +39,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void refuse(const std::string& path, std::string message, std::string found = {}) {
+[[noreturn]] void refuse_target(const std::string& path, std::string message,
+                                std::string found = {}) {
   Where where;
   where.path = path;
   where.found = std::move(found);
@@ -59,14 +60,14 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
 }
 
 // Neither a source itself, nor a place from where the source would be another one afterwards.
-void check_source(const Catalog& catalog, const TargetPlace& place) {
+void check_not_source(const Catalog& catalog, const TargetPlace& place) {
   const fs::path target = real_path(place.path);
   const auto status = status_of(place.path, true);
   bool in_source_folder = false;
   const auto require_another = [&](const std::string& path, const std::string& name) {
     const auto source = status_of(path, true);
     if (status && source && same_file(*status, *source)) {
-      refuse(place.path, "the target is a file of the source", printable(name));
+      refuse_target(place.path, "the target is a file of the source", printable(name));
     }
   };
   for (std::uint32_t i = 0; i < catalog.shards().size(); ++i) {
@@ -76,19 +77,19 @@ void check_source(const Catalog& catalog, const TargetPlace& place) {
       for (const Assembly::File& file : assembly->files) require_another(file.path, file.path);
     }
     const fs::path folder = real_path(shard.path).parent_path();
-    if (target == folder) refuse(place.path, "the target is the folder of the source");
+    if (target == folder) refuse_target(place.path, "the target is the folder of the source");
     in_source_folder = in_source_folder || is_inside(target, folder);
   }
   // A single file says nothing of its neighbours; shards are what is in their folder.
   if (catalog.shards().size() > 1 && in_source_folder) {
-    refuse(place.path, "the target lies in the folder of the source");
+    refuse_target(place.path, "the target lies in the folder of the source");
   }
 }
 
 void check_sources(const Conversion& conversion, const TargetPlace& place) {
   const Catalog& catalog = *conversion.plan.catalog;
-  if (catalog.checkpoints().empty()) check_source(catalog, place);
-  for (const auto& checkpoint : catalog.checkpoints()) check_source(*checkpoint, place);
+  if (catalog.checkpoints().empty()) check_not_source(catalog, place);
+  for (const auto& checkpoint : catalog.checkpoints()) check_not_source(*checkpoint, place);
 }
 
 // Follows from the target's name, so that every run finds it.
@@ -151,31 +152,35 @@ void require_no_stale_config(const std::string& folder, const Conversion& conver
   }
   const std::string_view claim = claiming_file(beside);
   if (!claim.empty() && !conversion.has_codes) {
-    refuse(folder, fmt::format("the folder has a {} that declares an encoding, and the output has "
-                               "none to replace it: remove the file or its section",
-                               claim));
+    refuse_target(folder,
+                  fmt::format("the folder has a {} that declares an encoding, and the output has "
+                              "none to replace it: remove the file or its section",
+                              claim));
   }
   if (claim.empty() && conversion.has_codes) {
-    refuse(folder,
-           "the folder has a config.json that declares no encoding, and the output holds codes and "
-           "has none to replace it: remove the file, or convert a folder to a folder");
+    refuse_target(
+        folder,
+        "the folder has a config.json that declares no encoding, and the output holds codes and "
+        "has none to replace it: remove the file, or convert a folder to a folder");
   }
   const std::string& own = conversion.config;
   const bool is_known = !own.empty() && is_json_object(beside.config);
   const auto keys = is_known ? different_members(beside.config, own) : std::vector<std::string>();
   const std::string_view section = quantization_members.front();
   if (conversion.has_codes && has_member(own, section) && std::ranges::count(keys, section) > 0) {
-    refuse(folder,
-           "the folder has a config.json that declares another encoding than the output's, which "
-           "has none to replace it: remove the file, or convert a folder to a folder",
-           printable(object_member(beside.config, section)));
+    refuse_target(
+        folder,
+        "the folder has a config.json that declares another encoding than the output's, which "
+        "has none to replace it: remove the file, or convert a folder to a folder",
+        printable(object_member(beside.config, section)));
   }
   const auto head = untied_head(conversion.plan, beside.config);
   if (head && !conversion.has_tie) {
-    refuse(folder,
-           "the folder has a config.json that ties two names (tie_word_embeddings), and the output "
-           "has a tensor for each and none to replace it: remove the file, or correct it",
-           printable(*head));
+    refuse_target(
+        folder,
+        "the folder has a config.json that ties two names (tie_word_embeddings), and the output "
+        "has a tensor for each and none to replace it: remove the file, or correct it",
+        printable(*head));
   }
   if (is_known) compare_configs(beside.config, conversion, place);
 }
@@ -231,7 +236,8 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
     const bool is_folder = status && S_ISDIR(status->st_mode);
     if (is_folder && is_extra_folder(conversion, place.path, name)) continue;
     if (!is_folder && has_folder(conversion, name)) {
-      refuse(place.path, "a file has the name of a folder beside the model", printable(name));
+      refuse_target(place.path, "a file has the name of a folder beside the model",
+                    printable(name));
     }
     only_files = only_files && status && S_ISREG(status->st_mode);
     if (container.is_model_name(name) && same_file(place.path + "/" + name, finished + name)) {
@@ -245,7 +251,7 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
       continue;
     }
     if (is_other_model(conversion, name) && !conversion.is_split) {
-      refuse(place.path, "the folder holds another model already", printable(name));
+      refuse_target(place.path, "the folder holds another model already", printable(name));
     }
     if (name == "config.json" && !conversion.is_split) {
       require_no_stale_config(place.path, conversion, place);
@@ -254,12 +260,13 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
   }
   place.is_exchangeable = place.has_files && only_files && !place.is_fixed;
   if (!place.older.empty() && !place.is_exchangeable && problem == 0) {
-    refuse(place.path,
-           conversion.is_split
-               ? "files of this name are there already: remove them, or name the target otherwise"
-               : "the folder holds a model that cannot be replaced in one step: it is a "
-                 "link, another disk, or holds more than files",
-           printable(place.older.front()));
+    refuse_target(
+        place.path,
+        conversion.is_split
+            ? "files of this name are there already: remove them, or name the target otherwise"
+            : "the folder holds a model that cannot be replaced in one step: it is a "
+              "link, another disk, or holds more than files",
+        printable(place.older.front()));
   }
   if (problem != 0) fail_write(problem, "cannot look into the folder", place.path);
   tell_companions(conversion, place);
@@ -272,7 +279,7 @@ void check_parent(const Conversion& conversion, TargetPlace& place) {
   const std::string index =
       name.substr(0, name.rfind('.')) + std::string(safetensors_container.index_suffix());
   if (status_of(place.parent + "/" + index, false)) {
-    refuse(place.path, "the folder holds another model already", index);
+    refuse_target(place.path, "the folder holds another model already", index);
   }
   require_no_stale_config(place.parent, conversion, place);
 }
@@ -296,7 +303,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   place.path = target;
   while (place.path.size() > 1 && place.path.ends_with('/')) place.path.pop_back();
   if (place.path.empty() || place.path.find('\0') != std::string::npos) {
-    refuse(place.path, "the target has no name");
+    refuse_target(place.path, "the target has no name");
   }
   place.parent = fs::path(place.path).parent_path().string();
   if (place.parent.empty()) place.parent = ".";
@@ -314,10 +321,10 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   if (!status) return place;
   const bool is_folder = S_ISDIR(status_of(place.path, true).value_or(*status).st_mode);
   if (conversion.one_file && !S_ISREG(status->st_mode)) {
-    refuse(place.path, "there is something else than a file under this name");
+    refuse_target(place.path, "there is something else than a file under this name");
   }
   if (!conversion.one_file && !is_folder) {
-    refuse(place.path, "there is something else than a folder under this name");
+    refuse_target(place.path, "there is something else than a folder under this name");
   }
   if (!conversion.one_file) {
     // A link to a folder and the root of a file system stay what they are: files are put in there.
@@ -372,7 +379,7 @@ std::optional<FileFormat> format_of_target(std::string_view target) {
 }
 
 // Warns of a vocabulary that safetensors do not hold, if the output's folder has no tokenizer.
-static void tell_vocabulary(const Conversion& conversion, TargetPlace& place) {
+static void report_lost_vocabulary(const Conversion& conversion, TargetPlace& place) {
   const std::string key = "tokenizer.ggml.tokens";
   const Metadata& before = conversion.plan.catalog->metadata();
   if (!before.contains(key) || conversion.metadata.contains(key)) return;
@@ -394,7 +401,7 @@ static void tell_vocabulary(const Conversion& conversion, TargetPlace& place) {
 static std::vector<Finding> require_target(const Conversion& conversion, const std::string& target,
                                            const ConvertRun& run) {
   TargetPlace place = look_at_target(conversion, target);
-  tell_vocabulary(conversion, place);
+  report_lost_vocabulary(conversion, place);
   check_extras(conversion);
   for (const OutputFile& file : conversion.files) check_file_limit(file.byte_count(), place.path);
   std::vector<bool> wanted;

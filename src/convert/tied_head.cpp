@@ -72,7 +72,7 @@ constexpr auto other_heads = std::to_array<OtherHead>({
 });
 
 // Encoders and decoders have one embedding of this name, whatever class of model they are in.
-bool is_shared(std::string_view name) {
+bool is_shared_embedding(std::string_view name) {
   return name == "shared.weight" || name.ends_with(".shared.weight");
 }
 
@@ -170,8 +170,8 @@ bool TiedHead::may_tie(std::string_view name, const Shape& shape, bool has_twin)
   if (is_always_tied_) return name == gguf_embedding;
   // Weights of numbered layers can have as many rows as an embedding.
   if (is_in_layer(name) && name.find("emb") == std::string_view::npos) return false;
-  return (has_head_ || is_shared(name)) && is_tied_.value_or(!has_twin) && shape.rank() == 2 &&
-         std::ranges::find(rows_, shape[0]) != rows_.end();
+  return (has_head_ || is_shared_embedding(name)) && is_tied_.value_or(!has_twin) &&
+         shape.rank() == 2 && std::ranges::find(rows_, shape[0]) != rows_.end();
 }
 
 std::vector<std::string> tied_modules(const Plan& plan, std::string_view config) {

@@ -28,14 +28,14 @@ namespace loadstone {
 
 namespace {
 
-using Value = RecipeBuilder::Value;
+using BuiltValue = RecipeBuilder::Value;
 
 // Not thread-safe.
-class Maker {
+class ValueMaker {
  public:
-  Maker(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-        bool is_decoded, const std::set<std::string, std::less<>>& broken,
-        std::vector<Finding>& findings)
+  ValueMaker(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
+             bool is_decoded, const std::set<std::string, std::less<>>& broken,
+             std::vector<Finding>& findings)
       : catalog_(*catalog),
         options_(options),
         is_decoded_(is_decoded),
@@ -84,7 +84,7 @@ class Maker {
   }
 
   // A value by its name, decoded or as it stands there.
-  [[nodiscard]] std::optional<Value> value(const std::string& name) {
+  [[nodiscard]] std::optional<BuiltValue> value(const std::string& name) {
     if (const auto known = decoded_.find(name); known != decoded_.end()) return known->second;
     if (plain_.contains(name)) return builder_.source(name);
     return std::nullopt;
@@ -97,7 +97,7 @@ class Maker {
     return all;
   }
 
-  void add(const std::string& name, Value value) {
+  void add(const std::string& name, BuiltValue value) {
     try {
       builder_.add(name, value);
     } catch (const Error& error) {
@@ -218,14 +218,14 @@ class Maker {
       std::ranges::move(lacking.findings(), std::back_inserter(findings_));
       return;
     }
-    std::vector<Value> gate_up;
-    std::vector<Value> down;
+    std::vector<BuiltValue> gate_up;
+    std::vector<BuiltValue> down;
     for (const auto& [expert, names] : experts.names) {
       gate_up.push_back(builder_.concat({*value(names[0]), *value(names[1])}, 0));
       down.push_back(*value(names[2]));
     }
-    const Value joined = builder_.stack(gate_up, 0);
-    const Value joined_down = builder_.stack(down, 0);
+    const BuiltValue joined = builder_.stack(gate_up, 0);
+    const BuiltValue joined_down = builder_.stack(down, 0);
     add(fused_name(prefix, naming_) + ".gate_up_proj", joined);
     add(fused_name(prefix, naming_) + ".down_proj", joined_down);
     for (const auto& [expert, names] : experts.names) used_.insert(names.begin(), names.end());
@@ -282,8 +282,8 @@ class Maker {
            {down_name});
       return;
     }
-    Value gate_up = *value(gate_up_name);
-    Value down = *maybe_down;
+    BuiltValue gate_up = *value(gate_up_name);
+    BuiltValue down = *maybe_down;
     if (builder_.shape(gate_up).rank() != 3 || builder_.shape(down).rank() != 3) {
       throw Error("plan.shape", "tensors of three dimensions are expected");
     }
@@ -304,7 +304,7 @@ class Maker {
     // Experts with biases (GPT-OSS) have gate and up in turn.
     const auto bias = value(prefix + ".gate_up_proj_bias");
     const std::uint64_t inner = narrow[2];
-    const auto part = [&](Value of, ExpertRole role) {
+    const auto part = [&](BuiltValue of, ExpertRole role) {
       const auto index = static_cast<std::uint64_t>(role);
       return bias ? builder_.slice(of, 0, index, inner, 2)
                   : builder_.slice(of, 0, index * inner, inner);
@@ -321,7 +321,7 @@ class Maker {
       const auto target = [&](ExpertRole role, const char* what) {
         return fmt::format("{}.{}.{}.{}", module, e, name(role, naming_.words), what);
       };
-      const Value both = one(gate_up, e);
+      const BuiltValue both = one(gate_up, e);
       for (const ExpertRole role : {ExpertRole::gate, ExpertRole::up}) {
         add(target(role, "weight"), part(both, role));
         if (bias) add(target(role, "bias"), part(one(*bias, e), role));
@@ -336,7 +336,7 @@ class Maker {
     }
   }
 
-  [[nodiscard]] Value one(Value all, std::uint64_t expert) {
+  [[nodiscard]] BuiltValue one(BuiltValue all, std::uint64_t expert) {
     auto extents = builder_.shape(all).extents();
     extents.erase(extents.begin());
     return builder_.reshape(builder_.slice(all, 0, expert, 1), Shape(std::move(extents)));
@@ -350,7 +350,7 @@ class Maker {
   ExpertNaming naming_;
   RecipeBuilder builder_;
   std::vector<bool> is_read_;
-  std::map<std::string, Value> decoded_;
+  std::map<std::string, BuiltValue> decoded_;
   std::map<std::string, std::uint32_t, std::less<>> plain_;
   std::set<std::string> used_;  // values that became something else
   std::uint64_t cut_ = 0;       // tensors that stacks were cut into
@@ -396,7 +396,7 @@ Values values_of(const std::shared_ptr<const Catalog>& catalog, const ConvertOpt
                  std::vector<Finding>& findings) {
   const bool has_codes = keeps_codes(options, is_decoded) && catalog->quantized().has_readable();
   if (!is_decoded && !has_codes && options.experts == ExpertLayout::keep) return {};
-  return Maker(catalog, options, is_decoded, broken, findings).run();
+  return ValueMaker(catalog, options, is_decoded, broken, findings).run();
 }
 
 }  // namespace loadstone

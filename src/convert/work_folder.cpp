@@ -16,6 +16,7 @@
 #include "convert/extras.h"
 #include "convert/files.h"
 #include "convert/left_out.h"
+#include "convert/state.h"
 #include "convert/sub_folders.h"
 #include "loadstone/error.h"
 #include "receipt/receipt_file.h"
@@ -28,7 +29,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t state_bytes_max = 64u << 20;
 constexpr std::string_view unfinished_mark = ".unfinished-";
 
 [[noreturn]] void refuse_locked(const std::string& path, std::string message) {

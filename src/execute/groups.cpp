@@ -17,7 +17,7 @@ namespace loadstone {
 
 namespace {
 
-[[noreturn]] void refuse(const PlannedTarget& target, DecodeProblem problem) {
+[[noreturn]] void refuse_quantization(const PlannedTarget& target, DecodeProblem problem) {
   throw Error("plan.quantize", std::move(problem.message),
               {.tensor = target.name,
                .found = std::move(problem.found),
@@ -27,12 +27,13 @@ namespace {
 void prepare(const PlannedTarget& target, GroupMember& member, Group& group) {
   QuantizeForm& form = member.form.emplace();
   if (auto problem = prepare_quantization(*target.quantization, target.shape, target.dtype, form)) {
-    refuse(target, std::move(*problem));
+    refuse_quantization(target, std::move(*problem));
   }
   const GroupMember& first = group.members.front();
   if (first.form->stack != form.stack) {
-    refuse(target, {"others of its group are stacks of another height", target.shape.text(),
-                    fmt::format("{} matrices", first.form->stack)});
+    refuse_quantization(target,
+                        {"others of its group are stacks of another height", target.shape.text(),
+                         fmt::format("{} matrices", first.form->stack)});
   }
   group.number_bytes += aligned_part(form.elements * element_bytes(form.dtype));
   if (form.needs_amax) group.amax.assign(form.stack, 0.0F);

@@ -6,6 +6,7 @@
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/name_hash.h"
+#include "plan/budget.h"
 
 namespace loadstone {
 
@@ -14,7 +15,6 @@ namespace {
 // Large values begin on a page of their own, so that two threads seldom fault in the same one.
 // Those of a few pages do not: what they would leave unused is more than the plan promises.
 constexpr std::uint64_t small_alignment = 64;
-constexpr std::uint64_t page_bytes = 4096;
 constexpr std::uint64_t large_bytes = 1 << 20;
 
 [[noreturn]] void too_large() {

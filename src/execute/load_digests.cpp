@@ -14,7 +14,7 @@ namespace loadstone {
 namespace {
 
 // Whether this call gives the target a value that a receipt can tell.
-bool is_there(const PlannedTarget& target, const Destination& destination) {
+bool gets_value(const PlannedTarget& target, const Destination& destination) {
   const Origin origin = target.recipe.origin;
   if (origin != Origin::checkpoint && origin != Origin::zeros && origin != Origin::constant) {
     return false;
@@ -31,7 +31,7 @@ LoadDigests::LoadDigests(const Plan& plan, std::span<const Destination> destinat
                          const OpenShards& shards, DigestKind kind)
     : plan_(plan), kind_(kind), sources_(plan, shards, kind, 1) {
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
-    if (is_there(plan.targets[i], destinations[i])) sources_.need(0, plan.targets[i]);
+    if (gets_value(plan.targets[i], destinations[i])) sources_.need(0, plan.targets[i]);
   }
   sources_.prepare();
 }
@@ -90,7 +90,7 @@ std::shared_ptr<const Receipt> LoadDigests::finish(std::span<const Destination> 
   Receipt receipt = {.kind = kind_, .program = LOADSTONE_VERSION, .sources = sources_.files(0)};
   std::vector<Entry> entries;
   for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
-    if (is_there(plan_.targets[i], destinations[i])) add_entries(i, entries);
+    if (gets_value(plan_.targets[i], destinations[i])) add_entries(i, entries);
   }
   std::atomic<std::size_t> next = 0;
   std::atomic<bool> stop = false;

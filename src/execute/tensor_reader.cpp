@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/only_errors.h"
+#include "base/refuse_option.h"
 #include "base/text.h"
 #include "execute/shard_files.h"
 #include "execute/value_reader.h"
@@ -80,7 +81,7 @@ struct TensorReader::Impl {
 
 TensorReader::TensorReader(std::shared_ptr<const Catalog> catalog, std::string_view name,
                            std::optional<Dtype> dtype, Storage* storage) try {
-  if (catalog == nullptr) throw Error("plan.options", "there is no catalog", {.field = "catalog"});
+  if (catalog == nullptr) refuse_option("catalog", "there is no catalog");
   const std::uint32_t tensor = index_of(*catalog, name);
   impl_ = std::make_unique<Impl>(std::move(catalog), tensor, name, dtype, storage);
 } catch (...) {

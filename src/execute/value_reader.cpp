@@ -16,8 +16,8 @@ namespace loadstone {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& value, std::string message, std::string found = {},
-                         std::string expected = {}) {
+[[noreturn]] void refuse_value(const std::string& value, std::string message,
+                               std::string found = {}, std::string expected = {}) {
   Where where;
   where.tensor = value;
   where.found = std::move(found);
@@ -55,7 +55,7 @@ void ValueReader::open(const Value& value) {
   parts_.clear();
   const auto elements = value.shape.numel();
   if (!elements || !Encoding(value.dtype).byte_count(*elements)) {
-    refuse(value.name, "the size does not fit 64 bits", value.shape.text());
+    refuse_value(value.name, "the size does not fit 64 bits", value.shape.text());
   }
   elements_ = *elements;
   for (const Box& box : value.boxes) {
@@ -64,7 +64,7 @@ void ValueReader::open(const Value& value) {
   open_decodings(value);
   for (Part& part : parts_) {
     static_cast<void>(check_box(plan_, whole_, part.box));
-    if (!order_to_cut(part.box)) refuse(value.name, "a box writes an element more than once");
+    if (!order_to_cut(part.box)) refuse_value(value.name, "a box writes an element more than once");
     part.begin = part.end = part.box.target_offset;
     for (const BoxDim& dim : part.box.dims) part.end += (dim.extent - 1) * dim.target_stride;
     ++part.end;
@@ -81,8 +81,8 @@ void ValueReader::open_decodings(const Value& value) {
     std::uint32_t& decoding = part.box.decoding;
     if (decoding == no_decoding) continue;
     if (decoding >= value.decodings.size()) {
-      refuse(value.name, "the box's decoding does not exist", std::to_string(decoding),
-             "one of " + std::to_string(value.decodings.size()));
+      refuse_value(value.name, "the box's decoding does not exist", std::to_string(decoding),
+                   "one of " + std::to_string(value.decodings.size()));
     }
     const auto [known, is_new] =
         numbers.emplace(decoding, static_cast<std::uint32_t>(plan_.decodings.size()));
@@ -90,8 +90,8 @@ void ValueReader::open_decodings(const Value& value) {
       const Decoding& added = plan_.decodings.emplace_back(value.decodings[decoding]);
       auto problem = check_decoding(plan_.catalog->tensors(), added, forms_.emplace_back());
       if (problem) {
-        refuse(value.name, std::move(problem->message), std::move(problem->found),
-               std::move(problem->expected));
+        refuse_value(value.name, std::move(problem->message), std::move(problem->found),
+                     std::move(problem->expected));
       }
     }
     decoding = known->second;
@@ -101,13 +101,13 @@ void ValueReader::open_decodings(const Value& value) {
 
 void ValueReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to) {
   if (begin > end || end > elements_) {
-    refuse(whole_.name, "the range leaves the value",
-           std::to_string(begin) + " to " + std::to_string(end),
-           "at most " + std::to_string(elements_));
+    refuse_value(whole_.name, "the range leaves the value",
+                 std::to_string(begin) + " to " + std::to_string(end),
+                 "at most " + std::to_string(elements_));
   }
   if (Encoding(whole_.dtype).byte_count(end - begin) != to.size()) {
-    refuse(whole_.name, "the buffer is not as large as the range",
-           std::to_string(to.size()) + " bytes");
+    refuse_value(whole_.name, "the buffer is not as large as the range",
+                 std::to_string(to.size()) + " bytes");
   }
   PlannedTarget& target = plan_.targets.front();
   target.name = whole_.name;

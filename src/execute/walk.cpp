@@ -13,8 +13,8 @@ namespace loadstone {
 
 namespace {
 
-[[noreturn]] void refuse(const Plan& plan, const PlannedTarget& target, const Box& box,
-                         const std::string& problem) {
+[[noreturn]] void refuse_box(const Plan& plan, const PlannedTarget& target, const Box& box,
+                             const std::string& problem) {
   Where where;
   const auto& tensors = plan.catalog->tensors();
   if (box.source < tensors.size()) {
@@ -31,11 +31,11 @@ ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box)
   const auto& tensors = plan.catalog->tensors();
   const auto elements = target.shape.numel().value_or(0);
   if (const auto defect = box_defect(box, elements, tensors, plan.decodings)) {
-    refuse(plan, target, box, defect->message);
+    refuse_box(plan, target, box, defect->message);
   }
   const Encoding encoding = encoding_of(box, tensors, plan.decodings);
   if (!encoding.is_dtype()) {
-    refuse(plan, target, box, "blocks of numbers cannot be copied as numbers");
+    refuse_box(plan, target, box, "blocks of numbers cannot be copied as numbers");
   }
   const Dtype dtype = encoding.dtype();
   ByteBox bytes = {.box = box,
@@ -45,13 +45,13 @@ ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box)
                    .same_dtype = dtype == target.dtype};
   if (bytes.source_bytes == 0 && bytes.same_dtype) {
     auto run = as_bytes(box, bits(dtype));
-    if (!run) refuse(plan, target, box, "parts of a byte cannot be copied apart");
+    if (!run) refuse_box(plan, target, box, "parts of a byte cannot be copied apart");
     bytes.box = std::move(*run);
     bytes.source_bytes = bytes.target_bytes = 1;
     bytes.cast = cast_between(Dtype::u8, Dtype::u8);
   }
   if (bytes.cast.run == nullptr) {
-    refuse(plan, target, box, "there is no cast from the source's dtype to the target's");
+    refuse_box(plan, target, box, "there is no cast from the source's dtype to the target's");
   }
   return bytes;
 }

@@ -55,7 +55,7 @@ constexpr auto metadata_classes = std::to_array<std::string_view>({
     "MetadataIndex",
     "StorageMeta",
 });
-constexpr std::size_t rank_max = 64;  // torch's own
+constexpr std::size_t torch_rank_max = 64;  // torch's own
 using Items = std::vector<std::uint32_t>;
 
 bool is_class(std::string_view global, std::string_view name) noexcept {
@@ -253,13 +253,13 @@ class DcpReader {
     tensor.name = name;
     tensor.dtype = read_dtype(name, member(node, "properties", name));
     tensor.shape = Shape(numbers_of(member(node, "size", name), name, "size"));
-    if (tensor.shape.rank() > rank_max) {
+    if (tensor.shape.rank() > torch_rank_max) {
       refuse({.code = "dcp.metadata",
               .message = "more dimensions than a tensor of torch has",
               .culprit = name,
               .field = "size",
               .found = std::to_string(tensor.shape.rank()),
-              .expected = fmt::format("at most {}", rank_max)});
+              .expected = fmt::format("at most {}", torch_rank_max)});
     }
     const auto numel = tensor.shape.numel();
     if (!numel || !Encoding(tensor.dtype).byte_count(*numel)) {

@@ -47,7 +47,7 @@ bool overlap(const DcpChunk& a, const DcpChunk& b) {
   return true;
 }
 
-std::string text_of(const DcpChunk& chunk) {
+std::string chunk_text(const DcpChunk& chunk) {
   return fmt::format("{} at {}", chunk.sizes.text(), Shape(chunk.offsets).text());
 }
 
@@ -72,7 +72,7 @@ void check_dcp_chunks(const std::string& path, const DcpTensor& tensor) {
     for (std::size_t j = 0; j < i; ++j) {
       if (!overlap(*chunks[i], *chunks[j])) continue;
       bad("dcp.overlap", "two chunks hold the same elements of the tensor",
-          text_of(*chunks[i]) + " and " + text_of(*chunks[j]), "each element in one chunk");
+          chunk_text(*chunks[i]) + " and " + chunk_text(*chunks[j]), "each element in one chunk");
     }
   }
   std::uint64_t held = 0;  // no more than the tensor while no two overlap

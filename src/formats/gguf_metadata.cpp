@@ -14,7 +14,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t type_bytes = 4;
-constexpr std::uint64_t length_bytes = 8;  // of a string or an array
+constexpr std::uint64_t gguf_length_bytes = 8;  // of a string or an array
 // Not thread-safe.
 class MetadataReader {
  public:
@@ -45,7 +45,7 @@ class MetadataReader {
 
  private:
   std::string read_key() {
-    reader_.set_ahead(ahead_ + gguf_entry_bytes_min - length_bytes);
+    reader_.set_ahead(ahead_ + gguf_entry_bytes_min - gguf_length_bytes);
     const std::uint64_t length = cursor_.length("key", "gg.string_len");
     cursor_.at = reader_.offset();
     reader_.set_ahead(ahead_ + type_bytes + 1);
@@ -112,8 +112,8 @@ class MetadataReader {
     const MetadataType type = read_type("kv array");
     MetadataArray array(type);
     if (type == MetadataType::array) check_nesting(level);
-    const std::uint64_t each = type == MetadataType::string  ? length_bytes
-                               : type == MetadataType::array ? type_bytes + length_bytes
+    const std::uint64_t each = type == MetadataType::string  ? gguf_length_bytes
+                               : type == MetadataType::array ? type_bytes + gguf_length_bytes
                                                              : byte_count(type);
     const std::uint64_t count = cursor_.length("kv array", "gg.array_len", each);
     if (type != MetadataType::string && type != MetadataType::array) {

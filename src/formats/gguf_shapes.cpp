@@ -16,7 +16,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t folded_row = 256;
-constexpr std::size_t rank_max = 32;
+constexpr std::size_t shape_rank_max = 32;
 
 std::optional<std::uint64_t> extent_of(const MetadataValue& item) {
   if (const auto* const number = std::get_if<std::uint64_t>(&item.value)) return *number;
@@ -27,7 +27,7 @@ std::optional<std::uint64_t> extent_of(const MetadataValue& item) {
 
 std::optional<Shape> shape_of(const MetadataValue& value) {
   const auto* const array = std::get_if<MetadataArray>(&value.value);
-  if (array == nullptr || array->size() > rank_max) return std::nullopt;
+  if (array == nullptr || array->size() > shape_rank_max) return std::nullopt;
   std::vector<std::uint64_t> extents;
   for (const MetadataValue item : *array) {
     const auto extent = extent_of(item);

@@ -189,9 +189,9 @@ class BinaryReader {
 
 // ---- the GGUF form: two tensors an entry
 
-class GgufReader {
+class GgufMatrixReader {
  public:
-  explicit GgufReader(ByteSource& source) : source_(source), header_(read_gguf(source)) {}
+  explicit GgufMatrixReader(ByteSource& source) : source_(source), header_(read_gguf(source)) {}
 
   ImportanceMatrix read() {
     ImportanceMatrix matrix;
@@ -328,7 +328,7 @@ ImportanceMatrix read_imatrix(ByteSource& source) {
   const bool has_magic = source.identity().bytes >= magic.size();
   if (has_magic) source.read(0, std::as_writable_bytes(std::span(magic)));
   const bool is_gguf = has_magic && magic == gguf_magic;
-  ImportanceMatrix matrix = is_gguf ? GgufReader(source).read() : BinaryReader(source).read();
+  ImportanceMatrix matrix = is_gguf ? GgufMatrixReader(source).read() : BinaryReader(source).read();
   matrix.path = source.path();
   return matrix;
 }

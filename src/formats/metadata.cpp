@@ -38,7 +38,7 @@ constexpr auto type_rows = std::to_array<TypeRow>({{"u8", 1},
                                                    {"f64", 8}});
 
 template <typename Number>
-Number number_at(const std::byte* bytes) noexcept {
+Number number_from(const std::byte* bytes) noexcept {
   Number number;
   std::memcpy(&number, bytes, sizeof number);
   return number;
@@ -81,37 +81,37 @@ MetadataValue number_value(MetadataType type, const std::byte* bytes) {
   MetadataValue item{.value = false, .type = type};
   switch (type) {
     case MetadataType::u8:
-      item.value = std::uint64_t{number_at<std::uint8_t>(bytes)};
+      item.value = std::uint64_t{number_from<std::uint8_t>(bytes)};
       break;
     case MetadataType::i8:
-      item.value = std::int64_t{number_at<std::int8_t>(bytes)};
+      item.value = std::int64_t{number_from<std::int8_t>(bytes)};
       break;
     case MetadataType::u16:
-      item.value = std::uint64_t{number_at<std::uint16_t>(bytes)};
+      item.value = std::uint64_t{number_from<std::uint16_t>(bytes)};
       break;
     case MetadataType::i16:
-      item.value = std::int64_t{number_at<std::int16_t>(bytes)};
+      item.value = std::int64_t{number_from<std::int16_t>(bytes)};
       break;
     case MetadataType::u32:
-      item.value = std::uint64_t{number_at<std::uint32_t>(bytes)};
+      item.value = std::uint64_t{number_from<std::uint32_t>(bytes)};
       break;
     case MetadataType::i32:
-      item.value = std::int64_t{number_at<std::int32_t>(bytes)};
+      item.value = std::int64_t{number_from<std::int32_t>(bytes)};
       break;
     case MetadataType::f32:
-      item.value = double{number_at<float>(bytes)};
+      item.value = double{number_from<float>(bytes)};
       break;
     case MetadataType::u64:
-      item.value = number_at<std::uint64_t>(bytes);
+      item.value = number_from<std::uint64_t>(bytes);
       break;
     case MetadataType::i64:
-      item.value = number_at<std::int64_t>(bytes);
+      item.value = number_from<std::int64_t>(bytes);
       break;
     case MetadataType::f64:
-      item.value = number_at<double>(bytes);
+      item.value = number_from<double>(bytes);
       break;
     case MetadataType::boolean:
-      item.value = number_at<std::uint8_t>(bytes) != 0;
+      item.value = number_from<std::uint8_t>(bytes) != 0;
       break;
     case MetadataType::string:
     case MetadataType::array:

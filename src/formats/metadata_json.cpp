@@ -16,7 +16,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr const char* code = "convert.metadata_json";
+constexpr const char* metadata_code = "convert.metadata_json";
 constexpr std::string_view format_name = "loadstone-gguf-metadata";
 constexpr std::uint64_t format_version = 1;
 // Vocabularies of some hundred thousand tokens take tens of megabytes.
@@ -141,13 +141,14 @@ class MetadataJson {
                    "a number, \"nan\", \"inf\" or \"-inf\"");
   }
 
-  JsonReader reader_ = JsonReader(code);
+  JsonReader reader_ = JsonReader(metadata_code);
 };
 
 }  // namespace
 
 Metadata metadata_from_json(std::string_view text) {
-  return only_errors([&] { return MetadataJson().read(JsonDocument(text, code, text_bytes_max)); });
+  return only_errors(
+      [&] { return MetadataJson().read(JsonDocument(text, metadata_code, text_bytes_max)); });
 }
 
 }  // namespace loadstone

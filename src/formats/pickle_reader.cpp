@@ -15,10 +15,6 @@ namespace {
 constexpr std::size_t nodes_max = std::size_t{8} << 20;
 constexpr unsigned protocol_max = 5;
 
-std::string_view text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 // Not thread-safe; used once.
 class PickleReader {
  public:
@@ -79,7 +75,7 @@ class PickleReader {
 
   void push_text(PickleKind kind, std::uint64_t length) {
     const auto bytes = in_.take(length);  // below pickle_bytes_max, so 32 bits hold its length
-    push(add_text(kind, text_of(bytes)));
+    push(add_text(kind, as_text(bytes)));
   }
 
   // Empty containers share one list until something is added: an opcode makes one of each byte.
@@ -190,7 +186,7 @@ class PickleReader {
     const auto bytes = in_.take(length);
     const auto value = long_number(bytes);
     if (value) return push_number(PickleKind::integer, *value);
-    push(add_text(PickleKind::big_integer, text_of(bytes)));
+    push(add_text(PickleKind::big_integer, as_text(bytes)));
   }
 
   bool do_text() {

@@ -23,11 +23,11 @@ namespace {
 
 constexpr std::string_view metadata_name = "__metadata__";
 constexpr std::size_t name_bytes_max = 1024;  // longer ones are told about
-constexpr std::size_t rank_max = 64;          // the same
+constexpr std::size_t rank_warned_max = 64;   // the same
 constexpr std::uint64_t length_bytes = 8;
 
 // The fields of an entry, as far as they have been met. Views point into the parsed header.
-struct Entry {
+struct HeaderEntry {
   std::string_view name;
   std::optional<std::string_view> dtype;
   std::optional<Shape> shape;
@@ -149,13 +149,13 @@ class SafetensorsReader {
   // ---- the JSON
 
   void parse(const PaddedText& text) {
-    Entry entry;  // outside, so that a problem in the JSON can say where it stands
+    HeaderEntry entry;  // outside, so that a problem in the JSON can say where it stands
     std::string_view field;
     std::optional<StrictJson> json;
     try {
       json.emplace(text);
       json->visit_root([&](std::string_view name, StrictJson::Value& value) {
-        entry = Entry{};
+        entry = HeaderEntry{};
         entry.name = name;
         field = {};
         if (name == metadata_name) {
@@ -210,7 +210,7 @@ class SafetensorsReader {
     });
   }
 
-  void read_entry(StrictJson& json, StrictJson::Value& value, Entry& entry,
+  void read_entry(StrictJson& json, StrictJson::Value& value, HeaderEntry& entry,
                   std::string_view& field) {
     if (json.kind(value) != JsonKind::object) {
       std::string found = json.check(value);
@@ -327,7 +327,7 @@ class SafetensorsReader {
 
   // ---- one tensor
 
-  void finish_entry(Entry& entry) {
+  void finish_entry(HeaderEntry& entry) {
     const std::uint64_t position = length_bytes + entry.position;
     const std::string_view missing = !entry.dtype     ? "dtype"
                                      : !entry.shape   ? "shape"
@@ -366,7 +366,7 @@ class SafetensorsReader {
     positions_.push_back(entry.position);
   }
 
-  void check_size(const Entry& entry, Dtype dtype, std::uint64_t position) const {
+  void check_size(const HeaderEntry& entry, Dtype dtype, std::uint64_t position) const {
     const auto numel = entry.shape->numel();
     const auto bytes = numel ? Encoding(dtype).byte_count(*numel) : std::nullopt;
     const std::uint64_t declared = (*entry.offsets)[1] - (*entry.offsets)[0];
@@ -391,7 +391,7 @@ class SafetensorsReader {
     refuse(std::move(problem));
   }
 
-  void warn_about(const Entry& entry) {
+  void warn_about(const HeaderEntry& entry) {
     const std::string_view name = entry.name;
     const auto is_control = [](unsigned char byte) { return byte < 0x20 || byte == 0x7f; };
     if (name.empty()) warnings_.add("st.name", name, "name", "the name is empty");
@@ -405,9 +405,10 @@ class SafetensorsReader {
     if (name.starts_with('/') || name.find("../") != std::string_view::npos) {
       warnings_.add("st.name", name, "name", "the name looks like a path out of a folder");
     }
-    if (entry.shape->rank() > rank_max) {
+    if (entry.shape->rank() > rank_warned_max) {
       warnings_.add("st.shape", name, "shape", "the rank is unusual",
-                    std::to_string(entry.shape->rank()), fmt::format("at most {}", rank_max));
+                    std::to_string(entry.shape->rank()),
+                    fmt::format("at most {}", rank_warned_max));
     }
   }
 

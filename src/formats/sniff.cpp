@@ -6,13 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "base/text.h"
+
 namespace loadstone {
 
 namespace {
-
-std::string_view as_text(std::span<const std::byte> bytes) noexcept {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 bool starts_with_any(std::string_view text, std::span<const std::string_view> beginnings) noexcept {
   return std::ranges::any_of(

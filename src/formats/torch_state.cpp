@@ -21,7 +21,7 @@ namespace {
 // Under which training programs keep the state dict, in the order in which they are looked for.
 constexpr auto wrapper_names =
     std::to_array<std::string_view>({"state_dict", "model_state_dict", "model", "module"});
-constexpr int wrappers_max = 4;
+constexpr int state_wrappers_max = 4;
 constexpr std::size_t depth_max = 100;
 constexpr std::size_t visits_max = 2'000'000;
 constexpr std::size_t ignored_shown_max = 8;
@@ -143,7 +143,7 @@ class StateReader {
 
   [[nodiscard]] std::uint32_t unwrapped(std::uint32_t node) {
     forget_seen();
-    for (int i = 0; i < wrappers_max; ++i) {
+    for (int i = 0; i < state_wrappers_max; ++i) {
       const auto& items = pickle_.items(node);
       std::uint32_t inner = node;
       for (std::size_t at = 1; at < items.size(); at += 2) {

@@ -16,7 +16,7 @@ namespace loadstone {
 namespace {
 
 // Parameters of parameters: nobody writes more than one.
-constexpr int wrappers_max = 8;
+constexpr int parameter_wrappers_max = 8;
 
 // What torch's functions get: how many of their arguments describe the tensor.
 struct Maker {
@@ -110,7 +110,7 @@ class ViewReader {
 
   // What a parameter holds.
   [[nodiscard]] std::uint32_t unwrapped(std::uint32_t node) const {
-    for (int i = 0; i < wrappers_max; ++i) {
+    for (int i = 0; i < parameter_wrappers_max; ++i) {
       if (pickle_.kind(node) != PickleKind::call) refuse_arguments(node);
       const std::string_view callee = pickle_.callee(node);
       if (std::ranges::find(parameter_makers, callee) == parameter_makers.end()) return node;

@@ -45,10 +45,6 @@ Number number_at(std::span<const std::byte> bytes, std::uint64_t at) {
   return number;
 }
 
-std::string_view text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 // What the end of the file says about the directory.
 struct End {
   std::uint64_t directory_begin = 0;
@@ -58,7 +54,7 @@ struct End {
 };
 
 // A record's fields that stand in the directory and may be in the zip64 part of it.
-struct Entry {
+struct ZipEntry {
   std::string_view name;
   unsigned flags = 0;
   unsigned method = 0;
@@ -191,12 +187,12 @@ class ZipReader {
         refuse("an entry leaves the directory", bytes_text(rest),
                bytes_text(bytes.size() - at - entry_bytes), {}, offset);
       }
-      Entry entry = {.name = text_of(bytes.subspan(at + entry_bytes, name_bytes)),
-                     .flags = number_at<std::uint16_t>(fixed, 8),
-                     .method = number_at<std::uint16_t>(fixed, 10),
-                     .stored_bytes = number_at<std::uint32_t>(fixed, 20),
-                     .bytes = number_at<std::uint32_t>(fixed, 24),
-                     .header_begin = number_at<std::uint32_t>(fixed, 42)};
+      ZipEntry entry = {.name = as_text(bytes.subspan(at + entry_bytes, name_bytes)),
+                        .flags = number_at<std::uint16_t>(fixed, 8),
+                        .method = number_at<std::uint16_t>(fixed, 10),
+                        .stored_bytes = number_at<std::uint32_t>(fixed, 20),
+                        .bytes = number_at<std::uint32_t>(fixed, 24),
+                        .header_begin = number_at<std::uint32_t>(fixed, 42)};
       read_extra(entry, bytes.subspan(at + entry_bytes + name_bytes, extra_bytes), offset);
       if (!names.insert(entry.name).second) refuse_twice(entry, offset);
       add_record(entry, offset);
@@ -208,7 +204,7 @@ class ZipReader {
     }
   }
 
-  [[noreturn]] void refuse_twice(const Entry& entry, std::uint64_t offset) const {
+  [[noreturn]] void refuse_twice(const ZipEntry& entry, std::uint64_t offset) const {
     loadstone::refuse(source_.path(), {.code = "pt.duplicate",
                                        .message = "the archive holds two records of this name",
                                        .culprit = entry.name,
@@ -219,7 +215,7 @@ class ZipReader {
   }
 
   // The 64-bit numbers stand one after the other, and only those that are asked for.
-  void read_extra(Entry& entry, std::span<const std::byte> extra, std::uint64_t offset) const {
+  void read_extra(ZipEntry& entry, std::span<const std::byte> extra, std::uint64_t offset) const {
     while (extra.size() >= 4) {
       const auto id = number_at<std::uint16_t>(extra, 0);
       const std::uint64_t size = number_at<std::uint16_t>(extra, 2);
@@ -240,7 +236,7 @@ class ZipReader {
     }
   }
 
-  void add_record(const Entry& entry, std::uint64_t offset) {
+  void add_record(const ZipEntry& entry, std::uint64_t offset) {
     if ((entry.flags & encrypted_flags) != 0) {
       refuse("the record is encrypted", fmt::format("flags 0x{:04x}", entry.flags),
              "a record that is not", entry.name, offset);
@@ -266,7 +262,7 @@ class ZipReader {
 
   // The header before the data repeats the entry; a reader of the stream believes it. Returns where
   // the data begin.
-  std::uint64_t check_local(const Entry& entry, const ZipRecord& record) const {
+  std::uint64_t check_local(const ZipEntry& entry, const ZipRecord& record) const {
     const std::uint64_t begin = record.header_begin;
     const std::uint64_t room_end = directory_.directory_begin;
     if (begin > room_end || room_end - begin < local_bytes + entry.name.size()) {
@@ -278,9 +274,9 @@ class ZipReader {
     const std::span<const std::byte> local(bytes);
     const std::uint64_t name_bytes = number_at<std::uint16_t>(local, 26);
     if (number_at<std::uint32_t>(local, 0) != local_magic || name_bytes != entry.name.size() ||
-        text_of(local.subspan(local_bytes)) != entry.name) {
+        as_text(local.subspan(local_bytes)) != entry.name) {
       refuse("the header before the data is not that of the record",
-             "'" + printable(text_of(local.subspan(local_bytes))) + "'", "the directory's name",
+             "'" + printable(as_text(local.subspan(local_bytes))) + "'", "the directory's name",
              entry.name, begin);
     }
     const unsigned flags = number_at<std::uint16_t>(local, 6);

@@ -20,7 +20,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr const char* code = "merge.adapter";        // it does not go with the base
+constexpr const char* unfit = "merge.adapter";       // it does not go with the base
 constexpr const char* malformed = "format.adapter";  // it does not go with itself
 // Names that peft gives to adapters whose scale stands in their configuration alone.
 constexpr std::string_view peft_prefix = "base_model.model.";
@@ -48,7 +48,7 @@ class Adder {
       try {
         add(name, module);
       } catch (const Error& error) {
-        if (error.code() != code && error.code() != malformed) throw;
+        if (error.code() != unfit && error.code() != malformed) throw;
         const Where& where = error.where();
         fail(module.names, fmt::format("{} ({})", error.message(), printable(name)), where.found,
              where.expected);
@@ -98,7 +98,7 @@ class Adder {
             std::string expected = {}) {
     findings_.push_back(
         {.severity = Severity::error,
-         .code = code,
+         .code = unfit,
          .message = fmt::format("the adapter in '{}': {}", printable(adapter_->root()), what),
          .found = std::move(found),
          .expected = std::move(expected)});
@@ -106,7 +106,7 @@ class Adder {
   }
 
   void refuse(std::string message, std::string found = {}, std::string expected = {}) const {
-    throw Error(code, std::move(message),
+    throw Error(unfit, std::move(message),
                 {.found = std::move(found), .expected = std::move(expected)});
   }
 

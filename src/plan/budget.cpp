@@ -31,13 +31,12 @@ constexpr std::uint64_t window_bytes_least = 32 << 10;
 constexpr std::uint64_t staging_bytes_least = 32 << 10;
 // Numbers that are encoded in one go stay in the nearer caches.
 constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
-constexpr std::uint64_t page_bytes = 4096;
 // A copy of a box and of its dimensions, and the memory of a window's walk over it.
 constexpr std::uint64_t bytes_of_a_box = 256;
 constexpr std::uint64_t boxes_uncounted = 64;
 
 // How often the box has such a run.
-std::uint64_t runs_of(std::span<const BoxDim> dims, const InnerRun& run) {
+std::uint64_t run_count(std::span<const BoxDim> dims, const InnerRun& run) {
   std::uint64_t count = 1;
   for (const BoxDim& dim : dims.first(run.outer_dims)) count = saturating_mul(count, dim.extent);
   return count;
@@ -260,7 +259,7 @@ std::uint64_t Needs::add_box(const PlannedTarget& target, const Box& box, Ways& 
   Stretch& stretch = add_stretch(box.source, bytes.begin, bytes.end);
   if (run.outer_dims > 0) {
     const std::uint64_t each = bytes_of({0, run.elements}, encoding.dtype()).size();
-    stretch.bytes = std::min(stretch.bytes, saturating_mul(runs_of(sorted.dims(), run), each));
+    stretch.bytes = std::min(stretch.bytes, saturating_mul(run_count(sorted.dims(), run), each));
   }
   stretch.ways = &ways;
   stretch.is_direct = is_direct;
@@ -283,7 +282,7 @@ std::uint64_t Needs::add_decoding(const Box& box, std::span<const BoxDim> dims, 
   ways.bytes_least = std::max(ways.bytes_least, decoding_bytes_least(form));
   ways.parts_bytes = std::max(ways.parts_bytes, parts_bytes_max(form, UINT64_MAX));
   const InnerRun run = read_run(dims, element_bytes(decoding.dtype), false);
-  const std::uint64_t runs = runs_of(dims, run);
+  const std::uint64_t runs = run_count(dims, run);
   std::uint64_t read = 0;
   for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
     const auto part = form.part_bytes(i, range.begin, range.end);

@@ -18,6 +18,7 @@
 
 namespace loadstone {
 
+inline constexpr std::uint64_t page_bytes = 4096;
 // Holes of this size between pieces that are read into their places are read over: a second call
 // has its price.
 inline constexpr std::uint64_t skipped_bytes_max = 4096;

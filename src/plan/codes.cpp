@@ -12,7 +12,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::string_view advice =
+constexpr std::string_view component_advice =
     "give the target the shape and the floating dtype of the numbers, or load the codes together "
     "with their scales into modules that are made for the encoding";
 
@@ -63,7 +63,7 @@ Finding Codes::between(const QuantizedTensor& quantized, std::string_view target
   Finding finding = {.severity = Severity::error,
                      .code = "plan.component",
                      .target = std::string(target),
-                     .suggestion = std::string(advice)};
+                     .suggestion = std::string(component_advice)};
   if (quantized.data != QuantizedTensor::none) {
     const TensorInfo& data = catalog_.tensors()[quantized.data];
     finding.sources.push_back(data.name);

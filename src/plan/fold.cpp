@@ -17,13 +17,13 @@ namespace loadstone {
 namespace {
 
 // A name as text with holes where its numbers are.
-struct Pattern {
+struct NumberedName {
   std::string text;  // each number is '\1'
   std::vector<std::string> numbers;
 };
 
-Pattern pattern_of(std::string_view name) {
-  Pattern pattern;
+NumberedName numbered_name(std::string_view name) {
+  NumberedName pattern;
   for (std::size_t i = 0; i < name.size();) {
     if (!is_digit(name[i])) {
       pattern.text += name[i++];
@@ -91,8 +91,8 @@ class Holes {
 
 struct Folded {
   PlanRow row;
-  Pattern name;
-  Pattern from;
+  NumberedName name;
+  NumberedName from;
   Holes names;
   Holes sources;
 };
@@ -156,8 +156,8 @@ std::vector<PlanRow> fold_targets(const Plan& plan) {
     const std::uint64_t bytes = row.bytes;
     row.bytes = 0;
     row.count = 0;
-    Pattern name = pattern_of(row.name);
-    Pattern from = pattern_of(row.from);
+    NumberedName name = numbered_name(row.name);
+    NumberedName from = numbered_name(row.from);
     const std::string key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}", name.text, row.kind,
                                         row.shape, row.dtype, row.device, row.origin, from.text);
     const auto [found, is_new] = index.emplace(key, folded.size());

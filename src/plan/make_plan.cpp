@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/only_errors.h"
+#include "base/refuse_option.h"
 #include "boxes/check_boxes.h"
 #include "catalog/reading_threads.h"
 #include "codec/tensor_table.h"
@@ -18,10 +19,6 @@
 namespace loadstone {
 
 namespace {
-
-[[noreturn]] void refuse(const char* field, std::string message, std::string found = {}) {
-  throw Error("plan.options", std::move(message), {.field = field, .found = std::move(found)});
-}
 
 // The production looks at every name, so what is wrong with the skeleton is found before that.
 const Skeleton& validated(const Skeleton& skeleton) {
@@ -61,44 +58,47 @@ Planner::Planner(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleto
 
 void Planner::check_options() const {
   if (options_.dtype && options_.dtype_from_file) {
-    refuse("dtype", "either a dtype or the file's, not both", std::string(name(*options_.dtype)));
+    refuse_option("dtype", "either a dtype or the file's, not both",
+                  std::string(name(*options_.dtype)));
   }
   if (options_.dtype &&
       (kind(*options_.dtype) != DtypeKind::floating || bits(*options_.dtype) % 8 != 0)) {
-    refuse("dtype", "parameters can only get a floating dtype of whole bytes",
-           std::string(name(*options_.dtype)));
+    refuse_option("dtype", "parameters can only get a floating dtype of whole bytes",
+                  std::string(name(*options_.dtype)));
   }
   if (options_.staging_bytes_max == 0)
-    refuse("staging_bytes_max", "nothing can be read without staging");
-  if (options_.local_ranks == 0) refuse("local_ranks", "this process is one of them", "0");
+    refuse_option("staging_bytes_max", "nothing can be read without staging");
+  if (options_.local_ranks == 0) refuse_option("local_ranks", "this process is one of them", "0");
   if (options_.device_map.mode && !options_.device_map.entries.empty()) {
-    refuse("device_map", "either computed or given, not both");
+    refuse_option("device_map", "either computed or given, not both");
   }
   const std::size_t given = 1 + options_.adapters.size();
   const std::size_t there = std::max<std::size_t>(plan_.catalog->checkpoints().size(), 1);
   if (given > 1 && given != there) {
-    refuse("adapters", "each checkpoint of the catalog behind the first is an adapter",
-           fmt::format("{} adapters and {} checkpoints", given - 1, there));
+    refuse_option("adapters", "each checkpoint of the catalog behind the first is an adapter",
+                  fmt::format("{} adapters and {} checkpoints", given - 1, there));
   }
   if (options_.tie == TiePolicy::keep && options_.adapters.empty()) {
-    refuse("tie", "it goes with adapters (lora)", "keep");
+    refuse_option("tie", "it goes with adapters (lora)", "keep");
   }
   const auto is_factor = [](const MergeAdapter& adapter) { return std::isfinite(adapter.factor); };
-  if (!std::ranges::all_of(options_.adapters, is_factor)) refuse("adapters", "factors are finite");
+  if (!std::ranges::all_of(options_.adapters, is_factor))
+    refuse_option("adapters", "factors are finite");
   std::vector<std::string> devices;
   for (const auto& [device, bytes] : options_.max_memory) {
     devices.push_back(device_name(device));
-    if (!is_device_name(devices.back())) refuse("max_memory", unknown_device(device));
-    if (devices.back() == "meta") refuse("max_memory", "meta has no memory", device);
+    if (!is_device_name(devices.back())) refuse_option("max_memory", unknown_device(device));
+    if (devices.back() == "meta") refuse_option("max_memory", "meta has no memory", device);
   }
   std::ranges::sort(devices);
   const auto twice = std::ranges::adjacent_find(devices);
-  if (twice != devices.end()) refuse("max_memory", "a device has two limits", *twice);
+  if (twice != devices.end()) refuse_option("max_memory", "a device has two limits", *twice);
   std::vector<std::string_view> paths;
   for (const auto& [path, device] : options_.device_map.entries) paths.push_back(path);
   std::ranges::sort(paths);
   const auto same = std::ranges::adjacent_find(paths);
-  if (same != paths.end()) refuse("device_map", "a module has two devices", std::string(*same));
+  if (same != paths.end())
+    refuse_option("device_map", "a module has two devices", std::string(*same));
 }
 
 // Recipes are plain data, so whoever filled them in may be wrong.
@@ -150,7 +150,7 @@ Plan Planner::run(SinkKind sink) && {
   }
   find_groups();
   for (const auto& [target, quantization] : options_.quantize) {
-    if (!index_.contains(target)) refuse("quantize", "no such target", target);
+    if (!index_.contains(target)) refuse_option("quantize", "no such target", target);
   }
   mark_taken_codes();
   for (std::size_t i = 0; i < roots_.size(); ++i) {
@@ -198,7 +198,7 @@ Plan Planner::run(SinkKind sink) && {
 Plan make_plan(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
                const PlanOptions& options) {
   return only_errors([&] {
-    if (catalog == nullptr) refuse("catalog", "there is no catalog");
+    if (catalog == nullptr) refuse_option("catalog", "there is no catalog");
     return Planner(std::move(catalog), skeleton, options).run();
   });
 }

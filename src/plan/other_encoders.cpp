@@ -12,7 +12,7 @@ namespace loadstone {
 
 namespace {
 
-std::string folder_of(unsigned encoder) {
+std::string encoder_folder(unsigned encoder) {
   return encoder == 1 ? "text_encoder" : fmt::format("text_encoder_{}", encoder);
 }
 
@@ -26,7 +26,7 @@ void report_other_encoders(const Catalog& base, const Catalog& adapter,
   const std::string_view folder = file_name(base.root());
   const bool has_usual_name = folder == "text_encoder" || folder.starts_with("text_encoder_");
   for (const auto& [encoder, names] : modules) {
-    const std::string expected = folder_of(encoder);
+    const std::string expected = encoder_folder(encoder);
     if (folder == expected || (encoder == 1 && !has_usual_name)) continue;
     std::string message = fmt::format(
         "the adapter in '{}' has {} for the text encoder {} of a pipeline, which are merged into "

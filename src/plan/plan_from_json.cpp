@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/only_errors.h"
+#include "base/refuse_option.h"
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "catalog/locate_remote.h"
@@ -189,10 +190,9 @@ std::shared_ptr<const Catalog> open_saved(const SavedPlan& saved, const OpenOpti
   OpenOptions opening = options;
   opening.gguf_rank_max = std::max(opening.gguf_rank_max, saved_rank_max);  // as it was planned
   if (paths.other_roots.size() >= saved.checkpoints.size()) {
-    throw Error("plan.options", "there are more roots than checkpoints in the plan",
-                {.field = "root",
-                 .found = std::to_string(1 + paths.other_roots.size()),
-                 .expected = fmt::format("at most {}", saved.checkpoints.size())});
+    refuse_option("root", "there are more roots than checkpoints in the plan",
+                  std::to_string(1 + paths.other_roots.size()),
+                  fmt::format("at most {}", saved.checkpoints.size()));
   }
   std::vector<std::string> roots = {paths.root};
   roots.insert(roots.end(), paths.other_roots.begin(), paths.other_roots.end());

@@ -21,7 +21,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t text_bytes_max = std::size_t{2} << 30;
+constexpr std::size_t plan_bytes_max = std::size_t{2} << 30;
 
 // Numbers and switches of a plan that are saved as they are.
 template <typename AnyPlan, typename Visit>
@@ -75,7 +75,7 @@ std::uint32_t checkpoint_of(const Catalog& catalog, std::uint32_t source) {
 }
 
 // What boxes name, numbered in the order of its use.
-PlanNumbers write_sources(JsonWriter& json, const Plan& plan) {
+PlanNumbers write_plan_sources(JsonWriter& json, const Plan& plan) {
   PlanNumbers numbers;
   std::vector<const Decoding*> decodings;
   json.key("sources");
@@ -406,7 +406,7 @@ void read_totals(const JsonReader& reader, JsonObject& fields, Plan& plan) {
 
 }  // namespace
 
-static std::string json_of(const Plan& plan) {
+static std::string plan_json(const Plan& plan) {
   JsonWriter json(1, 2);
   json.begin_object();
   json.member("version", plan_json_version);
@@ -428,7 +428,7 @@ static std::string json_of(const Plan& plan) {
   }
   json.end_array();
   write_findings(json, plan.findings);
-  const PlanNumbers numbers = write_sources(json, plan);
+  const PlanNumbers numbers = write_plan_sources(json, plan);
   json.key("targets");
   json.begin_array();
   for (const PlannedTarget& target : plan.targets) write_target(json, target, numbers);
@@ -443,11 +443,11 @@ static std::string json_of(const Plan& plan) {
 }
 
 std::string to_json(const Plan& plan) {
-  return only_errors([&] { return json_of(plan); });
+  return only_errors([&] { return plan_json(plan); });
 }
 
 SavedPlan read_plan(std::string_view text) {
-  const JsonDocument document(text, "plan.json", text_bytes_max);
+  const JsonDocument document(text, "plan.json", plan_bytes_max);
   const JsonReader reader("plan.json");
   const JsonPlace top;
   JsonObject fields(reader, document.root(), top);

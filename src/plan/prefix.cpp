@@ -16,7 +16,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t names_listed_max = 8;
+constexpr std::size_t prefix_names_max = 8;
 
 using Names = std::vector<std::string_view>;
 using Known = std::unordered_set<std::string_view>;
@@ -43,7 +43,7 @@ std::vector<std::string> common_prefixes(const Names& names, const Names& prefix
   }
 }
 
-std::string advice(std::string_view prefix) {
+std::string prefix_advice(std::string_view prefix) {
   JsonWriter json;
   json.begin_object();
   json.member(prefix, "");
@@ -58,7 +58,7 @@ std::optional<Finding> partial(const Names& names, const Known& known, std::stri
     if (!name.starts_with(prefix)) continue;
     ++count;
     const bool is_wanted = !known.contains(name) && known.contains(name.substr(prefix.size()));
-    if (is_wanted && wanted.size() < names_listed_max) wanted.emplace_back(name);
+    if (is_wanted && wanted.size() < prefix_names_max) wanted.emplace_back(name);
   }
   if (wanted.empty()) return std::nullopt;
   return Finding{
@@ -68,7 +68,7 @@ std::optional<Finding> partial(const Names& names, const Known& known, std::stri
       .message = fmt::format("{} of {} names of the checkpoint begin with '{}', so it is not taken "
                              "away",
                              count, names.size(), printable(prefix)),
-      .suggestion = advice(prefix)};
+      .suggestion = prefix_advice(prefix)};
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t version = 2;
-constexpr std::size_t text_bytes_max = std::size_t{1} << 30;
-constexpr const char* code = "plan.recipe";
+constexpr std::size_t recipes_bytes_max = std::size_t{1} << 30;
+constexpr const char* recipe_code = "plan.recipe";
 
 // The encoding of the codes in a source, with all that gives them their values, to be compared.
 // Empty: the source holds values.
@@ -65,7 +65,7 @@ void write_source(JsonWriter& json, const Catalog& catalog, std::uint32_t source
   json.end_array();
 }
 
-Numbers write_sources(JsonWriter& json, const Recipes& recipes, const Catalog& catalog) {
+Numbers write_recipe_sources(JsonWriter& json, const Recipes& recipes, const Catalog& catalog) {
   Numbers numbers;
   numbers.sources.assign(catalog.tensors().size(), unnumbered);
   numbers.decodings.assign(recipes.decodings.size(), unnumbered);
@@ -74,7 +74,8 @@ Numbers write_sources(JsonWriter& json, const Recipes& recipes, const Catalog& c
   for (const TargetRecipe& recipe : recipes.targets) {
     for (const std::uint32_t source : sources_of(recipe.boxes, recipes.decodings)) {
       if (source >= numbers.sources.size()) {
-        throw Error(code, "the recipes are not made for this catalog", {.tensor = recipe.target});
+        throw Error(recipe_code, "the recipes are not made for this catalog",
+                    {.tensor = recipe.target});
       }
       if (numbers.sources[source] != unnumbered) continue;
       numbers.sources[source] = numbers.source_count++;
@@ -83,7 +84,8 @@ Numbers write_sources(JsonWriter& json, const Recipes& recipes, const Catalog& c
     for (const Box& box : recipe.boxes) {
       if (box.decoding == no_decoding) continue;
       if (box.decoding >= numbers.decodings.size()) {
-        throw Error(code, "a box names a decoding that is not there", {.tensor = recipe.target});
+        throw Error(recipe_code, "a box names a decoding that is not there",
+                    {.tensor = recipe.target});
       }
       std::uint32_t& number = numbers.decodings[box.decoding];
       if (number != unnumbered) continue;
@@ -117,7 +119,7 @@ void write_decodings(JsonWriter& json, const Recipes& recipes, const Numbers& nu
   json.end_array();
 }
 
-void write_boxes(JsonWriter& json, const std::vector<Box>& boxes, const Numbers& numbers) {
+void write_recipe_boxes(JsonWriter& json, const std::vector<Box>& boxes, const Numbers& numbers) {
   json.begin_array();
   for (const Box& box : boxes) {
     json.begin_array();
@@ -143,7 +145,7 @@ class Reading {
   explicit Reading(const Catalog& catalog) : catalog_(catalog) {}
 
   Recipes run(std::string_view text) {
-    const JsonDocument document(text, code, text_bytes_max);
+    const JsonDocument document(text, recipe_code, recipes_bytes_max);
     const JsonPlace top;
     JsonObject fields(reader_, document.root(), top);
     const auto found = reader_.unsigned_number(fields.required("version"), fields.at("version"));
@@ -212,7 +214,8 @@ class Reading {
     const auto shown = [](std::string_view text) {
       return text.empty() ? std::string("plain values") : printable(text, 400);
     };
-    throw Error(code, "the recipes were made for a checkpoint whose tensor of this name differs",
+    throw Error(recipe_code,
+                "the recipes were made for a checkpoint whose tensor of this name differs",
                 {.tensor = tensor.name,
                  .field = field,
                  .found = shown(found),
@@ -345,7 +348,7 @@ class Reading {
   }
 
   const Catalog& catalog_;
-  const JsonReader reader_{code};
+  const JsonReader reader_{recipe_code};
   std::span<const Decoding> decodings_;
   std::vector<std::uint32_t> sources_;  // index into the catalog, by position in the text
   std::vector<std::uint64_t> numbers_;
@@ -354,17 +357,17 @@ class Reading {
 
 }  // namespace
 
-static std::string json_of(const Recipes& recipes, const Catalog& catalog) {
+static std::string recipes_json(const Recipes& recipes, const Catalog& catalog) {
   JsonWriter json;
   json.begin_object();
   json.member("version", version);
-  const Numbers numbers = write_sources(json, recipes, catalog);
+  const Numbers numbers = write_recipe_sources(json, recipes, catalog);
   write_decodings(json, recipes, numbers);
   json.key("targets");
   json.begin_array();
   for (const TargetRecipe& recipe : recipes.targets) {
     if (recipe.merge != nullptr) {
-      throw Error(code, "a merge is not saved as a recipe: save its plan",
+      throw Error(recipe_code, "a merge is not saved as a recipe: save its plan",
                   {.tensor = recipe.target});
     }
     json.begin_array();
@@ -374,7 +377,7 @@ static std::string json_of(const Recipes& recipes, const Catalog& catalog) {
     if (recipe.constant != nullptr) {
       json.value(base64_from(*recipe.constant));
     } else {
-      write_boxes(json, recipe.boxes, numbers);
+      write_recipe_boxes(json, recipe.boxes, numbers);
     }
     json.end_array();
   }
@@ -393,7 +396,7 @@ static std::string json_of(const Recipes& recipes, const Catalog& catalog) {
 }
 
 std::string to_json(const Recipes& recipes, const Catalog& catalog) {
-  return only_errors([&] { return json_of(recipes, catalog); });
+  return only_errors([&] { return recipes_json(recipes, catalog); });
 }
 
 Recipes recipes_from_json(const Catalog& catalog, std::string_view text) {

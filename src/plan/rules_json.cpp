@@ -14,7 +14,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t text_bytes_max = 16u << 20;
+constexpr std::size_t rules_bytes_max = 16u << 20;
 
 std::vector<std::string> read_strings(const JsonReader& reader, JsonObject& fields,
                                       std::string_view field) {
@@ -123,7 +123,7 @@ bool is_rules_json(std::string_view text) noexcept {
 
 Rules rules_from_json(std::string_view text) {
   return only_errors([&] {
-    const JsonDocument document(text, "plan.rules", text_bytes_max);
+    const JsonDocument document(text, "plan.rules", rules_bytes_max);
     const JsonReader reader("plan.rules");
     const JsonPlace place = {nullptr, "rules", 0};
     if (document.root().is_object()) return read_prefixes(reader, document.root(), place);
@@ -136,7 +136,7 @@ Rules rules_from_json(std::string_view text) {
   });
 }
 
-static std::string json_of(const Rules& rules) {
+static std::string rules_json(const Rules& rules) {
   JsonWriter json(1, 1);
   json.begin_array();
   for (const Rule& rule : rules) {
@@ -161,7 +161,7 @@ static std::string json_of(const Rules& rules) {
 }
 
 std::string rules_to_json(const Rules& rules) {
-  return only_errors([&] { return json_of(rules); });
+  return only_errors([&] { return rules_json(rules); });
 }
 
 }  // namespace loadstone

@@ -11,7 +11,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t groups_max = 9;  // templates know $1 to $9
+constexpr std::size_t template_groups_max = 9;  // templates know $1 to $9
 
 // Runs of digits and of other characters, in turn.
 std::vector<std::string_view> runs_of(std::string_view name) {
@@ -56,7 +56,8 @@ std::string suggested_rule(std::string_view source, std::string_view target) {
   const auto source_runs = runs_of(source);
   const auto target_runs = runs_of(target);
   const auto numbers = numbers_of(source_runs);
-  const bool is_general = numbers == numbers_of(target_runs) && numbers.size() <= groups_max;
+  const bool is_general =
+      numbers == numbers_of(target_runs) && numbers.size() <= template_groups_max;
   std::string pattern;
   for (const std::string_view run : source_runs) {
     pattern += is_general && is_digits(run) ? "(\\d+)" : pattern_of(run);

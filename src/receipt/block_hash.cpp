@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "base/only_errors.h"
+#include "base/refuse_option.h"
 #include "base/text.h"
-#include "loadstone/error.h"
 
 namespace loadstone {
 
@@ -55,9 +55,7 @@ DigestKind digest_kind(std::string_view text) {
     for (const DigestKind kind : {DigestKind::xxh3_128, DigestKind::sha256_tree}) {
       if (text == name(kind)) return kind;
     }
-    throw Error(
-        "plan.options", "there is no such digest",
-        {.field = "receipt", .found = printable(text), .expected = "xxh3-128 or sha256-tree"});
+    refuse_option("receipt", "there is no such digest", printable(text), "xxh3-128 or sha256-tree");
   });
 }
 

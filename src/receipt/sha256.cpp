@@ -24,9 +24,9 @@ const EVP_MD* sha1() {
   return method;
 }
 
-class Digest final : public BlockHash {
+class EvpDigest final : public BlockHash {
  public:
-  explicit Digest(const EVP_MD* method) : context_(EVP_MD_CTX_new()) {
+  explicit EvpDigest(const EVP_MD* method) : context_(EVP_MD_CTX_new()) {
     if (method == nullptr || context_ == nullptr ||
         EVP_DigestInit_ex2(context_.get(), method, nullptr) != 1) {
       fail();
@@ -53,14 +53,14 @@ class Digest final : public BlockHash {
 }  // namespace
 
 std::unique_ptr<BlockHash> make_sha256(HashOf what) {
-  auto made = std::make_unique<Digest>(sha256());
+  auto made = std::make_unique<EvpDigest>(sha256());
   const auto tag = static_cast<std::byte>(what == HashOf::tree ? 1 : 0);
   if (what != HashOf::file) made->update({&tag, 1});
   return made;
 }
 
 std::unique_ptr<BlockHash> make_git_hash(std::uint64_t bytes) {
-  auto made = std::make_unique<Digest>(sha1());
+  auto made = std::make_unique<EvpDigest>(sha1());
   const std::string header = fmt::format("blob {}", bytes);
   made->update(std::as_bytes(std::span(header.c_str(), header.size() + 1)));
   return made;

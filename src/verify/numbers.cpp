@@ -8,6 +8,7 @@
 
 #include "codec/decode.h"
 #include "loadstone/quantized_tensors.h"
+#include "verify/borrowed.h"
 
 namespace loadstone {
 
@@ -17,11 +18,6 @@ constexpr std::uint64_t staging_bytes = 4 << 20;
 // Scales are no larger than numbers need, so the largest code is less than twice the largest
 // number: what does not fit F32 any more is at most this.
 constexpr double reach_max = 2.0 * std::numeric_limits<float>::max();
-
-// Catalogs outlive what is done here.
-std::shared_ptr<const Catalog> borrowed(const Catalog& catalog) {
-  return {std::shared_ptr<const Catalog>(), &catalog};
-}
 
 // A shard whose filled tensors are not read.
 class FilledSource final : public ByteSource {

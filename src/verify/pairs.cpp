@@ -12,15 +12,11 @@
 #include "convert/expert_layouts.h"
 #include "kernels/cast.h"
 #include "plan/dtypes.h"
+#include "verify/borrowed.h"
 
 namespace loadstone {
 
 namespace {
-
-// Catalogs outlive what is done here.
-std::shared_ptr<const Catalog> borrowed(const Catalog& catalog) {
-  return {std::shared_ptr<const Catalog>(), &catalog};
-}
 
 // Blocks of codes that stand in components elsewhere have the codes' name.
 std::string codes_of(Encoding encoding) {

@@ -17,7 +17,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::uint64_t chunk_bytes = 1 << 20;
+constexpr std::uint64_t scale_chunk_bytes = 1 << 20;
 // Enough to distinguish a wrong scale or order of bytes from rounding, and little to read. Tensors
 // with no more elements than all samples are compared whole.
 constexpr std::uint64_t samples = 16;
@@ -37,8 +37,8 @@ Counts count_scales(const TensorInfo& tensor, ByteSource& source) {
   const Cast widen = cast_between(dtype, Dtype::f32);
   std::vector<std::byte> bytes;
   std::vector<float> values;
-  for (std::uint64_t at = 0; at < tensor.byte_count(); at += chunk_bytes) {
-    bytes.resize(std::min(chunk_bytes, tensor.byte_count() - at));
+  for (std::uint64_t at = 0; at < tensor.byte_count(); at += scale_chunk_bytes) {
+    bytes.resize(std::min(scale_chunk_bytes, tensor.byte_count() - at));
     source.read(tensor.offset_begin + at, bytes);
     if (dtype == Dtype::u8) {  // powers of two
       counts.not_finite += static_cast<std::uint64_t>(std::ranges::count(bytes, std::byte{0xff}));

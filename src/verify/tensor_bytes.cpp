@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "boxes/view.h"
+#include "verify/borrowed.h"
 
 namespace loadstone {
 
@@ -38,10 +39,8 @@ TensorBytes::TensorBytes(const OpenShards& shards, const std::string& name, Tens
 }
 
 void TensorBytes::open(const std::string& name, Dtype dtype) {
-  // The catalog outlives this, so nobody has to own it here.
-  const std::shared_ptr<const Catalog> catalog(std::shared_ptr<const Catalog>(),
-                                               &shards_.catalog());
-  reader_ = std::make_unique<ValueReader>(catalog, shards_.sources(), staging_bytes_max, stop_);
+  reader_ = std::make_unique<ValueReader>(borrowed(shards_.catalog()), shards_.sources(),
+                                          staging_bytes_max, stop_);
   reader_->open({name, value_.boxes, value_.decodings, value_.shape, dtype});
 }
 

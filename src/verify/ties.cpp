@@ -8,6 +8,7 @@
 #include "catalog/open_file.h"
 #include "convert/tied_head.h"
 #include "execute/tie_values.h"
+#include "verify/borrowed.h"
 #include "verify/claim.h"
 
 namespace loadstone {
@@ -18,15 +19,13 @@ std::vector<Finding> check_ties(const Catalog& catalog, Storage* storage,
   const std::string config = config_text({files}, catalog.root(), "config.json");
   std::vector<Finding> findings = check_tied_shapes(catalog, config);
   if (!findings.empty()) return findings;
-  // Not owned: the caller's catalog outlives the comparison.
-  const std::shared_ptr<const Catalog> borrowed(std::shared_ptr<const Catalog>(), &catalog);
   std::atomic<bool> stop = false;
   for (const auto& [embedding, head] : TiedHead(config).stored_in(catalog)) {
     const TieCheck check = {.name = catalog.tensors()[head].name,
                             .tied_to = catalog.tensors()[embedding].name,
                             .taken = embedding,
                             .other = head};
-    auto finding = compare_tie(borrowed, check, files, stop, bytes_read);
+    auto finding = compare_tie(borrowed(catalog), check, files, stop, bytes_read);
     if (finding) findings.push_back(*std::move(finding));
   }
   return findings;

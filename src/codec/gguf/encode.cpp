@@ -36,8 +36,8 @@ std::optional<DecodeProblem> check_importance(const Quantization& quantization,
 }
 
 template <BlockFormat format>
-std::optional<DecodeProblem> prepare(const Quantization& quantization, const Shape& shape,
-                                     QuantizeForm& form) {
+std::optional<DecodeProblem> prepare_block_format(const Quantization& quantization,
+                                                  const Shape& shape, QuantizeForm& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   const BlockLayout block = layout(format);
   if (form.columns % block.elements != 0) {
@@ -63,7 +63,7 @@ constexpr WrittenEncoding written_as(std::string_view name, unsigned bits) {
       .bits = bits,
       .code_type = "int",
       .kernel = "gguf",
-      .prepare = prepare<format>,
+      .prepare = prepare_block_format<format>,
       .gguf_names = names,
       .dialects = dialects,
       .needs_importance = needs_importance(format),

@@ -20,7 +20,7 @@ constexpr std::array<float, 16> e2m1_values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,
                                                4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
                                                -2.0f, -3.0f, -4.0f, -6.0f};
 
-float power_of_two(std::uint8_t byte) noexcept {
+float e8m0_value(std::uint8_t byte) noexcept {
   return std::bit_cast<float>(byte == 0 ? 0x00400000u : static_cast<std::uint32_t>(byte) << 23);
 }
 
@@ -37,7 +37,7 @@ float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept
     case Dtype::f8_e4m3:
       return number::load<Dtype::f8_e4m3>(from + index);
     case Dtype::u8:
-      return power_of_two(number::load_raw<std::uint8_t>(from + index));
+      return e8m0_value(number::load_raw<std::uint8_t>(from + index));
     default:  // set_scale_dtype() lets no other through
       return std::numeric_limits<float>::quiet_NaN();
   }
@@ -87,7 +87,7 @@ void load_offset_codes(const std::byte* weights, bool starts_low, float* values,
   }
 }
 
-void divide(float* values, std::uint64_t count, float scale) noexcept {
+void divide_values(float* values, std::uint64_t count, float scale) noexcept {
   for (std::uint64_t i = 0; i < count; ++i) values[i] /= scale;
 }
 
@@ -192,7 +192,7 @@ void ScaledDecoder::load(std::uint64_t at, const std::byte* codes, float* values
 }
 
 void ScaledDecoder::apply(float scale, float* values, std::uint64_t count) const noexcept {
-  if (form_.codes == Codes::offset_nibbles) return divide(values, count, scale);
+  if (form_.codes == Codes::offset_nibbles) return divide_values(values, count, scale);
   if (form_.by_exponent && std::isinf(scale)) {
     multiply(values, count, 0x1p127f);
     scale = 2.0f;

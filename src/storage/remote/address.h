@@ -1,10 +1,13 @@
 // Whom to ask for a file, and what to show of it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 namespace loadstone {
+
+inline constexpr std::size_t shown_bytes_max = 400;  // of a location in a message
 
 enum class Signing : std::uint8_t { none, bearer, aws };
 

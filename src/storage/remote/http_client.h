@@ -21,6 +21,8 @@
 
 namespace loadstone {
 
+inline constexpr int redirects_max = 5;
+
 // Where the body of a good answer goes.
 class BodySink {
  public:

@@ -22,8 +22,6 @@ namespace {
 constexpr std::size_t page_bytes_max = 16 << 20;
 constexpr std::size_t pages_max = 200;
 constexpr std::size_t names_max = 200'000;
-constexpr int redirects_max = 5;
-constexpr std::size_t shown_bytes_max = 400;
 
 [[noreturn]] void fail(const char* code, const std::string& path, std::string message,
                        std::string found = {}, std::string expected = {}) {
@@ -49,7 +47,7 @@ class TextSink final : public BodySink {
       fail("io.remote", address_.path, "the list of the folder is too long", {},
            human_bytes(page_bytes_max));
     }
-    text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    text += as_text(bytes);
   }
 
   std::string text;
@@ -58,7 +56,7 @@ class TextSink final : public BodySink {
   const Address& address_;
 };
 
-[[noreturn]] void refuse(const Address& address, const HttpResult& result) {
+[[noreturn]] void refuse_answer(const Address& address, const HttpResult& result) {
   const long status = result.response.status;
   std::string found = fmt::format("status {}", status);
   if (result.code != CURLE_OK) {
@@ -109,20 +107,20 @@ Page fetch(HttpClient& client, const Address& address, std::string url) {
     const bool is_later = result.code == CURLE_OK && is_temporary(status);
     const auto pause =
         is_broken || is_later ? backoff.next(result.response.retry_after_seconds) : std::nullopt;
-    if (!pause) refuse(address, result);
+    if (!pause) refuse_answer(address, result);
     client.pause(*pause);
   }
   fail("io.redirect", address.path, "the host redirects again and again", {},
        fmt::format("at most {} redirects", redirects_max));
 }
 
-bool is_plain_name(std::string_view name) noexcept {
+bool is_entry_name(std::string_view name) noexcept {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\0", 2)) == std::string_view::npos;
 }
 
 void add(std::vector<std::string>& names, std::string name, const std::string& path) {
-  if (!is_plain_name(name)) return;
+  if (!is_entry_name(name)) return;
   if (names.size() >= names_max) {
     fail("io.remote", path, "the folder holds too many files", {},
          fmt::format("at most {}", names_max));

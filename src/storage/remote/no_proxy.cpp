@@ -16,15 +16,15 @@ namespace loadstone {
 
 namespace {
 
-struct Address {
+struct IpAddress {
   std::array<unsigned char, 16> bytes{};
   unsigned bits = 0;  // 32 or 128
 };
 
-std::optional<Address> address_of(std::string_view text) {
+std::optional<IpAddress> address_of(std::string_view text) {
   if (text.starts_with('[') && text.ends_with(']')) text = text.substr(1, text.size() - 2);
   const std::string name(text);
-  Address address;
+  IpAddress address;
   if (::inet_pton(AF_INET, name.c_str(), address.bytes.data()) == 1) {
     address.bits = 32;
   } else if (::inet_pton(AF_INET6, name.c_str(), address.bytes.data()) == 1) {
@@ -35,7 +35,7 @@ std::optional<Address> address_of(std::string_view text) {
   return address;
 }
 
-bool is_in_network(const Address& host, std::string_view entry) {
+bool is_in_network(const IpAddress& host, std::string_view entry) {
   const std::size_t slash = std::min(entry.find('/'), entry.size());
   const auto network = address_of(entry.substr(0, slash));
   if (!network || network->bits != host.bits) return false;

@@ -23,8 +23,6 @@ constexpr std::uint64_t small_bytes = 16 << 10;
 constexpr std::uint64_t block_bytes_max = remote_block_bytes_max;
 // A server that sends a few bytes and breaks off does so for ever.
 constexpr std::uint64_t progress_bytes_min = 16 << 10;
-constexpr int redirects_max = 5;
-constexpr std::size_t shown_bytes_max = 400;
 
 std::string range_text(std::uint64_t begin, std::uint64_t end) {
   return fmt::format("{}-{}", begin, end - 1);

@@ -20,9 +20,9 @@ namespace {
 
 // Each repository of a hub has it.
 constexpr std::string_view hub_file = ".gitattributes";
-constexpr std::size_t shown_bytes_max = 400;
 
-[[noreturn]] void refuse(const std::string& path, std::string message, std::string expected = {}) {
+[[noreturn]] void refuse_path(const std::string& path, std::string message,
+                              std::string expected = {}) {
   throw Error(
       "io.remote", std::move(message),
       {.path = printable(public_url(path), shown_bytes_max), .expected = std::move(expected)});
@@ -79,7 +79,7 @@ class RemoteStorage final : public Storage {
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
     if (!is_remote(folder)) return local_storage().list(folder);
     if (is_http(folder)) {
-      refuse(folder, "a folder of a web server cannot be listed", "the URL of a file");
+      refuse_path(folder, "a folder of a web server cannot be listed", "the URL of a file");
     }
     return only_errors([&] {
       if (is_hub(folder)) return list_hub(*client_, tree_address(pinned(parse_hub_path(folder))));
@@ -122,12 +122,12 @@ class RemoteStorage final : public Storage {
   [[nodiscard]] static std::pair<std::string, std::string> s3_key(const std::string& path) {
     const std::string rest = path.substr(std::string_view("s3://").size());
     const std::size_t slash = std::min(rest.find('/'), rest.size());
-    if (slash == 0) refuse(path, "an s3 path without a bucket", "s3://BUCKET/KEY");
+    if (slash == 0) refuse_path(path, "an s3 path without a bucket", "s3://BUCKET/KEY");
     return {rest.substr(0, slash), slash < rest.size() ? rest.substr(slash + 1) : std::string()};
   }
 
   [[nodiscard]] Address address_of(const std::string& path) {
-    if (path.find('\0') != std::string::npos) refuse(path, "a path cannot hold a NUL");
+    if (path.find('\0') != std::string::npos) refuse_path(path, "a path cannot hold a NUL");
     if (is_hub(path)) return hub_address(parse_hub_path(path));
     return is_s3(path) ? s3_address(path) : url_address(path);
   }
@@ -137,7 +137,7 @@ class RemoteStorage final : public Storage {
     const std::string whole = path.substr(0, path.find('#'));
     const std::size_t query = whole.find('?');
     if (whole.substr(0, query).size() != address.url.size()) {
-      refuse(path, "a URL is given without user and password");
+      refuse_path(path, "a URL is given without user and password");
     }
     const std::lock_guard lock(mutex_);
     if (query != std::string::npos) queries_[address.url] = whole.substr(query);
