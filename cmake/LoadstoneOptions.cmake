@@ -59,6 +59,7 @@ function(loadstone_unity target)
   get_target_property(sources ${target} SOURCES)
   list(FILTER sources INCLUDE REGEX "[.]cpp$")
   list(FILTER sources EXCLUDE REGEX "/kernels/")
+  list(FILTER sources EXCLUDE REGEX "^${PROJECT_BINARY_DIR}/")  # made by this build
   set(previous "")
   foreach(source IN LISTS sources)
     get_filename_component(folder "${source}" DIRECTORY)
@@ -71,7 +72,8 @@ function(loadstone_unity target)
     math(EXPR count "${count} + 1")
     set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "${folder}/${batch}")
   endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP
+    UNITY_BUILD_RELOCATABLE ON)  # from CMake 4.0 on: other checkouts find the objects in ccache
   # GCC takes the files of a batch for headers, where this warning has its reason.
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endfunction()
