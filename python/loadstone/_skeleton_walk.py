@@ -55,7 +55,6 @@ class TensorSlot:
             dict has them; not in a module that a list, dictionary or plain attribute holds.
         obstacle: why no value can be read into it, or ``""``; see ``_tensor_classes``.
         share: of a tensor that is spread over ranks.
-        module: the owner of a parameter or buffer.
     """
 
     name: str
@@ -67,7 +66,8 @@ class TensorSlot:
     is_registered: bool = True
     obstacle: str = ""
     share: Share | None = None
-    module: torch.nn.Module | None = None
+    # Weak: an error's traceback has slots, and would keep a module that a load replaced.
+    _owner: weakref.ReferenceType[torch.nn.Module] | None = None
 
     @property
     def held(self) -> Any:
@@ -78,6 +78,11 @@ class TensorSlot:
     def shape(self) -> tuple[int, ...]:
         """Of the whole tensor, as checkpoints have it."""
         return tuple(self.tensor.shape) if self.share is None else self.share.shape
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The owner of a parameter or buffer."""
+        return None if self._owner is None else self._owner()
 
     @property
     def may_be_kept(self) -> bool:
@@ -311,11 +316,12 @@ class _Walk:
             self._shares[id(tensor)] = share
         found = tensor if share is None else share.local
         problem = (share.obstacle if share is not None else "") or obstacle(found)
-        module = None if key is None else home
-        if module is not None:
-            home = module._parameters if kind == "parameter" else module._buffers
+        owner = None
+        if key is not None:
+            owner = weakref.ref(home)
+            home = home._parameters if kind == "parameter" else home._buffers
         slot = TensorSlot(
-            name, kind, found, tie_of, home, key, is_registered, problem, share, module
+            name, kind, found, tie_of, home, key, is_registered, problem, share, owner
         )
         self.slots.append(slot)
 
