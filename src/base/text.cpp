@@ -88,7 +88,11 @@ std::string escaped(std::string_view text) {
   const bool valid = is_utf8(text);
   std::string out;
   out.reserve(text.size());
-  while (!text.empty()) {
+  while (true) {
+    const auto* const run = std::ranges::find_if(text, [](char c) { return c < ' ' || c > '~'; });
+    out.append(text.begin(), run);  // names are ASCII, and there may be a million
+    text.remove_prefix(static_cast<std::size_t>(run - text.begin()));
+    if (text.empty()) return out;
     const Character found = first_character(text);
     const bool is_stray = !valid && static_cast<unsigned char>(text[0]) >= 0x80;
     const std::string_view bytes = text.substr(0, is_stray ? 1 : found.bytes);
@@ -101,7 +105,6 @@ std::string escaped(std::string_view text) {
     }
     text.remove_prefix(bytes.size());
   }
-  return out;
 }
 
 bool is_scheme_character(char character) noexcept {
