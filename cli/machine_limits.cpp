@@ -15,9 +15,9 @@
 #include <map>
 
 #include "cli/interrupt.h"
-#include "execute/anonymous_memory.h"
-#include "execute/populate.h"
-#include "execute/team.h"
+#include "engine/anonymous_memory.h"
+#include "engine/populate.h"
+#include "engine/team.h"
 #include "loadstone/error.h"
 #include "storage/new_file.h"
 #include "storage/regular_file.h"

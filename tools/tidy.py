@@ -34,8 +34,10 @@ FOLDERS = (
     ("formats",),
     ("catalog", "skeleton"),
     ("boxes",),
+    ("engine",),
     ("plan",),
-    ("execute",),
+    ("offload",),
+    ("load",),
     ("convert",),
     ("audit", "page", "verify"),
     ("cli", "bindings"),
@@ -67,7 +69,8 @@ HEADER_FOLDER = {
     "remote": "storage",
     "shape": "tensor",
     "tensor_info": "tensor",
-    "tensor_reader": "execute",
+    "execute": "load",
+    "tensor_reader": "load",
     "version": "base",
 }
 

@@ -6,10 +6,10 @@
 
 #include "bindings.h"
 #include "convert/recorder.h"
-#include "execute/mapped_shard.h"
-#include "execute/offload_folder.h"
-#include "execute/report.h"
+#include "load/mapped_shard.h"
+#include "load/report.h"
 #include "observer.h"
+#include "offload/offload_folder.h"
 #include "plan/budget.h"
 #include "receipt/receipt_file.h"
 #include "shared_plan.h"

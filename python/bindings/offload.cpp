@@ -1,6 +1,6 @@
 #include "bindings.h"
-#include "execute/offload_files.h"
-#include "execute/offload_folder.h"
+#include "offload/offload_files.h"
+#include "offload/offload_folder.h"
 #include "shared_plan.h"
 
 namespace loadstone::python {

@@ -123,23 +123,21 @@ class _Noted:
     @classmethod
     def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _Noted:
         """As it is now."""
+        from loadstone._skeleton_schema import version_of
+
         shape = _extent_of(tensor)
         shape = shapes.setdefault(shape, shape)
-        return cls(_storage(tensor), _version(tensor), type(tensor), tensor.dtype, shape)
+        return cls(_storage(tensor), version_of(tensor), type(tensor), tensor.dtype, shape)
 
     def is_still(self, tensor: Any) -> bool:
         """Whether a tensor lies in the same memory, and nothing was written to it."""
-        form = (_version(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
+        from loadstone._skeleton_schema import storage_key, version_of
+
+        form = (version_of(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
         if form != (self.version, self.kind, self.dtype, self.shape):
             return False
-        from loadstone._skeleton_schema import storage_key
-
         # The weak reference keeps the number from being given to another storage.
         return storage_key(tensor) == (None if self.storage is None else self.storage.cdata)
-
-
-def _version(tensor: Any) -> int | None:
-    return None if tensor.is_inference() else tensor._version
 
 
 def _extent_of(tensor: Any) -> Any:

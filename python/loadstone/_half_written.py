@@ -141,13 +141,15 @@ def _before_state_dict(
     module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any
 ) -> None:
     """Notes which marked tensors the state dict has, if that is not half-written itself."""
+    from loadstone._skeleton_schema import version_of
+
     record = module.__dict__.get(RECORD, {})
     own = (_range(each) for name in record if (each := _registered(module, name)) is not None)
     parts = _by_storage([*_ranges, *(each for each in own if each is not None)])
     for name, mark in record.items():
         tensor, given = _registered(module, name), state.get(prefix + name)
         is_good = hasattr(given, "untyped_storage") and not _overlaps(given, parts)
-        mark.before = (tensor, _version(tensor)) if is_good and tensor is not None else None
+        mark.before = (tensor, version_of(tensor)) if is_good and tensor is not None else None
 
 
 def _after_state_dict(module: torch.nn.Module, _: object) -> None:
@@ -155,13 +157,15 @@ def _after_state_dict(module: torch.nn.Module, _: object) -> None:
 
     A new version alone does not prove that: writing some of the elements makes one, too.
     """
+    from loadstone._skeleton_schema import version_of
+
     record = module.__dict__.get(RECORD, {})
     for name, mark in list(record.items()):
         before, mark.before = mark.before, None
         tensor = _registered(module, name)
         if before is None or tensor is None:
             continue
-        if tensor is not before[0] or _version(tensor) != before[1]:
+        if tensor is not before[0] or version_of(tensor) != before[1]:
             _ranges.pop(_range(tensor), None)  # type: ignore[arg-type]
             del record[name]
 
@@ -169,10 +173,6 @@ def _after_state_dict(module: torch.nn.Module, _: object) -> None:
 def _registered(module: torch.nn.Module, name: str) -> torch.Tensor | None:
     found = module._parameters.get(name)
     return found if found is not None else module._buffers.get(name)
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
 
 
 def _is_marked_elsewhere(slot: TensorSlot) -> bool:

@@ -86,7 +86,9 @@ class Homes:
         self._moves: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._contents = Contents()
         # A byte for each target: whether the core has begun to write it. None: all may be written.
-        self.begun: torch.Tensor | None = torch.zeros(len(slots), dtype=torch.uint8, device="cpu")
+        self.begun: torch.Tensor | None = None
+        if in_place:
+            self.begun = torch.zeros(len(slots), dtype=torch.uint8, device="cpu")
         for group in _groups(self._pairs) if not in_place else ():
             self._views |= group.copied()
 

@@ -75,6 +75,11 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Return torch's count of writes to a tensor; ``None``: inference tensors have none."""
+    return None if tensor.is_inference() else tensor._version
+
+
 def storage_weakly(tensor: torch.Tensor) -> StorageWeakRef:
     """A reference that keeps the storage's name from being given to another one."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

@@ -52,7 +52,7 @@ DOORS: dict[str, Callable[[Any, Path], Any]] = {
 def outputs(
     family: str, use_rslora: bool, tmp_path: Path, load: Callable[[Any, Path], Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of a model with an adapter, and those expected."""
+    """Return the outputs of a model with an adapter, and the expected ones."""
     build, block, names = FAMILIES[family]
     torch.manual_seed(0)
     model = build()

@@ -371,7 +371,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_a_model_with_numbers_is_refused",
     'exclude it with {"quantizer_name"': "test_modelopt_loading.py::"
     "test_a_format_that_cannot_be_written_is_refused_by_name",
-    "where it stands; set deferred to false": "test_serving_deferred.py::"
+    "in place; set deferred to false": "test_serving_deferred.py::"
     "test_changes_where_they_stand_are_refused_by_name",
     "dispatch the model first, and put modules around": "test_checkpoint_wrapper.py::"
     "test_a_dispatched_model_may_be_wrapped",

@@ -50,7 +50,7 @@ def keep(model, files):
 
 
 def is_refused(model, files):
-    """Whether a load refuses to keep tensors; it names them, and leaves the model as it was."""
+    """Return whether a load refuses to keep tensors; it leaves the model as it was."""
     before = {name: each.clone() for name, each in model.state_dict().items()}
     try:
         keep(model, files)

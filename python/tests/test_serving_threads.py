@@ -303,7 +303,7 @@ def _unseen(task: Task) -> None:
 def test_a_thread_that_cannot_be_followed_is_refused(
     look: bool, state: State, tmp_path: Path
 ) -> None:
-    """What it does to parameters would not be seen; this is the control of the mechanism."""
+    """Control: loadstone would not see the work of this thread on parameters."""
 
     def load(model: Model, weights: Any) -> None:
         tensors = dict(weights)
@@ -335,7 +335,7 @@ def test_a_thread_that_cannot_be_followed_is_refused(
 
 
 def test_threads_of_others_are_left_alone(state: State, tmp_path: Path) -> None:
-    """Those that are started meanwhile by a thread that has no part in the load."""
+    """Threads started meanwhile by a thread that has no part in the load."""
     found: list[bool] = []
     inside, done = threading.Event(), threading.Event()
 

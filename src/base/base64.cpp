@@ -7,15 +7,15 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::string_view letters =
+constexpr std::string_view base64_letters =
     "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 constexpr std::uint8_t no_letter = 0xff;
 
 constexpr std::array<std::uint8_t, 256> make_values() {
   std::array<std::uint8_t, 256> values = {};
   for (auto& value : values) value = no_letter;
-  for (std::size_t i = 0; i < letters.size(); ++i) {
-    values[static_cast<unsigned char>(letters[i])] = static_cast<std::uint8_t>(i);
+  for (std::size_t i = 0; i < base64_letters.size(); ++i) {
+    values[static_cast<unsigned char>(base64_letters[i])] = static_cast<std::uint8_t>(i);
   }
   return values;
 }
@@ -34,7 +34,7 @@ std::string base64_from(std::span<const std::byte> bytes) {
       group = group << 8 | (k < count ? std::to_integer<std::uint32_t>(bytes[i + k]) : 0);
     }
     for (std::size_t k = 0; k < 4; ++k) {
-      text += k <= count ? letters[group >> (18 - 6 * k) & 63u] : '=';
+      text += k <= count ? base64_letters[group >> (18 - 6 * k) & 63u] : '=';
     }
   }
   return text;

@@ -117,7 +117,7 @@ class Translator {
       const bool is_needed = text_.compare(at_, 3, U"(?=") == 0;
       if (!is_needed && text_.compare(at_, 3, U"(?!") != 0) break;
       if (++look_aheads_ > look_aheads_max) {
-        refuse(fmt::format("more than {} times look-ahead", look_aheads_max));
+        refuse(fmt::format("more than {} look-aheads", look_aheads_max));
       }
       (is_needed ? found.needed : found.excluded).push_back(look_ahead(flags));
     }
@@ -180,7 +180,7 @@ class Translator {
   }
 
   void alternatives(Flags flags, std::size_t depth) {
-    if (depth > group_depth_max) refuse("groups in groups, too deep");
+    if (depth > group_depth_max) refuse("groups nested too deep");
     sequence(flags, depth);
     while (take('|')) {
       if (depth == 0 && look_aheads_ > 0) refuse("look-ahead in one of several alternatives");

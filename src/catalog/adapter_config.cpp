@@ -135,7 +135,7 @@ dom::object object_of(dom::parser& parser, std::string_view text, const char* fi
     refuse_adapter("the adapter's configuration is no JSON object", field);
   }
   if (auto twice = repeated_field(result.value_unsafe())) {
-    refuse_adapter("a field stands twice in the adapter's configuration", *std::move(twice));
+    refuse_adapter("a field appears twice in the adapter's configuration", *std::move(twice));
   }
   return object;
 }
@@ -287,7 +287,8 @@ std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
   const auto found = adapter.metadata().find(adapter_metadata_key);
   if (found != adapter.metadata().end()) {
     const auto* const text = std::get_if<std::string>(&found->second.value);
-    if (text == nullptr) refuse_adapter("the adapter's metadata is no text", adapter_metadata_key);
+    if (text == nullptr)
+      refuse_adapter("the adapter's metadata is not a text", adapter_metadata_key);
     dom::parser parser;
     const dom::object object = object_of(parser, *text, adapter_metadata_key);
     std::set<std::string> prefixes;  // "transformer."
@@ -296,9 +297,8 @@ std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
       prefixes.emplace(key.substr(0, key.find('.') + 1));
     }
     if (beside && prefixes.contains("")) {
-      refuse_adapter(
-          "the file's metadata and adapter_config.json beside it are about the same modules",
-          adapter_metadata_key, "two configurations", "one of the two");
+      refuse_adapter("the file's metadata and adapter_config.json describe the same modules",
+                     adapter_metadata_key, "two configurations", "one of the two");
     }
     for (const std::string& prefix : prefixes) {
       configs.push_back(config_in(adapter.root(), *text, prefix));

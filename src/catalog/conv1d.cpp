@@ -17,7 +17,7 @@ namespace {
 constexpr std::array<std::string_view, 6> model_types = {
     "gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"};
 
-constexpr std::array<std::string_view, 4> modules = {"c_attn", "q_attn", "c_proj", "c_fc"};
+constexpr std::array<std::string_view, 4> conv1d_modules = {"c_attn", "q_attn", "c_proj", "c_fc"};
 
 // A config has parts, such as the decoder of an encoder-decoder, and these have none.
 constexpr unsigned levels = 2;
@@ -59,7 +59,8 @@ bool is_conv1d_weight(std::string_view name) noexcept {
   constexpr std::string_view suffix = ".weight";
   if (!name.ends_with(suffix)) return false;
   name.remove_suffix(suffix.size());
-  return std::ranges::find(modules, name.substr(name.rfind('.') + 1)) != modules.end();
+  return std::ranges::find(conv1d_modules, name.substr(name.rfind('.') + 1)) !=
+         conv1d_modules.end();
 }
 
 }  // namespace loadstone

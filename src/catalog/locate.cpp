@@ -427,7 +427,7 @@ void report_ignored(CheckpointFiles files, const std::vector<std::string>& shard
   }
   const std::vector<std::string> read = files.index ? std::vector{*files.index} : files.files;
   message += files.preferred.empty()
-                 ? "beside the checkpoint, and not part of it: " + name_list(files.ignored)
+                 ? "next to the checkpoint, but not part of it: " + name_list(files.ignored)
                  : "but loadstone reads " + name_list(read);
   findings.push_back({.severity = files.preferred.empty() ? Severity::info : Severity::warning,
                       .code = "format.ignored",

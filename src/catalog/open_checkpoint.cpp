@@ -125,8 +125,8 @@ class CheckpointReader {
     if (!missing.empty()) {
       refuse_missing_files({.path = index_path,
                             .field = "weight_map",
-                            .expected = missing.size() == 1 ? "the shard beside the index"
-                                                            : "the shards beside the index"},
+                            .expected = missing.size() == 1 ? "the shard next to the index"
+                                                            : "the shards next to the index"},
                            missing,
                            missing.size() == 1 ? "a shard that the index names is missing"
                                                : "shards that the index names are missing");

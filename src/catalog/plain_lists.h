@@ -26,8 +26,8 @@ struct LeftPlain {
 // does not know. If an entry of a list of targets matches none of the modules, the list counts only
 // for modules whose siblings it names: a library may have other names. Expressions that need more
 // than RE2 are unread, unless no module matches without the look-around in them; all are if they
-// would take long. Of classes, Linear, Embedding and
-// Module are known, and names that are not ASCII are compared with names only.
+// would take long. The known classes are Linear, Embedding and Module; patterns are not compared
+// with names that are not ASCII.
 [[nodiscard]] LeftPlain left_plain(const ConfigList& list,
                                    std::span<const std::string_view> modules);
 

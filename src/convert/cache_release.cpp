@@ -6,7 +6,7 @@
 
 #include "base/named.h"
 #include "base/refuse_option.h"
-#include "execute/source_extents.h"
+#include "engine/source_extents.h"
 
 namespace loadstone {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "execute/shard_files.h"
+#include "catalog/open_shards.h"
 #include "loadstone/convert.h"
 
 namespace loadstone {

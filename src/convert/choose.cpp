@@ -365,7 +365,7 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
       findings);
   if (cut > 0 && options.experts == ExpertLayout::fused) {
     refuse_option("experts",
-                  "experts that are quantized stand one by one in files: --exclude them, or leave "
+                  "quantized experts are stored one by one in files: --exclude them, or leave "
                   "--experts out",
                   "fused", "separate");
   }

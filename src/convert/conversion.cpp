@@ -86,7 +86,7 @@ void check_options(const ConvertOptions& options) {
   const bool makes_values = options.dequantize || options.experts != ExpertLayout::keep;
   if (makes_values && names_are_given(options)) {
     refuse_option(options.dequantize ? "dequantize" : "experts",
-                  "rules and recipes name what is in the file: convert twice");
+                  "rules and recipes name the tensors of the file: convert twice");
   }
   const QuantizeOptions& quantize = options.quantize;
   if (quantize.formats.empty() && !(quantize.include.empty() && quantize.exclude.empty())) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view mixtral_block = ".block_sparse_moe.";
 constexpr std::string_view usual_block = ".mlp.";
-constexpr std::string_view infix = ".experts.";
+constexpr std::string_view experts_infix = ".experts.";
 
 // By ExpertWords and ExpertRole.
 constexpr std::array<std::array<std::string_view, 3>, 2> role_names = {
@@ -45,9 +45,9 @@ std::string_view name(ExpertRole role, ExpertWords words) noexcept {
 
 std::optional<ExpertName> expert_name(std::string_view name) {
   constexpr std::string_view suffix = ".weight";
-  const auto at = name.rfind(infix);
+  const auto at = name.rfind(experts_infix);
   if (at == std::string_view::npos || !name.ends_with(suffix)) return std::nullopt;
-  const std::size_t begin = at + infix.size();
+  const std::size_t begin = at + experts_infix.size();
   if (name.size() < begin + suffix.size()) return std::nullopt;
   const std::string_view rest = name.substr(begin, name.size() - begin - suffix.size());
   ExpertName found;

@@ -51,7 +51,7 @@ Descriptor open_extra(const std::string& path, struct stat& status) {
     refuse_extra(path, "only regular files are copied");
   }
   if (static_cast<std::uint64_t>(status.st_size) > extra_bytes_max) {
-    refuse_extra(path, "too large for a file beside a model",
+    refuse_extra(path, "too large for a companion file",
                  human_bytes(static_cast<std::uint64_t>(status.st_size)));
   }
   return file;
@@ -61,7 +61,7 @@ std::uint64_t bytes_of(const ExtraFile& extra) {
   if (extra.source) {
     const std::uint64_t bytes = extra.source->identity().bytes;
     if (bytes > extra_bytes_max) {
-      refuse_extra(extra.copy_of, "too large for a file beside a model", human_bytes(bytes));
+      refuse_extra(extra.copy_of, "too large for a companion file", human_bytes(bytes));
     }
     return bytes;
   }
@@ -136,17 +136,18 @@ void check_extras(const Conversion& conversion) {
            container_of(conversion.format).is_model_name(name);
   };
   if (conversion.one_file && !conversion.extras.empty()) {
-    refuse_extra({}, "one file has none beside it: name a folder");
+    refuse_extra({}, "a single file has no companion files: name a folder");
   }
   for (const ExtraFile& extra : conversion.extras) {
     if (!is_path_below(extra.name)) {
       refuse_extra({}, "not a name for a file in the target", printable(extra.name));
     }
     if (is_model(extra.name)) {
-      refuse_extra({}, "a file beside the model has a name of the model's", printable(extra.name));
+      refuse_extra({}, "a companion file has the name of a file of the model",
+                   printable(extra.name));
     }
     if (!names.insert(extra.name).second) {
-      refuse_extra({}, "two files beside the model have one name", printable(extra.name));
+      refuse_extra({}, "two companion files have the same name", printable(extra.name));
     }
     static_cast<void>(bytes_of(extra));
   }

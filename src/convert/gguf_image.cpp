@@ -118,7 +118,7 @@ constexpr std::string_view lumina2_plain[] = {"t_embedder.",      "x_embedder.",
                                               "context_refiner.", "noise_refiner."};
 
 // The first that is recognised counts.
-constexpr ImageModel models[] = {
+constexpr ImageModel image_models[] = {
     {"flux", flux_marks, in_and_out, {}},
     {"sd3", sd3_marks, sd3_plain, {}},
     {"aura", aura_marks, aura_plain, {}},
@@ -191,35 +191,36 @@ struct PartRule {
   std::uint64_t first;  // of how many tensors of this part
   BlockFormat type;
 };
-constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t all_tensors = std::numeric_limits<std::uint64_t>::max();
 
 // The first that fits counts; a tensor that none fits has the type of the mix.
 constexpr PartRule part_rules[] = {
-    {Part::value, Mix::q2_k, all, BlockFormat::q3_k},
+    {Part::value, Mix::q2_k, all_tensors, BlockFormat::q3_k},
     {Part::value, Mix::q3_k_m, 2, BlockFormat::q5_k},
-    {Part::value, Mix::q3_k_m, all, BlockFormat::q4_k},
-    {Part::value, Mix::q3_k_l, all, BlockFormat::q5_k},
+    {Part::value, Mix::q3_k_m, all_tensors, BlockFormat::q4_k},
+    {Part::value, Mix::q3_k_l, all_tensors, BlockFormat::q5_k},
     {Part::value, Mix::q4_k_s, 4, BlockFormat::q5_k},
-    {Part::value, Mix::q4_k_m, all, BlockFormat::q6_k},
-    {Part::value, Mix::q5_k_m, all, BlockFormat::q6_k},
-    {Part::qkv, Mix::q3_k_m, all, BlockFormat::q4_k},
-    {Part::qkv, Mix::q3_k_l, all, BlockFormat::q4_k},
-    {Part::qkv, Mix::q4_k_m, all, BlockFormat::q5_k},
-    {Part::qkv, Mix::q5_k_m, all, BlockFormat::q6_k},
-    {Part::down, Mix::q3_k_m, all, BlockFormat::q4_k},
-    {Part::down, Mix::q3_k_l, all, BlockFormat::q5_k},
-    {Part::down, Mix::q4_k_s, all, BlockFormat::q5_k},
-    {Part::down, Mix::q4_k_m, all, BlockFormat::q6_k},
-    {Part::down, Mix::q5_k_m, all, BlockFormat::q6_k},
-    {Part::down, Mix::q4_0, all, BlockFormat::q4_1},
-    {Part::down, Mix::q5_0, all, BlockFormat::q5_1},
+    {Part::value, Mix::q4_k_m, all_tensors, BlockFormat::q6_k},
+    {Part::value, Mix::q5_k_m, all_tensors, BlockFormat::q6_k},
+    {Part::qkv, Mix::q3_k_m, all_tensors, BlockFormat::q4_k},
+    {Part::qkv, Mix::q3_k_l, all_tensors, BlockFormat::q4_k},
+    {Part::qkv, Mix::q4_k_m, all_tensors, BlockFormat::q5_k},
+    {Part::qkv, Mix::q5_k_m, all_tensors, BlockFormat::q6_k},
+    {Part::down, Mix::q3_k_m, all_tensors, BlockFormat::q4_k},
+    {Part::down, Mix::q3_k_l, all_tensors, BlockFormat::q5_k},
+    {Part::down, Mix::q4_k_s, all_tensors, BlockFormat::q5_k},
+    {Part::down, Mix::q4_k_m, all_tensors, BlockFormat::q6_k},
+    {Part::down, Mix::q5_k_m, all_tensors, BlockFormat::q6_k},
+    {Part::down, Mix::q4_0, all_tensors, BlockFormat::q4_1},
+    {Part::down, Mix::q5_0, all_tensors, BlockFormat::q5_1},
 };
 
 }  // namespace
 
 const ImageModel* find_image_model(std::string_view architecture) noexcept {
-  const auto* const found = std::ranges::find(models, architecture, &ImageModel::architecture);
-  return found == std::end(models) ? nullptr : found;
+  const auto* const found =
+      std::ranges::find(image_models, architecture, &ImageModel::architecture);
+  return found == std::end(image_models) ? nullptr : found;
 }
 
 const ImageModel* image_model(const Metadata& metadata) {
@@ -233,8 +234,8 @@ const ImageModel* recognised_image_model(const Catalog& catalog) {
   const auto is_it = [&](const ImageModel& model) {
     return std::ranges::any_of(model.marks, [&](Mark mark) { return are_there(mark, catalog); });
   };
-  const auto* const found = std::ranges::find_if(models, is_it);
-  return found == std::end(models) ? nullptr : found;
+  const auto* const found = std::ranges::find_if(image_models, is_it);
+  return found == std::end(image_models) ? nullptr : found;
 }
 
 bool has_unfused_names(const Catalog& catalog) {

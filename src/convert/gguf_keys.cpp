@@ -24,38 +24,38 @@ struct KeyType {
   MetadataType items = MetadataType::u8;  // of an array
 };
 
-constexpr MetadataType text = MetadataType::string;
-constexpr MetadataType list = MetadataType::array;
+constexpr MetadataType text_type = MetadataType::string;
+constexpr MetadataType list_type = MetadataType::array;
 
 // As gguf-py writes them and llama.cpp asks for them.
 constexpr auto key_types = std::to_array<KeyType>({
-    {"general.architecture", text},
-    {"general.type", text},
-    {"general.name", text},
-    {"general.author", text},
-    {"general.version", text},
-    {"general.organization", text},
-    {"general.basename", text},
-    {"general.finetune", text},
-    {"general.description", text},
-    {"general.quantized_by", text},
-    {"general.size_label", text},
-    {"general.license", text},
-    {"general.license.name", text},
-    {"general.license.link", text},
-    {"general.url", text},
-    {"general.repo_url", text},
-    {"general.tags", list, text},
-    {"general.languages", list, text},
+    {"general.architecture", text_type},
+    {"general.type", text_type},
+    {"general.name", text_type},
+    {"general.author", text_type},
+    {"general.version", text_type},
+    {"general.organization", text_type},
+    {"general.basename", text_type},
+    {"general.finetune", text_type},
+    {"general.description", text_type},
+    {"general.quantized_by", text_type},
+    {"general.size_label", text_type},
+    {"general.license", text_type},
+    {"general.license.name", text_type},
+    {"general.license.link", text_type},
+    {"general.url", text_type},
+    {"general.repo_url", text_type},
+    {"general.tags", list_type, text_type},
+    {"general.languages", list_type, text_type},
     {"general.alignment", MetadataType::u32},
     {"general.quantization_version", MetadataType::u32},
     {"general.file_type", MetadataType::u32},
-    {"tokenizer.ggml.model", text},
-    {"tokenizer.ggml.pre", text},
-    {"tokenizer.ggml.tokens", list, text},
-    {"tokenizer.ggml.merges", list, text},
-    {"tokenizer.ggml.scores", list, MetadataType::f32},
-    {"tokenizer.ggml.token_type", list, MetadataType::i32},
+    {"tokenizer.ggml.model", text_type},
+    {"tokenizer.ggml.pre", text_type},
+    {"tokenizer.ggml.tokens", list_type, text_type},
+    {"tokenizer.ggml.merges", list_type, text_type},
+    {"tokenizer.ggml.scores", list_type, MetadataType::f32},
+    {"tokenizer.ggml.token_type", list_type, MetadataType::i32},
     {"tokenizer.ggml.bos_token_id", MetadataType::u32},
     {"tokenizer.ggml.eos_token_id", MetadataType::u32},
     {"tokenizer.ggml.unknown_token_id", MetadataType::u32},
@@ -79,7 +79,7 @@ bool has_type(const MetadataValue& item, const KeyType& row) {
 // Nothing for a key whose type the format leaves open, or whose values are arrays.
 std::optional<MetadataType> fixed_type(std::string_view key) {
   const auto row = std::ranges::find(key_types, key, &KeyType::key);
-  if (row == key_types.end() || row->type == list) return std::nullopt;
+  if (row == key_types.end() || row->type == list_type) return std::nullopt;
   return row->type;
 }
 

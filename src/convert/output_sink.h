@@ -10,8 +10,8 @@
 #include "convert/cache_release.h"
 #include "convert/output.h"
 #include "convert/recorder.h"
-#include "execute/groups.h"
-#include "execute/value_sink.h"
+#include "engine/groups.h"
+#include "engine/value_sink.h"
 #include "loadstone/convert.h"
 
 namespace loadstone {

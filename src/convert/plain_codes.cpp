@@ -10,7 +10,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr Dtype wide = Dtype::bf16;
+constexpr Dtype plain_fp8_dtype = Dtype::bf16;
 
 bool copies_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
   return !recipe.boxes.empty() && recipe.merge == nullptr &&
@@ -45,13 +45,13 @@ bool may_hold_codes(const Catalog& catalog) {
 
 void widen_plain_fp8(const Catalog& catalog, Recipes& recipes) {
   for (TargetRecipe& recipe : recipes.targets) {
-    if (is_plain_fp8(catalog, recipe)) recipe.dtype = wide;
+    if (is_plain_fp8(catalog, recipe)) recipe.dtype = plain_fp8_dtype;
   }
 }
 
 void restore_plain_fp8(const Catalog& catalog, const Choices& choices, Recipes& recipes) {
   for (TargetRecipe& recipe : recipes.targets) {
-    if (recipe.dtype != wide || !copies_plain_fp8(catalog, recipe)) continue;
+    if (recipe.dtype != plain_fp8_dtype || !copies_plain_fp8(catalog, recipe)) continue;
     if (choices.quantize.contains(recipe.target) || choices.numbers.contains(recipe.target)) {
       continue;
     }

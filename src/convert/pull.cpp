@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <atomic>
 
-#include "execute/planned_reads.h"
-#include "execute/puller.h"
-#include "execute/read_ahead.h"
-#include "execute/team.h"
-#include "execute/windows.h"
+#include "engine/planned_reads.h"
+#include "engine/puller.h"
+#include "engine/read_ahead.h"
+#include "engine/team.h"
+#include "engine/windows.h"
 #include "plan/decodings.h"
 
 namespace loadstone {

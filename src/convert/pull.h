@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "catalog/open_shards.h"
 #include "convert/output_sink.h"
-#include "execute/shard_files.h"
-#include "execute/source_digests.h"
+#include "load/source_digests.h"
 #include "loadstone/convert.h"
 #include "loadstone/finding.h"
 #include "loadstone/observer.h"

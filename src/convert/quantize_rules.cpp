@@ -64,7 +64,7 @@ constexpr std::string_view single_expert = R"(\.experts\.\d+\.)";
 constexpr std::string_view is_joined =
     "single experts, which transformers joins without their scales";
 constexpr std::string_view sequential_types = "llama4|llama4_text";
-constexpr PlainRule joined[] = {
+constexpr PlainRule joined_layers[] = {
     {single_expert, PlainRule::is_read, sequential_types},
     {single_expert, is_joined, ".+", true,
      "transformers reads fp8 and fp8-channel in the style compressed-tensors"}};
@@ -110,7 +110,7 @@ constexpr StackRule stacks[] = {
 
 std::span<const PlainRule> plain_rules() noexcept { return plain_layers; }
 std::span<const PlainRule> bnb_plain_rules() noexcept { return not_replaced; }
-std::span<const PlainRule> joined_rules() noexcept { return joined; }
+std::span<const PlainRule> joined_rules() noexcept { return joined_layers; }
 std::span<const PlainRule> split_rules() noexcept { return split; }
 std::span<const PlainRule> lost_rules() noexcept { return lost; }
 std::span<const PartnerRule> partner_rules() noexcept { return partners; }

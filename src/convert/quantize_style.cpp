@@ -132,7 +132,7 @@ void check_style(const QuantizeOptions& options) {
     const WrittenEncoding* const blocks = find_written_encoding(format.quantization.encoding);
     if (blocks != nullptr && blocks->is_gguf()) {
       refuse_option("quantize",
-                    "blocks of GGUF stand in GGUF files: name a TARGET that ends in .gguf",
+                    "GGUF blocks are stored in GGUF files: name a TARGET that ends in .gguf",
                     printable(blocks->name), "NAME.gguf");
     }
     QuantizeForm form;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "execute/source_digests.h"
+#include "load/source_digests.h"
 #include "loadstone/convert.h"
 #include "loadstone/receipt.h"
 #include "receipt/digest_table.h"

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "execute/shard_files.h"
+#include "catalog/open_shards.h"
 
 namespace loadstone {
 

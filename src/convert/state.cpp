@@ -320,7 +320,7 @@ void join_work(WorkState& state, const WorkState& found, const std::string& fold
           "the work was begun with other rules: tensors are made of others, or in another way");
   require(found.files, state.files,
           "the work was begun with other shards: their size or names differ");
-  require(found.extras, state.extras, "the work was begun with other files beside the model");
+  require(found.extras, state.extras, "the work was begun with other companion files");
   state.has_copies = found.has_copies || found.sources != state.sources;
 }
 

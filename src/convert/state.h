@@ -52,8 +52,8 @@ struct WorkState {
 [[nodiscard]] WorkState work_state_from_json(std::string_view text);
 
 // Compares a run's state with that of the work it goes on with, except `parts` and, of sources,
-// what tells copies apart: time, inode and version. Throws Error "convert.state" that names what
-// differs. Sets `has_copies`: no record tells which shard was made of which copy.
+// the time, inode and version, which differ between copies. Throws Error "convert.state" that
+// names the difference. Sets `has_copies`: no record shows which copy a shard was made from.
 void join_work(WorkState& state, const WorkState& found, const std::string& folder);
 
 }  // namespace loadstone

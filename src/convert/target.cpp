@@ -82,7 +82,7 @@ void check_not_source(const Catalog& catalog, const TargetPlace& place) {
   }
   // A single file says nothing of its neighbours; shards are what is in their folder.
   if (catalog.shards().size() > 1 && in_source_folder) {
-    refuse_target(place.path, "the target lies in the folder of the source");
+    refuse_target(place.path, "the target is in the folder of the source");
   }
 }
 
@@ -236,7 +236,7 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
     const bool is_folder = status && S_ISDIR(status->st_mode);
     if (is_folder && is_extra_folder(conversion, place.path, name)) continue;
     if (!is_folder && has_folder(conversion, name)) {
-      refuse_target(place.path, "a file has the name of a folder beside the model",
+      refuse_target(place.path, "a file has the name of a folder next to the model",
                     printable(name));
     }
     only_files = only_files && status && S_ISREG(status->st_mode);

@@ -48,9 +48,9 @@ class WorkFolder {
   [[nodiscard]] bool has_finished(std::uint32_t file) const;
   // Where the receipt of a finished shard is.
   [[nodiscard]] std::string receipt_of(std::uint32_t file) const;
-  // A finished shard's receipt, where it has still the bytes of then; else nothing, and
-  // `changed` says why. Reads the shard; if a run or a part of the work had a copy of the source,
-  // what the shard is made of too.
+  // The receipt of a finished shard that still has its bytes; else nothing, and the reason in
+  // `changed`. Reads the shard; if a run or a part of the work had a copy of the source, also the
+  // shard's source tensors.
   [[nodiscard]] KeptFile kept(std::uint32_t file, DigestKind kind, Storage& storage) const;
   // Of the shards of this part.
   [[nodiscard]] std::vector<std::string> finished_paths(const ConvertPart& part) const;

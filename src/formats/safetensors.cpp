@@ -149,7 +149,7 @@ class SafetensorsReader {
   // ---- the JSON
 
   void parse(const PaddedText& text) {
-    HeaderEntry entry;  // outside, so that a problem in the JSON can say where it stands
+    HeaderEntry entry;  // outside, so that an error in the JSON names its place
     std::string_view field;
     std::optional<StrictJson> json;
     try {

@@ -49,7 +49,7 @@ struct Prefix {
 };
 
 // The first one after which a name is the base's counts.
-constexpr auto prefixes = std::to_array<Prefix>({
+constexpr auto adapter_prefixes = std::to_array<Prefix>({
     {""},
     {"base_model.model."},
     {"transformer."},
@@ -176,7 +176,7 @@ std::optional<AdapterPlace> AdapterPlaces::find_exact(const std::string& module)
 
 std::optional<AdapterPlace> AdapterPlaces::find(const std::string& module,
                                                 std::vector<std::string>& ambiguous) const {
-  for (const Prefix& prefix : prefixes) {
+  for (const Prefix& prefix : adapter_prefixes) {
     if (!module.starts_with(prefix.text)) continue;
     auto place = find_exact(module.substr(prefix.text.size()));
     if (!place) continue;
@@ -216,7 +216,7 @@ std::optional<std::string> AdapterPlaces::find_value(const std::string& tensor) 
   if (const auto at = name.find(wrapped); at != std::string::npos) {
     name.erase(at, wrapped.size() - 1);
   }
-  for (const Prefix& prefix : prefixes) {
+  for (const Prefix& prefix : adapter_prefixes) {
     const std::string_view text = prefix.text;
     if (name.starts_with(text) && has(name.substr(text.size()))) return name.substr(text.size());
   }

@@ -152,7 +152,7 @@ Template::Template(std::string_view text, const std::string& field) {
       parts_.push_back(std::move(part));
       part = {};
     } else {
-      refuse_rules(field, "a '$' that is no group; write $1 to $9, or $$ for a dollar sign",
+      refuse_rules(field, "a '$' without a group; write $1 to $9, or $$ for a dollar sign",
                    std::string(text));
     }
     ++i;

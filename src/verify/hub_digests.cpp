@@ -10,7 +10,7 @@
 #include "base/only_errors.h"
 #include "base/thread_count.h"
 #include "catalog/paths.h"
-#include "execute/team.h"
+#include "engine/team.h"
 #include "loadstone/defaults.h"
 #include "loadstone/verify.h"
 #include "receipt/block_hash.h"

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "catalog/open_shards.h"
 #include "codec/error_bound.h"
-#include "execute/shard_files.h"
-#include "execute/value_reader.h"
+#include "engine/value_reader.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensor.h"
 #include "plan/decodings.h"

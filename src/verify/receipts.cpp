@@ -16,7 +16,7 @@
 #include "catalog/locate_remote.h"
 #include "catalog/paths.h"
 #include "convert/extras.h"
-#include "execute/team.h"
+#include "engine/team.h"
 #include "formats/dcp_metadata.h"
 #include "loadstone/catalog.h"
 #include "loadstone/defaults.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "execute/shard_files.h"
-#include "execute/value_reader.h"
+#include "catalog/open_shards.h"
+#include "engine/value_reader.h"
 #include "loadstone/catalog.h"
 #include "plan/decodings.h"
 

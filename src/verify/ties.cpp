@@ -7,7 +7,7 @@
 
 #include "catalog/open_file.h"
 #include "convert/tied_head.h"
-#include "execute/tie_values.h"
+#include "load/tie_values.h"
 #include "verify/borrowed.h"
 #include "verify/claim.h"
 

@@ -18,7 +18,7 @@
 #include "base/thread_count.h"
 #include "catalog/header_findings.h"
 #include "codec/decode.h"
-#include "execute/team.h"
+#include "engine/team.h"
 #include "kernels/cast.h"
 #include "loadstone/error.h"
 #include "plan/dtypes.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "execute/mapped_shard.h"
+#include "load/mapped_shard.h"
 #include "loadstone/execute.h"
 #include "loadstone/verify.h"
 #include "support/files.h"

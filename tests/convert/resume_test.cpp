@@ -187,7 +187,7 @@ TEST_F(Resume, AnotherConversionIsRefusedAndNothingIsDeleted) {
   refused(more, "metadata");
   more = plan();
   more.extras.push_back({.name = "config.json", .text = "{}"});
-  refused(more, "beside the model");
+  refused(more, "other companion files");
   EXPECT_EQ(names_in(files), before);
 }
 

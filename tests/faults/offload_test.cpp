@@ -10,9 +10,9 @@
 #include <random>
 #include <set>
 
-#include "execute/offload_files.h"
 #include "faults/failed.h"
 #include "loadstone/execute.h"
+#include "offload/offload_files.h"
 #include "support/faulty_files.h"
 #include "support/files.h"
 #include "support/offload_values.h"

@@ -69,7 +69,7 @@ class Copies:
         return len(self._copies)
 
     def note(self, checkpoint: Deferring, copy: Copy) -> None:
-        """Notes one more; what was to stand in the same place is overwritten."""
+        """Note one more; it replaces an earlier copy to the same place."""
         with self.lock:
             self._note(checkpoint, copy)
 
@@ -90,9 +90,9 @@ class Copies:
         self._copies[begin] = (checkpoint, copy)
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
-        """An operation is going to be done: what it may look at or write to is made first.
+        """Carry out the copies to memory that an operation is going to read or write.
 
-        Of copies of tensors that are not read, that is for :meth:`note` to say.
+        Copies of tensors that are not read are left to :meth:`note`.
         """
         if func.is_view:
             return
@@ -147,7 +147,7 @@ class Copies:
                 self.carry_out()
 
     def carry_out(self, progress: ProgressCallback | None = None) -> None:
-        """Reads all, each checkpoint and device in one pass; then there are none left."""
+        """Read all, each checkpoint and device in one pass, and forget them."""
         with self.lock:
             self._carry_out(progress)
 
@@ -166,8 +166,8 @@ class Copies:
 
 
 def changes_in_place(func: Any, symbols: list[Any]) -> Error:
-    """The refusal of an operation that changes tensors of a checkpoint where they stand."""
-    why = "changes a tensor of the checkpoint where it stands; set deferred to false"
+    """Return the error for an operation that changes tensors of a checkpoint in place."""
+    why = "changes a tensor of the checkpoint in place; set deferred to false"
     return refusal("plan.untraceable", func._schema.name, symbols, why)
 
 

@@ -73,7 +73,7 @@ class Recording:
         return _this.recording is self
 
     def end(self) -> bool:
-        """Cancels what was begun or waits for it, so that it writes no more; ``False``: in vain."""
+        """Cancel the work of other threads or wait for its end; ``False``: some still runs."""
         with self._lock:
             tasks, threads = list(self._tasks), list(self.threads)
         until = time.monotonic() + _PATIENCE_SECONDS

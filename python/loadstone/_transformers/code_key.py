@@ -29,6 +29,8 @@ from loadstone._skeleton_walk import _attribute_names, _attribute_value
 # Modules of Python, and of libraries, whose versions are in the key.
 _VERSIONED = frozenset({"torch", "numpy", "loadstone", *sys.stdlib_module_names}) - {"__main__"}
 _PLAIN = (str, int, float, bool, complex, bytes, type(None), torch.dtype, torch.device)
+# Objects that name the module that defines them.
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 # Bases that add nothing to what an object holds.
 _BARE = (object, ABC, typing.Generic, typing.Protocol)
 
@@ -240,12 +242,15 @@ def _used_in_library(name: str, package: str) -> frozenset[str]:
 
 def _modules_of(module: types.ModuleType) -> set[str]:
     """Names of the modules that a module's globals are, or that define them or their types."""
-    return {
-        each.__name__
-        if isinstance(each, types.ModuleType)  # its code may answer for what it has not got
-        else str(getattr(each, "__module__", ""))
-        for each in list(vars(module).values())
-    }
+    names = set()
+    for each in list(vars(module).values()):
+        if isinstance(each, types.ModuleType):
+            names.add(each.__name__)
+        elif isinstance(each, _NAMED):
+            names.add(str(each.__module__))
+        else:  # whose own attributes may be computed
+            names.add(type(each).__module__)
+    return names
 
 
 @functools.lru_cache(maxsize=1024)
@@ -253,7 +258,7 @@ def _imported(file: str, name: str, mtime_ns: int, size: int) -> frozenset[str]:
     """Names that the import statements of a Python file may mean as modules."""
     if not file.endswith(".py"):
         return frozenset()
-    is_package = file.endswith("__init__.py")
+    is_package = file.endswith(f"{os.sep}__init__.py")
     package = name if is_package else name.rpartition(".")[0]
     found = set()
     try:

@@ -1,0 +1,119 @@
+#include "catalog/open_shards.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/digest.h"
+#include "base/version_text.h"
+#include "catalog/assembled_file.h"
+#include "catalog/config_claim.h"
+#include "loadstone/error.h"
+#include "plan/decodings.h"
+
+namespace loadstone {
+
+namespace {
+
+[[noreturn]] void refuse_changed(const Shard& shard, std::string found, std::string expected) {
+  Where where;
+  where.path = shard.path;
+  where.found = std::move(found);
+  where.expected = std::move(expected);
+  throw Error("io.changed", "the file is not the one that the plan was made for", std::move(where));
+}
+
+// The first thing of the two that differs.
+std::string identity_text(const FileIdentity& identity, const FileIdentity& other) {
+  if (identity.bytes != other.bytes) return fmt::format("{} bytes", identity.bytes);
+  if (identity.version != other.version) return "version " + version_text(identity.version);
+  if (identity.modified_ns != other.modified_ns) {
+    return fmt::format("modified at {} ns", identity.modified_ns);
+  }
+  if (identity.inode != other.inode || identity.device != other.device) {
+    return fmt::format("inode {} of device {}", identity.inode, identity.device);
+  }
+  return fmt::format("its status changed at {} ns", identity.changed_ns);
+}
+
+// Catches a file that has the same size and time. A header of 16 MB costs milliseconds, so it is
+// hashed once a catalog. A version, which the storage compares at every read, says as much.
+void check_header(const Shard& shard, ByteSource& source) {
+  if (shard.header_digest.empty() || !shard.identity.version.empty()) return;
+  Digest digest;
+  std::vector<std::byte> buffer(64 << 10);
+  const auto add = [&](std::uint64_t begin, std::uint64_t end) {
+    for (std::uint64_t at = begin; at < end; at += buffer.size()) {
+      const auto count = std::min<std::uint64_t>(buffer.size(), end - at);
+      const std::span<std::byte> piece = std::span(buffer).first(count);
+      source.read(at, piece);
+      digest.update(piece);
+    }
+  };
+  add(0, shard.data_begin);
+  if (shard.tail_begin != 0) add(shard.tail_begin, shard.identity.bytes);
+  const std::string found = digest.hex();
+  if (found != shard.header_digest) {
+    refuse_changed(shard, "header digest " + found, shard.header_digest);
+  }
+}
+
+}  // namespace
+
+void check_identity(const Shard& shard, const FileIdentity& now) {
+  if (now != shard.identity) {
+    refuse_changed(shard, identity_text(now, shard.identity), identity_text(shard.identity, now));
+  }
+}
+
+void check_claims(const Catalog& catalog, Storage& storage) {
+  for (const auto& checkpoint : catalog.checkpoints()) check_claims(*checkpoint, storage);
+  const QuantizationClaim& claim = catalog.quantization_claim();
+  if (!catalog.checkpoints().empty() || claim.digest.empty()) return;
+  const FileOpener opener{storage, claim.follows_links};
+  require_claim(opener, catalog.root(), claim.digest);
+}
+
+OpenShards::OpenShards(const Catalog& catalog, Storage* storage, const std::vector<bool>& needed)
+    : catalog_(catalog), sources_(catalog.shards().size()) {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (!needed.empty() && !needed[i]) continue;
+    const Shard& shard = catalog.shards()[i];
+    sources_[i] = open_shard(catalog.storage(storage), catalog, static_cast<std::uint32_t>(i));
+    check_identity(shard, sources_[i]->identity());
+    std::atomic<bool>& is_checked = catalog.header_checked(static_cast<std::uint32_t>(i));
+    if (is_checked.load(std::memory_order_relaxed)) continue;
+    check_header(shard, *sources_[i]);
+    is_checked.store(true, std::memory_order_relaxed);
+  }
+}
+
+void OpenShards::require_unchanged() const {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i]) check_identity(catalog_.shards()[i], sources_[i]->identity());
+  }
+}
+
+void add_needed(const Plan& plan, const PlannedTarget& target, std::vector<bool>& needed) {
+  for (const std::uint32_t source :
+       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
+    needed.at(plan.catalog->tensors().at(source).shard) = true;
+  }
+}
+
+std::pair<std::uint32_t, std::uint64_t> first_place(const Plan& plan, const PlannedTarget& target) {
+  std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
+  for (const Box& box : target.recipe.boxes) {
+    const TensorInfo& source = plan.catalog->tensors()[box.source];
+    first = std::min(first, {source.shard, source.offset_begin});
+  }
+  return first;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,172 @@
+#include "engine/device_ring.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+namespace loadstone {
+
+namespace {
+
+// A rest of a slot that is worth another value, where slots are not smaller still.
+constexpr std::uint64_t rest_least = 4096;
+// Of small values in a batch: what is known of each takes memory beside the ring.
+constexpr std::size_t batch_copies_max = 1024;
+
+}  // namespace
+
+DeviceRing::DeviceRing(const Plan& plan, Device& device, std::string_view first, const Ring& ring,
+                       MemoryCount& memory)
+    : plan_(plan),
+      device_(device),
+      ring_(ring),
+      memory_(memory),
+      slots_(ring.slots),
+      free_(ring.slots),
+      data_(device.allocate(first, ring.bytes())) {
+  std::iota(free_.rbegin(), free_.rend(), 0U);
+  memory_.take(ring_.bytes());
+}
+
+DeviceRing::~DeviceRing() {
+  for (unsigned slot = 0; slot < ring_.slots; ++slot) {
+    try {
+      device_.wait(slot);
+    } catch (const std::exception&) {
+      // Whoever gave the ring up knows why, or finish() has said so.
+    }
+  }
+  device_.free(data_);
+  memory_.give_back(ring_.bytes());
+}
+
+bool DeviceRing::holds(const std::byte* bytes) const noexcept {
+  return !std::less<>()(bytes, data_) && std::less<>()(bytes, data_ + ring_.bytes());
+}
+
+// One in use that has room; else an empty one, or the one that was taken first.
+unsigned DeviceRing::next_slot(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto pop = [](auto& from, auto place) {
+    const unsigned slot = *place;
+    from.erase(place);
+    return slot;
+  };
+  const auto roomy =
+      std::ranges::find_if(used_, [&](unsigned slot) { return has_room(slot, bytes); });
+  if (roomy != used_.end()) return pop(used_, roomy);
+  if (free_.empty() && used_.empty()) {
+    throw Error("internal", "more threads fill slots than there are slots");
+  }
+  const auto age = [&](unsigned slot) { return slots_[slot].age; };
+  const unsigned slot = free_.empty() ? pop(used_, std::ranges::min_element(used_, {}, age))
+                                      : pop(free_, free_.end() - 1);
+  slots_[slot].age = ++taken_;
+  return slot;
+}
+
+std::byte* DeviceRing::take(std::uint64_t bytes) {
+  if (bytes > ring_.slot_bytes) throw Error("internal", "a window is larger than a slot");
+  const unsigned slot = next_slot(bytes);
+  if (!has_room(slot, bytes)) wait(slot);
+  return data_ + slot * ring_.slot_bytes + slots_[slot].used_bytes;
+}
+
+void DeviceRing::wait(unsigned number) {
+  begin_copies(number);
+  Slot& slot = slots_[number];
+  try {
+    device_.wait(number);
+  } catch (const Error& error) {
+    throw named(error, slot.target, error.message());
+  }
+  slot.used_bytes = 0;
+}
+
+Error DeviceRing::named(const Error& error, std::uint32_t target, std::string message) const {
+  Where where = error.where();
+  if (where.tensor.empty()) where.tensor = plan_.targets[target].name;
+  if (where.field.empty()) where.field = device_of(target);
+  return {error.code(), std::move(message), std::move(where)};
+}
+
+void DeviceRing::send(std::uint32_t target, std::byte* to, std::span<const std::byte> bytes) {
+  if (holds(bytes.data())) {
+    send_taken(static_cast<unsigned>((bytes.data() - data_) / ring_.slot_bytes), target, to, bytes);
+    return;
+  }
+  while (!bytes.empty()) {
+    const auto part = bytes.first(std::min<std::uint64_t>(bytes.size(), ring_.slot_bytes));
+    std::byte* const taken = take(part.size());
+    std::memcpy(taken, part.data(), part.size());
+    send_taken(static_cast<unsigned>((taken - data_) / ring_.slot_bytes), target, to,
+               {taken, part.size()});
+    to += part.size();
+    bytes = bytes.subspan(part.size());
+  }
+}
+
+void DeviceRing::send_taken(unsigned number, std::uint32_t target, std::byte* to,
+                            std::span<const std::byte> bytes) {
+  Slot& slot = slots_[number];
+  slot.target = target;
+  slot.copies.push_back({to, bytes});
+  slot.targets.push_back(target);
+  slot.unsent_bytes += bytes.size();
+  slot.used_bytes = std::min(ring_.slot_bytes, aligned_part(slot.used_bytes + bytes.size()));
+  if (!has_room(number, std::min(rest_least, ring_.slot_bytes / 4))) {
+    slot.used_bytes = ring_.slot_bytes;
+  }
+  // Most values are as large as the one before: where another one has no room, nothing comes.
+  if (!has_room(number, std::max<std::uint64_t>(bytes.size(), 1)) ||
+      slot.unsent_bytes >= batch_bytes || slot.copies.size() >= batch_copies_max) {
+    begin_copies(number);
+  }
+  const std::lock_guard lock(mutex_);
+  used_.push_back(number);
+}
+
+// A batch is of one device.
+void DeviceRing::begin_copies(unsigned number) {
+  Slot& slot = slots_[number];
+  for (std::size_t first = 0; first < slot.copies.size();) {
+    const auto other = std::ranges::find_if(
+        slot.targets.begin() + static_cast<std::ptrdiff_t>(first), slot.targets.end(),
+        [&](std::uint32_t target) { return device_of(target) != device_of(slot.targets[first]); });
+    const auto end = static_cast<std::size_t>(other - slot.targets.begin());
+    begin_batch(number, first, end - first);
+    first = end;
+  }
+  slot.copies.clear();
+  slot.targets.clear();
+  slot.unsent_bytes = 0;
+}
+
+void DeviceRing::begin_batch(unsigned number, std::size_t first, std::size_t count) {
+  const Slot& slot = slots_[number];
+  std::size_t failed = count;
+  try {
+    device_.copy_all(number, device_of(slot.targets[first]),
+                     std::span(slot.copies).subspan(first, count), failed);
+  } catch (const Error& error) {
+    std::string message = error.message();
+    if (failed >= count) {
+      failed = 0;
+      if (count > 1)
+        message +=
+            fmt::format(", for {} copies at once of which this tensor's is the first", count);
+    }
+    throw named(error, slot.targets[first + failed], std::move(message));
+  }
+}
+
+void DeviceRing::finish() {
+  for (unsigned slot = 0; slot < ring_.slots; ++slot) begin_copies(slot);
+  for (unsigned slot = 0; slot < ring_.slots; ++slot) wait(slot);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,81 @@
+// Bytes on their way to devices: pinned memory in slots, filled by threads and copied from.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/memory_count.h"
+#include "loadstone/device.h"
+#include "loadstone/error.h"
+#include "loadstone/plan.h"
+#include "plan/budget.h"
+
+namespace loadstone {
+
+// A slot is filled by one thread at a time, copied from while others are filled, and free again
+// when its copies have arrived. Small values share one: their copies begin together, once they are
+// worth a call, the slot is needed, or all is sent. Each slot is a lane of the device. Thread-safe.
+class DeviceRing {
+ public:
+  // Allocates as much as the budget says, for copies to `first` and other devices. All must live as
+  // long.
+  DeviceRing(const Plan& plan, Device& device, std::string_view first, const Ring& ring,
+             MemoryCount& memory);
+  DeviceRing(const DeviceRing&) = delete;
+  DeviceRing& operator=(const DeviceRing&) = delete;
+  // Waits for copies that are under way.
+  ~DeviceRing();
+
+  // Memory for so many bytes, at most those of a slot: the calling thread fills it and sends it.
+  // Waits for the slot that was used first where none is free.
+  [[nodiscard]] std::byte* take(std::uint64_t bytes);
+  // Copies to the memory of a target's device, now or later: bytes that were taken, or any others,
+  // which are the caller's again. Throws Error that names target and device.
+  void send(std::uint32_t target, std::byte* to, std::span<const std::byte> bytes);
+  // Returns when all has arrived.
+  void finish();
+
+ private:
+  struct Slot {
+    std::uint64_t used_bytes = 0;
+    std::uint64_t age = 0;     // of slots in use, the least was taken first
+    std::uint32_t target = 0;  // that was sent last
+    // Not begun yet, of so many bytes; and the target of each.
+    std::vector<DeviceCopy> copies;
+    std::vector<std::uint32_t> targets;
+    std::uint64_t unsent_bytes = 0;
+  };
+
+  [[nodiscard]] bool has_room(unsigned slot, std::uint64_t bytes) const noexcept {
+    return ring_.slot_bytes - slots_[slot].used_bytes >= bytes;
+  }
+  [[nodiscard]] unsigned next_slot(std::uint64_t bytes);
+  void send_taken(unsigned slot, std::uint32_t target, std::byte* to,
+                  std::span<const std::byte> bytes);
+  void begin_copies(unsigned slot);
+  void begin_batch(unsigned slot, std::size_t first, std::size_t count);
+  void wait(unsigned slot);
+  [[nodiscard]] Error named(const Error& error, std::uint32_t target, std::string message) const;
+  [[nodiscard]] const std::string& device_of(std::uint32_t target) const noexcept {
+    return plan_.targets[target].device;
+  }
+  [[nodiscard]] bool holds(const std::byte* bytes) const noexcept;
+
+  const Plan& plan_;
+  Device& device_;
+  const Ring ring_;
+  MemoryCount& memory_;
+  std::mutex mutex_;
+  // A slot in neither list is its thread's, which takes no lock; all else is guarded by mutex_.
+  std::vector<Slot> slots_;
+  std::vector<unsigned> free_;  // nothing is under way
+  std::vector<unsigned> used_;
+  std::uint64_t taken_ = 0;  // slots, each time that one was empty
+  std::byte* const data_;    // pinned last: nothing fails behind it
+};
+
+}  // namespace loadstone

@@ -1,0 +1,78 @@
+// Values that are made together: partners of one scale, or one alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/anonymous_memory.h"
+#include "engine/memory_count.h"
+#include "engine/value_sink.h"
+#include "kernels/quantize.h"
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// One value of a group.
+struct GroupMember {
+  std::uint32_t target = 0;
+  std::uint64_t elements = 0;
+  std::optional<QuantizeForm> form;  // none: it stays as it is
+  // Parts that take all windows, and have no place in the sink's memory; the others are empty.
+  std::vector<std::vector<std::byte>> held;
+  AnonymousMemory scratch;
+  std::uint64_t next = 0;  // element that no window has yet
+  std::uint64_t left = 0;  // elements that are not done
+};
+
+// A queue guards what changes; each window's bytes belong to its thread.
+struct Group {
+  std::vector<GroupMember> members;
+  std::vector<float> amax;    // one for each matrix of the stack; empty where none is needed
+  std::size_t member = 0;     // that the next window is of
+  std::size_t measuring = 0;  // windows that are being measured
+  bool is_measured = false;
+  std::uint64_t number_bytes = 0;  // of all members, each at an address for kernels
+  std::uint64_t held_bytes = 0;
+  MemoryCount* memory = nullptr;
+
+  Group() = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  ~Group() {
+    if (memory != nullptr) memory->give_back(held_bytes);
+  }
+};
+
+// Targets in the order in which they are made, partners of one scale together, and where each group
+// ends. Those with the same Quantization::group follow the first of them.
+struct GroupList {
+  std::vector<std::uint32_t> targets;
+  std::vector<std::size_t> ends;
+
+  [[nodiscard]] std::span<const std::uint32_t> operator[](std::size_t group) const noexcept {
+    const std::size_t begin = group == 0 ? 0 : ends[group - 1];
+    return std::span(targets).subspan(begin, ends[group] - begin);
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return ends.size(); }
+};
+
+struct GroupSize {
+  std::uint64_t number_bytes = 0;  // of all members, each at an address for kernels
+  bool is_quantized = false;
+  bool is_measured = false;  // before it is encoded
+};
+[[nodiscard]] GroupSize size_of(const Plan& plan, std::span<const std::uint32_t> targets);
+
+// Appends these targets in the order of the files that they are made of.
+void append_groups(const Plan& plan, std::span<const std::uint32_t> targets, GroupList& groups);
+
+// Ready to be made. Throws Error "plan.quantize" for plans that nobody checked, and "memory.host".
+[[nodiscard]] std::shared_ptr<Group> make_group(const Plan& plan,
+                                                std::span<const std::uint32_t> targets,
+                                                ValueSink& sink, MemoryCount& memory);
+
+}  // namespace loadstone

@@ -1,0 +1,106 @@
+#include "engine/job_queue.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "boxes/dims.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+// Bounds a job's memory and the time that the queue is locked.
+constexpr std::size_t job_pieces_max = 2048;
+
+bool goes_on_later(const Walk& a, const Walk& b) { return a.file_begin() > b.file_begin(); }
+
+}  // namespace
+
+JobQueue::JobQueue(const Plan& plan, std::span<std::byte* const> targets,
+                   const WindowLimits& limits)
+    : plan_(plan), limits_(limits) {
+  for (std::uint32_t t = 0; t < plan.targets.size(); ++t) {
+    const PlannedTarget& target = plan.targets[t];
+    if (targets[t] == nullptr || target.recipe.origin != Origin::checkpoint) continue;
+    if (target.recipe.merge != nullptr) continue;  // made by windows
+    for (std::uint32_t b = 0; b < target.recipe.boxes.size(); ++b) {
+      const Box& box = target.recipe.boxes[b];
+      if (is_empty(box)) continue;
+      const Walk walk(plan, t, box);
+      bytes_total_ += walk.source_bytes();
+      items_.push_back({.file_begin = walk.file_begin(),
+                        .shard = plan.catalog->tensors()[box.source].shard,
+                        .decoding = box.decoding,
+                        .target = t,
+                        .box = b});
+    }
+  }
+  // A decoding's boxes stand together, where its first source is.
+  std::ranges::sort(items_, {}, [&](const Item& item) {
+    const bool decoded = item.decoding != no_decoding;
+    const std::uint64_t begin =
+        decoded ? plan.catalog->tensors()[plan.decodings[item.decoding].sources[0]].offset_begin
+                : item.file_begin;
+    return std::tuple(item.shard, begin, decoded, item.decoding, item.file_begin, item.target,
+                      item.box);
+  });
+}
+
+void JobQueue::push(Walk walk) {
+  open_.push_back(std::move(walk));
+  std::ranges::push_heap(open_, goes_on_later);
+}
+
+Walk JobQueue::pop() {
+  std::ranges::pop_heap(open_, goes_on_later);
+  Walk walk = std::move(open_.back());
+  open_.pop_back();
+  return walk;
+}
+
+void JobQueue::open_items(std::uint64_t window_end) {
+  for (; next_item_ < items_.size(); ++next_item_) {
+    const Item& item = items_[next_item_];
+    if (item.shard != shard_ || item.decoding != decoding_) return;
+    if (item.file_begin >= window_end) return;
+    push(Walk(plan_, item.target, plan_.targets[item.target].recipe.boxes[item.box]));
+  }
+}
+
+bool JobQueue::next(Job& job) {
+  const std::lock_guard lock(mutex_);
+  job.clear();
+  if (open_.empty()) {
+    if (next_item_ == items_.size()) return false;
+    shard_ = items_[next_item_].shard;
+    decoding_ = items_[next_item_].decoding;
+    open_items(items_[next_item_].file_begin + 1);
+  }
+  // A box that begins before the open ones go on comes first.
+  open_items(open_.front().file_begin() + 1);
+  job.shard = shard_;
+  job.decoding = decoding_;
+  job.begin = open_.front().file_begin();
+  job.end = job.begin + open_.front().window_bytes(limits_);
+  open_items(job.end);
+  while (!open_.empty() && open_.front().file_begin() < job.end &&
+         job.pieces.size() < job_pieces_max) {
+    Walk walk = pop();
+    if (!walk.take(job.begin, job.end, job)) {
+      waiting_.push_back(std::move(walk));
+    } else if (!walk.done()) {
+      push(std::move(walk));
+    }
+  }
+  while (!waiting_.empty()) {
+    push(std::move(waiting_.back()));
+    waiting_.pop_back();
+  }
+  // Whoever asks again would get the same window for ever.
+  if (job.pieces.empty()) throw Error("internal", "a window is smaller than one element");
+  return true;
+}
+
+}  // namespace loadstone

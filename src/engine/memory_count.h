@@ -1,0 +1,63 @@
+// Memory for bytes under way, counted: what a plan has promised is held to this.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/anonymous_memory.h"
+
+namespace loadstone {
+
+// Of all threads together. Thread-safe.
+class MemoryCount {
+ public:
+  void take(std::uint64_t bytes) noexcept {
+    const std::uint64_t now = bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    std::uint64_t peak = peak_.load(std::memory_order_relaxed);
+    while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+    }
+  }
+  void give_back(std::uint64_t bytes) noexcept {
+    bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::uint64_t bytes_peak() const noexcept {
+    return peak_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<std::uint64_t> bytes_ = 0;
+  std::atomic<std::uint64_t> peak_ = 0;
+};
+
+// Fresh memory, of which only what is written to becomes memory, and counts. For one thread.
+class CountedMemory {
+ public:
+  // Throws Error "memory.host".
+  CountedMemory(MemoryCount& count, std::uint64_t byte_count)
+      : count_(&count), memory_(byte_count) {}
+  CountedMemory(const CountedMemory&) = delete;
+  CountedMemory& operator=(const CountedMemory&) = delete;
+  ~CountedMemory() { count_->give_back(used_); }
+
+  [[nodiscard]] std::byte* data() const noexcept { return memory_.data(); }
+  [[nodiscard]] std::uint64_t size() const noexcept { return memory_.size(); }
+  // These bytes are about to be written. What was before counts on: it is not given back.
+  void use(std::uint64_t begin, std::uint64_t end) noexcept {
+    written_ += end - begin;
+    end_ = std::max(end_, end);
+    const std::uint64_t used = std::min(written_, end_);
+    count_->take(used - used_);
+    used_ = used;
+  }
+
+ private:
+  MemoryCount* count_;
+  AnonymousMemory memory_;
+  std::uint64_t written_ = 0;  // also those that were written before
+  std::uint64_t end_ = 0;      // of all that was ever written
+  std::uint64_t used_ = 0;
+};
+
+}  // namespace loadstone

@@ -1,0 +1,104 @@
+// Merges whose numbers depend on whole values: those are gone through before.
+#include <algorithm>
+#include <cmath>
+
+#include "engine/merge_reader.h"
+#include "kernels/task_vectors.h"
+
+namespace loadstone {
+
+namespace {
+
+// Values that point the same way, or opposite ways, have no arc between them, and zeros point
+// nowhere.
+constexpr double dot_linear = 0.9995;
+constexpr double norm_least = 1e-8;
+
+// Factors of both ends of an arc.
+MergeStatistics::Numbers arc_factors(const DotSums& sums, double place) {
+  const double norm_a = std::sqrt(sums.a);
+  const double norm_b = std::sqrt(sums.b);
+  const bool are_directions = norm_a > norm_least && norm_b > norm_least;
+  const double dot = are_directions ? std::clamp(sums.ab / norm_a / norm_b, -1.0, 1.0) : 1.0;
+  if (std::abs(dot) > dot_linear) {
+    return {static_cast<float>(1 - place), static_cast<float>(place)};
+  }
+  const double angle = std::acos(dot);
+  return {static_cast<float>(std::sin((1 - place) * angle) / std::sin(angle)),
+          static_cast<float>(std::sin(place * angle) / std::sin(angle))};
+}
+
+}  // namespace
+
+void MergeReader::measure() {
+  auto found = statistics_.of(*target_, [&] {
+    return merge_->form == MergeForm::slerp ? measure_arc() : measure_magnitudes();
+  });
+  if (found) {
+    measured_ = *std::move(found);
+  } else {
+    target_ = nullptr;  // nobody reads on: the work is stopped
+  }
+}
+
+std::optional<MergeStatistics::Numbers> MergeReader::measure_arc() {
+  const std::uint64_t elements = target_->shape.numel().value_or(0);
+  DotSums sums;
+  for (std::uint64_t begin = 0; begin < elements; begin += sizes_.piece) {
+    const std::uint64_t end = std::min(elements, begin + sizes_.piece);
+    read_operand(target_->recipe.boxes, 0, begin, end);
+    read_operand(merge_->terms.front().boxes, 1, begin, end);
+    if (is_stopped()) return std::nullopt;
+    add_dots(buffer(0), buffer(1), end - begin, sums);
+  }
+  return arc_factors(sums, merge_->terms.front().factor);
+}
+
+// False: the work was stopped.
+template <typename Visit>
+bool MergeReader::for_each_difference(const Visit& visit) {
+  const std::uint64_t elements = target_->shape.numel().value_or(0);
+  for (std::uint64_t begin = 0; begin < elements; begin += sizes_.piece) {
+    const std::uint64_t end = std::min(elements, begin + sizes_.piece);
+    read_operand(target_->recipe.boxes, 0, begin, end);
+    for (std::size_t t = 0; t < values_; ++t) {
+      read_operand(merge_->terms[t].boxes, 1, begin, end);
+      if (is_stopped()) return false;
+      subtract(buffer(1), buffer(0), end - begin);
+      visit(t, buffer(1), end - begin);
+    }
+  }
+  return true;
+}
+
+// The least magnitude of each difference that is kept.
+std::optional<MergeStatistics::Numbers> MergeReader::measure_magnitudes() {
+  CountedMemory memory(memory_, sizes_.counts * sizeof(std::uint64_t));
+  memory.use(0, memory.size());
+  auto* const counts = reinterpret_cast<std::uint64_t*>(memory.data());
+  const auto bins_of = [&](std::size_t t) { return counts + t * magnitude_bins; };
+  if (!for_each_difference([&](std::size_t t, const float* numbers, std::uint64_t count) {
+        count_upper(numbers, count, bins_of(t));
+      })) {
+    return std::nullopt;
+  }
+  const auto elements = static_cast<double>(target_->shape.numel().value_or(0));
+  const auto kept =
+      static_cast<std::uint64_t>(std::max(1.0, std::floor(merge_->density * elements)));
+  std::vector<std::uint32_t> upper;
+  std::vector<std::uint64_t> left(values_, kept);
+  for (std::size_t t = 0; t < values_; ++t) upper.push_back(bin_of_largest(bins_of(t), left[t]));
+  std::fill_n(counts, sizes_.counts, std::uint64_t{0});
+  if (!for_each_difference([&](std::size_t t, const float* numbers, std::uint64_t count) {
+        count_lower(numbers, count, upper[t], bins_of(t));
+      })) {
+    return std::nullopt;
+  }
+  MergeStatistics::Numbers thresholds;
+  for (std::size_t t = 0; t < values_; ++t) {
+    thresholds.push_back(magnitude_of_bins(upper[t], bin_of_largest(bins_of(t), left[t])));
+  }
+  return thresholds;
+}
+
+}  // namespace loadstone

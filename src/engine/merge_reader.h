@@ -1,0 +1,90 @@
+// Values of merges, computed range by range from what a ValueReader brings.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/memory_count.h"
+#include "engine/merge_statistics.h"
+#include "engine/value_reader.h"
+#include "loadstone/plan.h"
+#include "plan/merges.h"
+
+namespace loadstone {
+
+// One thread's part of a merge. It takes the memory that merge_sizes() says, and what the reader
+// takes, which it opens for one operand after the other. The numbers of a range do not depend on
+// how a value is cut. Not thread-safe.
+class MergeReader {
+ public:
+  // All must live as long. `memory`: where its buffers are counted.
+  MergeReader(const Plan& plan, ValueReader& reader, MergeStatistics& statistics,
+              std::atomic<bool>& stop, MemoryCount& memory)
+      : plan_(plan), reader_(reader), statistics_(statistics), stop_(stop), memory_(memory) {}
+
+  // Writes the elements [begin, end) of the target, which has a merge, in its dtype. Leaves the
+  // reader open for something else. Returns the first element that is NaN or infinite before it is
+  // cast to that, or `end`.
+  // Throws what the reader throws; Error "plan.box" for a merge that nobody checked.
+  [[nodiscard]] std::uint64_t read(const PlannedTarget& target, std::uint64_t begin,
+                                   std::uint64_t end, std::span<std::byte> to);
+
+  // Finite numbers since the last call that the target's dtype cannot hold.
+  [[nodiscard]] Overflow take_overflow() noexcept { return std::exchange(overflow_, {}); }
+
+ private:
+  // A right matrix in panels.
+  struct Kept {
+    std::size_t term = 0;
+    const float* panels = nullptr;
+  };
+
+  void open(const PlannedTarget& target);
+  void open_operand(const std::vector<Box>& boxes, const Shape& shape, const char* field);
+  void read_numbers(std::uint64_t begin, std::uint64_t end, float* to);
+  void read_operand(const std::vector<Box>& boxes, std::uint64_t buffer, std::uint64_t begin,
+                    std::uint64_t end);
+  void make_piece(std::uint64_t begin, std::uint64_t end);
+  void add_values(std::uint64_t begin, std::uint64_t end);
+  void add_differences(std::uint64_t begin, std::uint64_t end);
+  void join_differences(std::uint64_t count);
+  void add_low_rank(std::size_t term, std::uint64_t begin, std::uint64_t end);
+  void normalise(const Term& term, std::uint64_t first_row, std::uint64_t rows,
+                 std::uint64_t begin);
+  const float* panels_of(std::size_t term);
+  // Of an adapter: one number that is none spoils a row or column of the target.
+  void require_finite(std::span<const float> numbers, const char* field) const;
+
+  // Of the whole target.
+  void measure();
+  [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_arc();
+  [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_magnitudes();
+  template <typename Visit>
+  [[nodiscard]] bool for_each_difference(const Visit& visit);
+  [[nodiscard]] float* buffer(std::uint64_t number) const;
+  [[nodiscard]] bool is_stopped() const { return stop_.load(std::memory_order_relaxed); }
+
+  const Plan& plan_;
+  ValueReader& reader_;
+  MergeStatistics& statistics_;
+  std::atomic<bool>& stop_;
+  MemoryCount& memory_;
+  const PlannedTarget* target_ = nullptr;
+  const Merge* merge_ = nullptr;
+  MergeSizes sizes_;
+  const std::vector<Box>* operand_ = nullptr;  // that the reader is open for
+  std::size_t values_ = 0;                     // terms with boxes; products follow them
+  MergeStatistics::Numbers measured_;
+  Overflow overflow_;
+  std::optional<CountedMemory> numbers_;  // buffers and left, one behind the other
+  std::optional<CountedMemory> right_;
+  std::vector<Kept> kept_;
+  std::uint64_t right_used_ = 0;  // numbers
+};
+
+}  // namespace loadstone

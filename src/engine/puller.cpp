@@ -1,0 +1,329 @@
+#include "engine/puller.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/text.h"
+#include "engine/merge_reader.h"
+#include "engine/populate.h"
+#include "kernels/cast.h"
+#include "kernels/quantize.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+class Puller {
+ public:
+  explicit Puller(PullWork& work)
+      : work_(work),
+        reader_(work.plan.catalog, work.shards, work.budget.staging.bytes, work.stop, &work.memory,
+                false, work.digests),
+        merged_(work.plan, reader_, work.statistics, work.stop, work.memory),
+        numbers_(work.memory, work.budget.numbers_bytes),
+        encoded_(work.memory, work.budget.encoded_bytes) {}
+
+  void run();
+
+ private:
+  void copy(const Window& window);
+  void make_whole(Window& window);
+  void measure(const Window& window, const std::byte* numbers, std::span<float> amax);
+  void encode(const Window& window, const std::byte* numbers);
+  void encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
+                    const std::byte* numbers);
+  void finish(GroupMember& member, std::span<const float> amax);
+
+  // The numbers of the window, behind `offset` bytes of the buffer.
+  std::byte* read(const Window& window, std::uint64_t offset = 0);
+  void read_to(const Window& window, std::byte* to);
+  [[nodiscard]] Overflow read_values(const Window& window, std::byte* to);
+  void report_unencodable(const Window& window, std::uint64_t element, const std::byte* number);
+  void report(std::uint32_t target, BadNumber bad);
+  void check_overflow(std::uint32_t target) const;
+
+  [[nodiscard]] static GroupMember& member_of(const Window& window) {
+    return window.group->members[window.member];
+  }
+  [[nodiscard]] const PlannedTarget& target_of(const Window& window) const {
+    return work_.plan.targets[member_of(window).target];
+  }
+  [[nodiscard]] std::uint64_t bytes_of(const Window& window, std::uint64_t elements) const {
+    return Encoding(target_of(window).dtype).byte_count(elements).value_or(0);
+  }
+  [[nodiscard]] bool is_stopped() const { return work_.stop.load(std::memory_order_relaxed); }
+
+  PullWork& work_;
+  ValueReader reader_;
+  MergeReader merged_;
+  CountedMemory numbers_;
+  CountedMemory encoded_;
+  std::vector<PartRange> ranges_;
+  std::vector<std::byte*> parts_;
+  const PlannedTarget* open_ = nullptr;
+};
+
+void Puller::run() {
+  Window window;
+  while (!is_stopped() && work_.queue.next(window, work_.stop)) {
+    switch (window.step) {
+      case Window::Step::copy:
+        copy(window);
+        break;
+      case Window::Step::whole:
+        make_whole(window);
+        break;
+      case Window::Step::measure: {
+        std::vector<float> amax(window.group->amax.size(), 0.0F);
+        measure(window, read(window), amax);
+        if (!is_stopped()) work_.queue.measured(window, amax);
+        break;
+      }
+      case Window::Step::encode:
+        encode(window, read(window));
+        break;
+    }
+    window.group.reset();
+  }
+  work_.bytes_read += reader_.bytes_read();
+}
+
+void Puller::read_to(const Window& window, std::byte* to) {
+  const Overflow overflow = read_values(window, to);
+  // Measured windows are read again when they are encoded.
+  if (window.step == Window::Step::measure) return;
+  work_.overflows.add(member_of(window).target, overflow);
+}
+
+// Returns what became infinite or NaN on the way to the target's dtype.
+Overflow Puller::read_values(const Window& window, std::byte* to) {
+  const PlannedTarget& target = target_of(window);
+  const std::uint64_t bytes = bytes_of(window, window.end - window.begin);
+  if (target.recipe.constant != nullptr) {
+    std::memcpy(to, target.recipe.constant->data() + bytes_of(window, window.begin), bytes);
+  } else if (target.recipe.boxes.empty()) {
+    std::memset(to, 0, bytes);
+  } else if (target.recipe.merge != nullptr) {
+    open_ = nullptr;
+    const std::uint64_t bad = merged_.read(target, window.begin, window.end, {to, bytes});
+    if (bad < window.end) {
+      report(member_of(window).target,
+             {bad, "q.nan",
+              fmt::format("'{}': element {} is NaN or infinite once it is merged",
+                          printable(target.name), bad)});
+    }
+  } else {
+    if (open_ != &target) {
+      reader_.open({.name = target.name,
+                    .boxes = target.recipe.boxes,
+                    .decodings = work_.plan.decodings,
+                    .shape = target.shape,
+                    .dtype = target.dtype});
+      open_ = &target;
+    }
+    reader_.read(window.begin, window.end, {to, bytes});
+  }
+  const Overflow overflow = reader_.take_overflow();  // of a merge: of its operands, in F32
+  return target.recipe.merge != nullptr ? merged_.take_overflow() : overflow;
+}
+
+std::byte* Puller::read(const Window& window, std::uint64_t offset) {
+  const std::uint64_t bytes = bytes_of(window, window.end - window.begin);
+  if (offset + bytes > numbers_.size()) throw Error("internal", "a window is larger than planned");
+  numbers_.use(offset, offset + bytes);
+  read_to(window, numbers_.data() + offset);
+  return numbers_.data() + offset;
+}
+
+void Puller::copy(const Window& window) {
+  GroupMember& member = member_of(window);
+  const std::uint64_t offset = bytes_of(window, window.begin);
+  const std::uint64_t bytes = bytes_of(window, window.end) - offset;
+  if (std::byte* const place = work_.sink.place(member.target, 0)) {
+    populate(place + offset, bytes);
+    read_to(window, place + offset);
+  } else {
+    std::byte* from = work_.sink.room(member.target, bytes);
+    if (from != nullptr) {
+      read_to(window, from);
+    } else {
+      from = read(window);
+    }
+    if (!is_stopped()) work_.sink.write(member.target, 0, offset, {from, bytes});
+  }
+  if (is_stopped()) return;
+  work_.bytes_done += bytes;
+  if (!work_.queue.is_last(window)) return;
+  check_overflow(member.target);
+  work_.sink.finish(member.target);
+}
+
+void Puller::measure(const Window& window, const std::byte* numbers, std::span<float> amax) {
+  if (is_stopped()) return;
+  const GroupMember& member = member_of(window);
+  const std::uint64_t bad = measure_window(*member.form, window.begin, window.end, numbers, amax);
+  if (bad < window.end) {
+    report_unencodable(window, bad, numbers + bytes_of(window, bad - window.begin));
+  }
+  if (window.step == Window::Step::measure) {
+    work_.bytes_done += bytes_of(window, window.end - window.begin);
+  }
+}
+
+// Small enough to be in hand while it is measured and then encoded: nothing is read twice.
+void Puller::make_whole(Window& window) {
+  Group& group = *window.group;
+  const auto each = [&](const auto& make) {
+    std::uint64_t offset = 0;
+    for (window.member = 0; window.member < group.members.size(); ++window.member) {
+      window.end = member_of(window).elements;
+      make(offset);
+      if (is_stopped()) return;
+      offset = aligned_part(offset + bytes_of(window, window.end));
+    }
+  };
+  each([&](std::uint64_t offset) {
+    const std::byte* const numbers = read(window, offset);
+    if (member_of(window).form->needs_amax) measure(window, numbers, group.amax);
+  });
+  if (is_stopped()) return;
+  each([&](std::uint64_t offset) { encode(window, numbers_.data() + offset); });
+}
+
+// Encodes piece by piece, so that numbers and codes stay near the caches.
+void Puller::encode(const Window& window, const std::byte* numbers) {
+  GroupMember& member = member_of(window);
+  const std::uint64_t step = elements_in(*member.form, work_.budget.piece_bytes);
+  for (std::uint64_t begin = window.begin; begin < window.end && !is_stopped();) {
+    const std::uint64_t end = std::min(window.end, begin + step);
+    encode_piece(window, begin, end, numbers + bytes_of(window, begin - window.begin));
+    begin = end;
+  }
+  if (is_stopped()) return;
+  work_.bytes_done += bytes_of(window, window.end - window.begin);
+  if (work_.queue.is_last(window)) finish(member, window.group->amax);
+}
+
+void Puller::encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
+                          const std::byte* numbers) {
+  GroupMember& member = member_of(window);
+  const QuantizeForm& form = *member.form;
+  ranges_.assign(form.parts.size(), {});
+  parts_.assign(form.parts.size(), nullptr);
+  part_ranges(form, begin, end, ranges_);
+  std::uint64_t offset = 0;
+  for (std::size_t i = 0; i < ranges_.size(); ++i) {
+    if (ranges_[i].size() == 0) continue;
+    if (std::byte* const place = work_.sink.place(member.target, i)) {
+      parts_[i] = place + ranges_[i].begin;
+      populate(parts_[i], ranges_[i].size());
+      continue;
+    }
+    parts_[i] = encoded_.data() + offset;
+    offset = aligned_part(offset + ranges_[i].size());
+  }
+  if (offset > encoded_.size()) throw Error("internal", "a piece is larger than planned");
+  encoded_.use(0, offset);
+  const std::uint64_t bad =
+      quantize_window(form, begin, end, numbers, parts_, window.group->amax, member.scratch.data());
+  if (bad < end && !form.needs_amax) {
+    report_unencodable(window, bad, numbers + bytes_of(window, bad - begin));
+  }
+  for (std::size_t i = 0; i < ranges_.size() && !is_stopped(); ++i) {
+    if (parts_[i] == nullptr || work_.sink.place(member.target, i) != nullptr) continue;
+    work_.sink.write(member.target, i, ranges_[i].begin, {parts_[i], ranges_[i].size()});
+  }
+}
+
+void Puller::finish(GroupMember& member, std::span<const float> amax) {
+  check_overflow(member.target);
+  parts_.assign(member.form->parts.size(), nullptr);
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    std::vector<std::byte>& held = member.held[i];
+    parts_[i] = held.empty() ? work_.sink.place(member.target, i) : held.data();
+    // Rows without numbers have scales all the same, which no window writes.
+    const std::uint64_t bytes = member.form->parts[i].byte_count();
+    if (member.elements == 0 && bytes > 0) std::memset(parts_[i], 0, bytes);
+  }
+  finish_quantized(*member.form, parts_, amax, member.scratch.data());
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (!member.held[i].empty()) work_.sink.write(member.target, i, 0, member.held[i]);
+  }
+  work_.sink.finish(member.target);
+}
+
+// Once all of a value has been read. Those of a merge are refused in a load too.
+void Puller::check_overflow(std::uint32_t number) const {
+  const PlannedTarget& target = work_.plan.targets[number];
+  if (work_.plan.allow_non_finite) return;
+  if (!work_.refuses_casts && target.recipe.merge == nullptr) return;
+  require_none(target, work_.overflows.of(number));
+}
+
+void Puller::report_unencodable(const Window& window, std::uint64_t element,
+                                const std::byte* number) {
+  const GroupMember& member = member_of(window);
+  const PlannedTarget& target = work_.plan.targets[member.target];
+  const bool has_blocks = member.form->kind == QuantizeKind::gguf_blocks;
+  float value = 0;
+  cast_between(target.dtype, Dtype::f32).run(number, reinterpret_cast<std::byte*>(&value), 1);
+  Overflow before;  // of this element alone, on its way here
+  if (!std::isfinite(value)) {
+    Window one = window;
+    std::array<std::byte, sizeof(double)> read{};
+    one.begin = element;
+    one.end = element + 1;
+    before = read_values(one, read.data());
+  }
+  std::string what = fmt::format("element {} is NaN or infinite{}", element,
+                                 before.spoiled > 0 ? " because of a scale" : "");
+  const bool is_large = std::isfinite(value) || before.count > 0;
+  if (before.count > 0) {
+    what = fmt::format("element {}, {}, is too large for {}", element,
+                       std::copysign(before.largest, double{value}), name(target.dtype));
+  } else if (is_large && has_blocks) {
+    what = fmt::format("the scale of the block of element {} is too large for F16", element);
+  } else if (is_large) {
+    what = fmt::format("element {}, {}, is too large for {}", element, value,
+                       name(member.form->computed_in.value_or(target.dtype)));
+  }
+  report(member.target, {element, is_large ? "convert.overflow" : "q.nan",
+                         fmt::format("'{}': {}, and is to become {}", printable(target.name), what,
+                                     target.quantization->encoding)});
+}
+
+// The first of a value, where several are found.
+void Puller::report(std::uint32_t number, BadNumber bad) {
+  const PlannedTarget& target = work_.plan.targets[number];
+  if (!work_.plan.allow_non_finite) {
+    throw Error(std::move(bad.code), std::move(bad.message),
+                {.tensor = target.name,
+                 .found = fmt::format("element {} of {}", bad.element, target.shape.text())});
+  }
+  const std::lock_guard lock(work_.mutex);
+  const auto [known, is_new] = work_.bad_numbers.try_emplace(number, bad);
+  if (!is_new && bad.element < known->second.element) known->second = std::move(bad);
+}
+
+}  // namespace
+
+void pull_windows(PullWork& work) { Puller(work).run(); }
+
+std::vector<Finding> findings_of(const PullWork& work) {
+  std::vector<Finding> findings = work.overflows.findings(work.plan);
+  for (const auto& [target, bad] : work.bad_numbers) {
+    findings.push_back({.severity = Severity::warning,
+                        .code = bad.code,
+                        .target = work.plan.targets[target].name,
+                        .message = bad.message});
+  }
+  return findings;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,373 @@
+#include "engine/reader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "boxes/copy_box.h"
+#include "codec/tensor_table.h"
+#include "engine/begun.h"
+#include "engine/populate.h"
+#include "load/source_digests.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+// More parts than one system call takes would be several anyhow.
+constexpr std::size_t parts_max = 256;
+
+// Whether a number is not finite although its code is: a scale is to blame. Codes other than floats
+// always are.
+bool is_spoiled(const TensorInfo& data, float value, const std::byte* codes, std::size_t number) {
+  if (std::isfinite(value)) return false;
+  if (!data.encoding.is_dtype()) return true;
+  const Dtype dtype = data.encoding.dtype();
+  return kind(dtype) != DtypeKind::floating ||
+         finite_numbers(dtype, codes + number * element_bytes(dtype), 1) == 1;
+}
+
+// How often a piece delivers the element at this offset from its first one. Strides nest: the
+// widest comes first.
+std::uint64_t deliveries(std::span<const BoxDim> dims, std::uint64_t offset) {
+  std::uint64_t times = 1;
+  std::uint64_t below = UINT64_MAX;
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    std::uint64_t stride = 0;
+    for (const BoxDim& dim : dims) {
+      if (dim.source_stride < below) stride = std::max(stride, dim.source_stride);
+    }
+    if (stride == 0) break;
+    std::uint64_t extent = 1;
+    for (const BoxDim& dim : dims) {
+      if (dim.source_stride == stride) extent += dim.extent - 1;
+    }
+    offset -= std::min(offset / stride, extent - 1) * stride;
+    below = stride;
+  }
+  for (const BoxDim& dim : dims) {
+    if (dim.source_stride == 0) times *= dim.extent;
+  }
+  return offset == 0 ? times : 0;
+}
+
+}  // namespace
+
+void Reader::run(Job& job) {
+  std::ranges::stable_sort(job.pieces, {}, &Piece::file_begin);
+  if (job.decoding != no_decoding) {
+    decode_pieces(job);
+  } else {
+    mark_overlaps(job);
+    read_pieces(job);
+  }
+  if (context_.stop.load(std::memory_order_relaxed)) return;
+  for (const Piece& piece : job.pieces) {
+    if (!piece.direct) copy_staged(job, piece);
+    account(job, piece);
+  }
+}
+
+// Bytes that several pieces need are read once, so none of these pieces can be read into its place.
+void Reader::mark_overlaps(Job& job) {
+  Piece* farthest = nullptr;
+  for (Piece& piece : job.pieces) {
+    if (farthest != nullptr && piece.file_begin < farthest->file_end) {
+      piece.direct = farthest->direct = false;
+    }
+    if (farthest == nullptr || piece.file_end > farthest->file_end) farthest = &piece;
+  }
+}
+
+void Reader::read_pieces(const Job& job) {
+  parts_.clear();
+  read_begin_ = read_end_ = job.begin;
+  for (const Piece& piece : job.pieces) {
+    if (context_.stop.load(std::memory_order_relaxed)) return;
+    if (piece.direct) {
+      read_direct(job, piece);
+    } else {
+      read_staged(job, piece);
+    }
+  }
+  flush(job);
+}
+
+void Reader::read_direct(const Job& job, const Piece& piece) {
+  skip_to(job, piece.file_begin);
+  note_begun(context_.begun, piece.target);
+  append(job, context_.targets[piece.target] + piece.target_begin,
+         piece.file_end - piece.file_begin);
+  ends_staged_ = false;
+}
+
+// Bytes of the slot that are about to be written.
+std::byte* Reader::staged(std::uint64_t begin, std::uint64_t end) {
+  if (!slot_) slot_.emplace(context_.memory, context_.slot_bytes);
+  if (end > slot_->size()) throw Error("internal", "a window is larger than its slot");
+  slot_->use(begin, end);
+  return slot_->data() + begin;
+}
+
+// A byte of the window has its fixed place in the slot. What overlaps an earlier piece is there
+// already.
+void Reader::read_staged(const Job& job, const Piece& piece) {
+  std::uint64_t begin = std::max(piece.file_begin, read_end_);
+  if (begin >= piece.file_end) return;
+  const bool goes_on = ends_staged_ && !parts_.empty();
+  if (goes_on && begin - read_end_ <= staged_hole_bytes_max) {
+    begin = read_end_;
+  } else {
+    skip_to(job, begin);
+  }
+  append(job, staged(begin - job.begin, piece.file_end - job.begin), piece.file_end - begin);
+  ends_staged_ = true;
+}
+
+// A byte of the window has its fixed place in the slot, as in read_staged().
+void Reader::decode_pieces(const Job& job) {
+  std::uint64_t done = job.begin;
+  for (const Piece& piece : job.pieces) {
+    const std::uint64_t begin = std::max(piece.file_begin, done);
+    if (begin >= piece.file_end) continue;
+    decode_range(job, begin, piece.file_end);
+    done = piece.file_end;
+  }
+}
+
+// As many elements in one go as there is memory for their parts.
+void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
+  const Decoding& decoding = context_.plan.decodings[job.decoding];
+  const DecodeForm& form = context_.forms[job.decoding];
+  const std::uint64_t size = element_bytes(form.dtype);
+  const std::uint64_t room_bytes = parts_bytes_max(form, context_.slot_bytes);
+  if (!parts_of_numbers_ || parts_of_numbers_->size() < room_bytes) {
+    parts_of_numbers_.emplace(context_.memory, room_bytes);
+  }
+  std::byte* const window = staged(begin - job.begin, end - job.begin) - (begin - job.begin);
+  populate_fresh(window + (begin - job.begin), end - begin);
+  for (std::uint64_t at = begin / size; at < end / size;) {
+    if (context_.stop.load(std::memory_order_relaxed)) return;
+    std::uint64_t count = end / size - at;
+    const auto needed = [&] {
+      std::uint64_t bytes = 0;
+      for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
+        bytes += form.part_bytes(i, at, at + count).size();
+      }
+      return bytes;
+    };
+    while (count > 1 && needed() > room_bytes) count /= 2;
+    if (needed() > room_bytes) throw Error("internal", "there is no room to decode one number");
+    parts_of_numbers_->use(0, needed());
+    std::array<const std::byte*, Decoder::parts_max> parts = {};
+    std::byte* to = parts_of_numbers_->data();
+    for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
+      const auto bytes = form.part_bytes(i, at, at + count);
+      if (bytes.size() > 0) read_part(decoding.sources[i], bytes, to);
+      parts[i] = to;
+      to += bytes.size();
+    }
+    std::byte* const numbers = window + (at * size - job.begin);
+    decode(form, at, at + count, parts, numbers);
+    count_overflow(job, {at, at + count}, parts, numbers);
+    at += count;
+  }
+}
+
+// Decoders compute F32 and round it. Where some numbers are not finite afterwards, they are decoded
+// again as F32, some at a time, which tells those that were too large from those that a scale
+// spoiled, and from those that were not finite before.
+void Reader::count_overflow(const Job& job, DecodeForm::Range range,
+                            std::span<const std::byte* const> parts, const std::byte* numbers) {
+  const Decoding& decoding = context_.plan.decodings[job.decoding];
+  const DecodeForm& form = context_.forms[job.decoding];
+  if (finite_numbers(form.dtype, numbers, range.size()) == range.size()) return;
+  Decoding exact = decoding;
+  exact.dtype = Dtype::f32;
+  DecodeForm wide;
+  if (check_decoding(context_.plan.catalog->tensors(), exact, wide)) return;
+  std::array<float, 1024> values{};
+  for (std::uint64_t at = range.begin; at < range.end;) {
+    const std::uint64_t end = std::min(range.end, at + values.size());
+    std::array<const std::byte*, Decoder::parts_max> some = {};
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i] == nullptr) continue;
+      some[i] = parts[i] + (form.part_bytes(i, at, end).begin -
+                            form.part_bytes(i, range.begin, range.end).begin);
+    }
+    std::byte* const to = std::as_writable_bytes(std::span(values)).data();
+    decode(wide, at, end, some, to);
+    count_delivered(job, {at, end}, values, some.front());
+    at = end;
+  }
+}
+
+// The range also holds values between those that a slice delivers, or that another target gets.
+void Reader::count_delivered(const Job& job, DecodeForm::Range range, std::span<const float> values,
+                             const std::byte* codes) {
+  const std::uint32_t source = context_.plan.decodings[job.decoding].sources.front();
+  const TensorInfo& data = context_.plan.catalog->tensors()[source];
+  const Dtype dtype = context_.forms[job.decoding].dtype;
+  const std::uint64_t size = element_bytes(dtype);
+  const CountOverflow count_of = cast_between(Dtype::f32, dtype).overflow;
+  for (const Piece& piece : job.pieces) {
+    const std::uint64_t first = piece.file_begin / size;
+    if (first >= range.end) break;
+    const std::span dims = std::span(job.dims).subspan(piece.dims_begin, piece.dims_count);
+    const std::uint64_t end = std::min(range.end, piece.file_end / size);
+    Overflow overflow;
+    for (std::uint64_t at = std::max(range.begin, first); at < end; ++at) {
+      const std::size_t number = at - range.begin;
+      Overflow one;
+      if (count_of != nullptr) one = count_of(std::as_bytes(values.subspan(number)).data(), 1, 1);
+      if (is_spoiled(data, values[number], codes, number)) one.spoiled = 1;
+      if (one.count + one.spoiled == 0) continue;
+      const std::uint64_t times = deliveries(dims, at - first);
+      one.count *= times;
+      one.spoiled *= times;
+      if (times != 0) overflow += one;
+    }
+    context_.overflows.add(piece.target, overflow);
+  }
+}
+
+void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to) {
+  const TensorInfo& tensor = context_.plan.catalog->tensors()[source];
+  const std::uint64_t begin = tensor.offset_begin + bytes.begin;
+  populate_fresh(to, bytes.size());
+  try {
+    context_.shards[tensor.shard]->read(begin, {to, bytes.size()});
+  } catch (const Error& error) {
+    Where where = error.where();
+    if (where.path.empty()) where.path = context_.plan.catalog->shards()[tensor.shard].path;
+    if (where.tensor.empty()) where.tensor = tensor.name;
+    if (!where.byte_offset) where.byte_offset = begin;
+    throw Error(error.code(), error.message(), std::move(where));
+  }
+  context_.bytes_read.fetch_add(bytes.size(), std::memory_order_relaxed);
+  if (context_.digests == nullptr) return;
+  const std::span<std::byte> part(to, bytes.size());
+  context_.digests->read(tensor.shard, begin, {&part, 1});
+}
+
+void Reader::skip_to(const Job& job, std::uint64_t offset) {
+  const std::uint64_t hole = offset - read_end_;
+  if (!parts_.empty() && hole <= skipped_bytes_max) {
+    if (skipped_end_ + hole > skipped_.size()) flush(job);
+    const std::size_t begin = skipped_end_;
+    append(job, skipped_.data() + begin, hole);
+    if (context_.digests != nullptr) skipped_end_ = begin + hole;
+    return;
+  }
+  flush(job);
+  read_begin_ = read_end_ = offset;
+}
+
+void Reader::append(const Job& job, std::byte* to, std::uint64_t bytes) {
+  while (bytes > 0) {
+    if (read_end_ - read_begin_ == context_.chunk_bytes || parts_.size() == parts_max) flush(job);
+    const std::uint64_t room = context_.chunk_bytes - (read_end_ - read_begin_);
+    const std::uint64_t count = std::min(room, bytes);
+    if (!parts_.empty() && parts_.back().data() + parts_.back().size() == to) {
+      parts_.back() = {parts_.back().data(), parts_.back().size() + count};
+    } else {
+      parts_.emplace_back(to, count);
+    }
+    read_end_ += count;
+    to += count;
+    bytes -= count;
+  }
+}
+
+void Reader::flush(const Job& job) {
+  if (!parts_.empty() && !context_.stop.load(std::memory_order_relaxed)) {
+    populate_parts();
+    try {
+      context_.shards[job.shard]->read(read_begin_, parts_);
+    } catch (const Error& error) {
+      rethrow_named(job, error);
+    }
+    context_.bytes_read.fetch_add(read_end_ - read_begin_, std::memory_order_relaxed);
+    if (context_.digests != nullptr) context_.digests->read(job.shard, read_begin_, parts_);
+  }
+  parts_.clear();
+  skipped_end_ = 0;
+  read_begin_ = read_end_;
+}
+
+// Neighbours at once: small tensors lie one behind the other in a heap, and each by itself is not
+// worth a call. What is between them is the heap's, and stays as it is.
+void Reader::populate_parts() const noexcept {
+  constexpr std::uintptr_t gap_max = 4096;
+  std::span<std::byte> run;
+  for (const std::span<std::byte> part : parts_) {
+    const auto end = reinterpret_cast<std::uintptr_t>(run.data() + run.size());
+    const auto begin = reinterpret_cast<std::uintptr_t>(part.data());
+    if (run.empty() || begin < end || begin - end >= gap_max) {
+      populate_fresh(run.data(), run.size());
+      run = part;
+    } else {
+      run = {run.data(), run.size() + (begin - end) + part.size()};
+    }
+  }
+  populate_fresh(run.data(), run.size());
+}
+
+void Reader::rethrow_named(const Job& job, const Error& error) const {
+  Where where = error.where();
+  if (where.path.empty()) where.path = context_.plan.catalog->shards()[job.shard].path;
+  if (!where.byte_offset) where.byte_offset = read_begin_;
+  const auto holds = [&](std::uint64_t offset) {
+    return std::ranges::find_if(job.pieces, [offset](const Piece& piece) {
+      return piece.file_begin <= offset && offset < piece.file_end;
+    });
+  };
+  auto piece = holds(*where.byte_offset);
+  if (piece == job.pieces.end()) piece = holds(read_begin_);
+  if (where.tensor.empty() && piece != job.pieces.end()) {
+    where.tensor = context_.plan.catalog->tensors()[piece->source].name;
+  }
+  throw Error(error.code(), error.message(), std::move(where));
+}
+
+void Reader::copy_staged(const Job& job, const Piece& piece) {
+  const Dtype target_dtype = context_.plan.targets[piece.target].dtype;
+  const Dtype from = source_dtype(job, piece);
+  // Elements of less than a byte are copied as bytes: see check_box().
+  const bool whole_bytes = element_bytes(from) != 0;
+  const Cast cast =
+      whole_bytes ? cast_between(from, target_dtype) : cast_between(Dtype::u8, Dtype::u8);
+  const std::size_t source_bytes = whole_bytes ? element_bytes(from) : 1;
+  const std::size_t target_bytes = whole_bytes ? element_bytes(target_dtype) : 1;
+  const std::span dims = std::span(job.dims).subspan(piece.dims_begin, piece.dims_count);
+  note_begun(context_.begun, piece.target);
+  std::byte* const target = context_.targets[piece.target] + piece.target_begin;
+  // Not where the piece is scattered: others write between its elements.
+  std::uint64_t span = 1;
+  for (const BoxDim& dim : dims) span += (dim.extent - 1) * dim.target_stride;
+  if (span < 2 * piece.elements) populate_fresh(target, span * target_bytes);
+  const std::byte* const source = slot_->data() + (piece.file_begin - job.begin);
+  context_.overflows.add(piece.target,
+                         copy_box(dims, cast, source, source_bytes, target, target_bytes));
+}
+
+void Reader::populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept {
+  if (context_.populates) populate(data, bytes);
+}
+
+Dtype Reader::source_dtype(const Job& job, const Piece& piece) const {
+  if (job.decoding != no_decoding) return context_.plan.decodings[job.decoding].dtype;
+  return context_.plan.catalog->tensors()[piece.source].encoding.dtype();
+}
+
+void Reader::account(const Job& job, const Piece& piece) {
+  const Dtype target_dtype = context_.plan.targets[piece.target].dtype;
+  const auto bytes = [&](Dtype dtype) {
+    return piece.elements * std::max<std::uint64_t>(element_bytes(dtype), 1);
+  };
+  context_.bytes_done.fetch_add(bytes(source_dtype(job, piece)), std::memory_order_relaxed);
+  context_.written[piece.target].fetch_add(bytes(target_dtype), std::memory_order_relaxed);
+}
+
+}  // namespace loadstone

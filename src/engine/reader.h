@@ -1,0 +1,88 @@
+// Brings the pieces of one job after the other to their places. One reader a thread.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "codec/decode.h"
+#include "engine/memory_count.h"
+#include "engine/overflows.h"
+#include "engine/walk.h"
+#include "loadstone/error.h"
+#include "loadstone/plan.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+class SourceDigests;
+
+// What all readers of a load share. Thread-safe where it says so or is atomic.
+struct ReadContext {
+  const Plan& plan;
+  std::span<std::byte* const> targets;
+  std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from
+  std::span<const DecodeForm> forms;                    // of the plan's decodings
+  std::uint64_t chunk_bytes;                            // of one read
+  std::uint64_t slot_bytes;                             // of each reader
+  MemoryCount& memory;
+  std::atomic<bool>& stop;
+  std::atomic<std::uint64_t> bytes_done = 0;  // of the sources, in their places
+  std::atomic<std::uint64_t> bytes_read = 0;
+  std::vector<std::atomic<std::uint64_t>> written;  // bytes, per target
+  Overflows overflows{};
+  // Memory that is read into is populated before. Of no use where it is written to again and again.
+  bool populates = true;
+  SourceDigests* digests = nullptr;  // null: none are taken
+  std::uint8_t* begun = nullptr;     // ExecuteOptions::begun
+};
+
+// Not thread-safe.
+class Reader {
+ public:
+  explicit Reader(ReadContext& context) : context_(context) {}
+
+  // Throws Error that names file, tensor and offset. Returns early when `stop` is set.
+  void run(Job& job);
+
+ private:
+  void mark_overlaps(Job& job);
+  void read_pieces(const Job& job);
+  std::byte* staged(std::uint64_t begin, std::uint64_t end);
+  void read_direct(const Job& job, const Piece& piece);
+  void read_staged(const Job& job, const Piece& piece);
+  void decode_pieces(const Job& job);
+  void decode_range(const Job& job, std::uint64_t begin, std::uint64_t end);
+  void count_overflow(const Job& job, DecodeForm::Range range,
+                      std::span<const std::byte* const> parts, const std::byte* numbers);
+  void count_delivered(const Job& job, DecodeForm::Range range, std::span<const float> values,
+                       const std::byte* codes);
+  void read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to);
+  void skip_to(const Job& job, std::uint64_t offset);
+  void append(const Job& job, std::byte* to, std::uint64_t bytes);
+  void flush(const Job& job);
+  void copy_staged(const Job& job, const Piece& piece);
+  void account(const Job& job, const Piece& piece);
+  void populate_parts() const noexcept;
+  void populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept;
+  [[nodiscard]] Dtype source_dtype(const Job& job, const Piece& piece) const;
+  [[noreturn]] void rethrow_named(const Job& job, const Error& error) const;
+
+  ReadContext& context_;
+  std::optional<CountedMemory> slot_;
+  std::optional<CountedMemory> parts_of_numbers_;  // what is being decoded
+  std::vector<std::span<std::byte>> parts_;        // of the read that is being put together
+  std::uint64_t read_begin_ = 0;
+  std::uint64_t read_end_ = 0;
+  bool ends_staged_ = false;  // the last part is in the slot
+  // Holes of the current read. Digests are taken of them too, and then each has its own bytes.
+  std::array<std::byte, 16 * skipped_bytes_max> skipped_;
+  std::size_t skipped_end_ = 0;  // of the bytes that the current read uses
+};
+
+}  // namespace loadstone

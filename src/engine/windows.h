@@ -1,0 +1,75 @@
+// Values cut into windows that one thread makes in one go.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include "engine/groups.h"
+#include "engine/memory_count.h"
+#include "engine/value_sink.h"
+#include "loadstone/plan.h"
+#include "plan/budget.h"
+
+namespace loadstone {
+
+// A step that is done with the elements [begin, end) of a value.
+struct Window {
+  enum class Step : std::uint8_t {
+    copy,     // brought as they are
+    whole,    // all of a group: read once, measured, quantized
+    measure,  // the largest magnitude is wanted
+    encode,   // quantized, now that all is known
+  };
+
+  Step step = Step::copy;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::shared_ptr<Group> group;
+  std::size_t member = 0;
+};
+
+// Hands out windows, group by group. A group that is too large for one thread's memory is measured
+// by all threads and then encoded by all; what comes behind it is begun meanwhile. Thread-safe.
+class WindowQueue {
+ public:
+  // All must live as long.
+  WindowQueue(const Plan& plan, const Budget& budget, const GroupList& groups, ValueSink& sink,
+              MemoryCount& memory);
+
+  // Of all numbers, those that are measured first twice.
+  [[nodiscard]] std::uint64_t bytes_total() const noexcept { return bytes_total_; }
+
+  // The next one; false when there is none left, or the work is stopped.
+  [[nodiscard]] bool next(Window& window, const std::atomic<bool>& stop);
+  // The largest magnitudes in a window that was to be measured.
+  void measured(const Window& window, std::span<const float> amax);
+  // A window is copied or encoded. True for the last one of its value: what takes all of them can
+  // be done.
+  [[nodiscard]] bool is_last(const Window& window);
+
+ private:
+  [[nodiscard]] bool take(Window& window);
+  [[nodiscard]] bool take_of_group(Group& group, Window& window) const;
+  [[nodiscard]] std::uint64_t elements_per_window(const GroupMember& member) const;
+
+  const Plan& plan_;
+  const Budget& budget_;
+  const GroupList& groups_;
+  ValueSink& sink_;
+  MemoryCount& memory_;
+  std::uint64_t bytes_total_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t next_group_ = 0;                // guarded by mutex_, as all that follows
+  std::shared_ptr<Group> open_;               // that windows are taken from
+  std::deque<std::shared_ptr<Group>> ready_;  // measured, and to be encoded
+  std::size_t measuring_ = 0;                 // groups whose windows are all handed out
+};
+
+}  // namespace loadstone

@@ -1,0 +1,108 @@
+#include "load/memory_sink.h"
+
+#include <cstring>
+
+#include "engine/begun.h"
+#include "plan/costs.h"
+
+namespace loadstone {
+
+namespace {
+
+// And not in the order of the file.
+bool is_made_by_windows(const PlannedTarget& target) {
+  const Recipe& recipe = target.recipe;
+  if (!is_delivered(recipe.origin)) return false;
+  const bool is_known = recipe.origin == Origin::zeros || recipe.constant != nullptr;
+  return is_known || recipe.merge != nullptr || goes_to_device(target);
+}
+
+}  // namespace
+
+MemorySink::MemorySink(const Plan& plan, std::span<const Destination> destinations,
+                       const OffloadFolder& folder, Device* device, const Budget& budget,
+                       MemoryCount& memory, std::uint8_t* begun)
+    : plan_(plan),
+      begun_(begun),
+      whole_(plan.targets.size(), nullptr),
+      parts_(plan.targets.size()),
+      is_on_device_(plan.targets.size(), false),
+      written_(plan.targets.size()) {
+  for (std::uint32_t i = 0; i < whole_.size(); ++i) {
+    const PlannedTarget& target = plan.targets[i];
+    const bool is_memory = target.delivery == Delivery::memory;
+    if (!is_memory && target.delivery != Delivery::disk_write) continue;
+    if (target.quantization && is_memory) {
+      for (const auto& part : destinations[i].parts) parts_[i].push_back(part.data());
+    } else if (target.quantization) {
+      parts_[i] = folder.parts(i);
+    } else {
+      std::byte* const data = is_memory ? destinations[i].data : folder.data(i);
+      if (is_made_by_windows(target) && data != nullptr) {
+        parts_[i] = {data};
+      } else {
+        whole_[i] = data;
+      }
+    }
+    if (parts_[i].empty()) continue;
+    by_windows_.push_back(i);
+    is_on_device_[i] = is_memory && destinations[i].kind == MemoryKind::device;
+    if (is_on_device_[i] && !ring_) open_device(device, i, budget, memory);
+  }
+}
+
+void MemorySink::open_device(Device* device, std::uint32_t first, const Budget& budget,
+                             MemoryCount& memory) {
+  if (device == nullptr) {
+    cuda_ = open_cuda();
+    device = cuda_.get();
+  }
+  device_ = device;
+  ring_.emplace(plan_, *device, plan_.targets[first].device, budget.ring, memory);
+}
+
+std::byte* MemorySink::address(std::uint32_t target, std::size_t part) const noexcept {
+  return parts_[target].empty() ? whole_[target] : parts_[target][part];
+}
+
+std::byte* MemorySink::place(std::uint32_t target, std::size_t part) {
+  if (is_on_device_[target]) return nullptr;
+  note_begun(begun_, target);
+  return address(target, part);
+}
+
+std::byte* MemorySink::room(std::uint32_t target, std::uint64_t bytes) {
+  return is_on_device_[target] && bytes > 0 ? ring_->take(bytes) : nullptr;
+}
+
+void MemorySink::write(std::uint32_t target, std::size_t part, std::uint64_t offset,
+                       std::span<std::byte> bytes) {
+  if (bytes.empty()) return;
+  note_begun(begun_, target);
+  std::byte* const to = address(target, part) + offset;
+  if (is_on_device_[target]) {
+    ring_->send(target, to, bytes);
+  } else {
+    std::memcpy(to, bytes.data(), bytes.size());
+  }
+}
+
+void MemorySink::complete() {
+  if (ring_) ring_->finish();
+}
+
+bool MemorySink::has_memory(std::uint32_t target, std::size_t part) const noexcept {
+  return part < parts_[target].size() || whole_[target] != nullptr;
+}
+
+void MemorySink::read(std::uint32_t target, std::size_t part, std::uint64_t offset,
+                      std::span<std::byte> to) {
+  const std::byte* const from = address(target, part) + offset;
+  if (is_on_device_[target]) {
+    device_->read(plan_.targets[target].device, from, to);
+  } else {
+    std::memcpy(to.data(), from, to.size());
+  }
+}
+
+}  // namespace loadstone

@@ -1,0 +1,67 @@
+// Destinations and the offload folder as a sink of the engine.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/device_ring.h"
+#include "engine/memory_count.h"
+#include "engine/value_sink.h"
+#include "loadstone/device.h"
+#include "loadstone/execute.h"
+#include "loadstone/plan.h"
+#include "offload/offload_folder.h"
+#include "plan/budget.h"
+
+namespace loadstone {
+
+// Thread-safe.
+class MemorySink final : public ValueSink {
+ public:
+  // All must live as long. `device`: null: CUDA's driver is opened where a destination needs one.
+  // `begun`: ExecuteOptions::begun.
+  // Throws Error "device.driver".
+  MemorySink(const Plan& plan, std::span<const Destination> destinations,
+             const OffloadFolder& folder, Device* device, const Budget& budget, MemoryCount& memory,
+             std::uint8_t* begun = nullptr);
+
+  // Of values that are read as they are; null where nothing is written.
+  [[nodiscard]] std::span<std::byte* const> whole() const noexcept { return whole_; }
+  // The others: quantized ones, sums, those that need no file, and those on devices.
+  [[nodiscard]] std::span<const std::uint32_t> by_windows() const noexcept { return by_windows_; }
+  [[nodiscard]] bool has_written(std::uint32_t target) const noexcept { return written_[target]; }
+
+  [[nodiscard]] std::byte* place(std::uint32_t target, std::size_t part) override;
+  [[nodiscard]] std::byte* room(std::uint32_t target, std::uint64_t bytes) override;
+  void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
+             std::span<std::byte> bytes) override;
+  void finish(std::uint32_t target) override { written_[target] = true; }
+
+  // Once the threads have ended: all has arrived on the devices.
+  void complete();
+  // Whether a target has memory in this load; what stands there, after complete().
+  [[nodiscard]] bool has_memory(std::uint32_t target, std::size_t part) const noexcept;
+  void read(std::uint32_t target, std::size_t part, std::uint64_t offset, std::span<std::byte> to);
+
+ private:
+  [[nodiscard]] std::byte* address(std::uint32_t target, std::size_t part) const noexcept;
+  void open_device(Device* device, std::uint32_t first, const Budget& budget, MemoryCount& memory);
+
+  const Plan& plan_;
+  std::uint8_t* begun_;
+  std::vector<std::byte*> whole_;
+  std::vector<std::vector<std::byte*>> parts_;  // of what is quantized or on a device
+  std::vector<bool> is_on_device_;
+  std::vector<std::uint32_t> by_windows_;
+  std::vector<std::atomic<bool>> written_;
+  std::unique_ptr<Device> cuda_;
+  Device* device_ = nullptr;
+  std::optional<DeviceRing> ring_;  // where a destination is on a device
+};
+
+}  // namespace loadstone

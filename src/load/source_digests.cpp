@@ -1,0 +1,264 @@
+#include "load/source_digests.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "boxes/dims.h"
+#include "catalog/assembled_file.h"
+#include "loadstone/error.h"
+#include "plan/decodings.h"
+#include "plan/merges.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t hole_bytes_max = 64 << 10;
+// A tensor of which more are needed has one from its first byte to its last.
+constexpr std::size_t ranges_max = 256;
+
+void join(std::vector<ByteRange>& ranges) {
+  std::ranges::sort(ranges, {}, &ByteRange::begin);
+  std::vector<ByteRange> joined;
+  for (const ByteRange& range : ranges) {
+    if (range.begin == range.end) continue;
+    if (!joined.empty() && range.begin <= joined.back().end + hole_bytes_max) {
+      joined.back().end = std::max(joined.back().end, range.end);
+    } else {
+      joined.push_back(range);
+    }
+  }
+  if (joined.size() > ranges_max) joined = {{joined.front().begin, joined.back().end}};
+  ranges = std::move(joined);
+}
+
+// Of the bits of elements, those bytes that a box touches.
+std::vector<ByteRange> ranges_of(const Box& box, std::uint64_t element_bits) {
+  std::vector<BoxDim> dims = box.dims;
+  std::ranges::sort(dims, {}, &BoxDim::source_stride);
+  std::uint64_t span = element_bits;
+  std::size_t inner = 0;
+  std::uint64_t count = 1;
+  for (; inner < dims.size(); ++inner) {
+    const BoxDim& dim = dims[inner];
+    const std::uint64_t step = dim.source_stride * element_bits;
+    if (dim.extent > 1 && step > span + 8 * hole_bytes_max) break;
+    span += (dim.extent - 1) * step;
+  }
+  for (std::size_t i = inner; i < dims.size(); ++i) {
+    if (dims[i].extent > ranges_max || (count *= dims[i].extent) > ranges_max) {
+      for (; inner < dims.size(); ++inner) {
+        span += (dims[inner].extent - 1) * dims[inner].source_stride * element_bits;
+      }
+      break;
+    }
+  }
+  std::vector<ByteRange> ranges;
+  const auto add = [&](const auto& self, std::size_t level, std::uint64_t at) -> void {
+    if (level == dims.size()) {
+      ranges.push_back({at / 8, (at + span + 7) / 8});
+      return;
+    }
+    for (std::uint64_t i = 0; i < dims[level].extent; ++i) {
+      self(self, level + 1, at + i * dims[level].source_stride * element_bits);
+    }
+  };
+  add(add, inner, box.source_offset * element_bits);
+  return ranges;
+}
+
+std::uint32_t checkpoint_of(const Catalog& catalog, std::uint32_t shard) {
+  std::uint32_t number = 0;
+  std::size_t end = 0;
+  for (const auto& checkpoint : catalog.checkpoints()) {
+    end += checkpoint->shards().size();
+    if (shard < end) return number;
+    ++number;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string receipt_path(const Shard& shard) {
+  const std::filesystem::path path = shard.relative_path;
+  const bool leaves = path.is_absolute() || path.empty() ||
+                      std::ranges::any_of(path, [](const auto& name) { return name == ".."; });
+  return leaves ? std::filesystem::path(shard.path).filename().string() : shard.relative_path;
+}
+
+SourceDigests::SourceDigests(const Plan& plan, const OpenShards& shards, DigestKind kind,
+                             std::size_t groups, std::uint64_t waiting_bytes_max)
+    : plan_(plan),
+      shards_(shards),
+      table_(kind, waiting_bytes_max),
+      needed_(groups),
+      items_(groups),
+      places_(plan.catalog->shards().size()) {}
+
+void SourceDigests::add(std::size_t group, std::uint32_t tensor, std::vector<ByteRange> ranges) {
+  const std::uint64_t bytes = plan_.catalog->tensors().at(tensor).byte_count();
+  auto& known = needed_[group][tensor];
+  for (const ByteRange& range : ranges) {
+    known.push_back({std::min(range.begin, bytes), std::min(range.end, bytes)});
+  }
+  if (known.size() > ranges_max) join(known);
+}
+
+void SourceDigests::need_box(std::size_t group, const Box& box) {
+  const auto& tensors = plan_.catalog->tensors();
+  if (box.decoding != no_decoding) {
+    for (const std::uint32_t source : plan_.decodings.at(box.decoding).sources) {
+      add(group, source, {{0, tensors.at(source).byte_count()}});
+    }
+    return;
+  }
+  if (is_empty(box)) return add(group, box.source, {});
+  const Encoding encoding = tensors.at(box.source).encoding;
+  if (!encoding.is_dtype()) {
+    return add(group, box.source, {{0, tensors[box.source].byte_count()}});
+  }
+  add(group, box.source, ranges_of(box, bits(encoding.dtype())));
+}
+
+void SourceDigests::need(std::size_t group, const PlannedTarget& target) {
+  for_each_box(target.recipe, [&](const Box& box) { need_box(group, box); });
+}
+
+void SourceDigests::prepare() {
+  for (std::size_t group = 0; group < needed_.size(); ++group) {
+    for (auto& [tensor, ranges] : needed_[group]) {
+      join(ranges);
+      const TensorInfo& info = plan_.catalog->tensors()[tensor];
+      const std::uint32_t item = table_.add(ranges);
+      items_[group][tensor] = item;
+      places_[info.shard].push_back(
+          {.begin = info.offset_begin, .end = info.offset_end, .item = item});
+    }
+  }
+  for (auto& places : places_) {
+    std::ranges::sort(places, {}, &Place::begin);
+    std::uint64_t end_max = 0;
+    for (Place& place : places) place.end_max = end_max = std::max(end_max, place.end);
+  }
+}
+
+void SourceDigests::read(std::uint32_t shard, std::uint64_t begin,
+                         std::span<const std::span<std::byte>> parts) {
+  const std::vector<Place>& places = places_[shard];
+  for (const std::span<std::byte> part : parts) {
+    const std::uint64_t end = begin + part.size();
+    auto place = std::ranges::lower_bound(places, end, {}, &Place::begin);
+    while (place != places.begin() && std::prev(place)->end_max > begin) {
+      --place;
+      if (place->end <= begin) continue;
+      const std::uint64_t first = std::max(begin, place->begin);
+      const std::uint64_t last = std::min(end, place->end);
+      table_.update(place->item, first - place->begin, part.subspan(first - begin, last - first));
+    }
+    begin = end;
+  }
+}
+
+void SourceDigests::complete(std::size_t group) {
+  for (const auto& [tensor, item] : items_[group]) {
+    const TensorInfo& info = plan_.catalog->tensors()[tensor];
+    table_.complete(
+        item, [&](std::uint64_t begin, std::span<std::byte> to) { shards_.read(info, begin, to); });
+  }
+}
+
+ReceiptFile SourceDigests::file_of(std::uint32_t number) {
+  const Shard& shard = plan_.catalog->shards()[number];
+  ReceiptFile file = {.path = receipt_path(shard),
+                      .checkpoint = checkpoint_of(*plan_.catalog, number),
+                      .bytes = shard_bytes(*plan_.catalog, number)};
+  if (shard.data_begin > 0) file.header_ranges.push_back({0, shard.data_begin});
+  if (shard.tail_begin != 0 && shard.tail_begin < file.bytes) {
+    file.header_ranges.push_back({shard.tail_begin, file.bytes});
+  }
+  DigestTable table(table_.kind());
+  const std::uint32_t item = table.add(file.header_ranges);
+  table.complete(item, [&](std::uint64_t begin, std::span<std::byte> to) {
+    shards_.sources()[number]->read(begin, to);
+  });
+  file.header_digest = table.digest(item);
+  return file;
+}
+
+std::vector<ReceiptFile> SourceDigests::files(std::size_t group) {
+  std::map<std::uint32_t, ReceiptFile> files;
+  std::vector<std::uint32_t> tensors;
+  for (const auto& [tensor, item] : items_[group]) tensors.push_back(tensor);
+  for (const std::uint32_t tensor : tensors) {
+    const TensorInfo& info = plan_.catalog->tensors()[tensor];
+    auto file = files.find(info.shard);
+    if (file == files.end()) file = files.emplace(info.shard, file_of(info.shard)).first;
+    const std::vector<ByteRange>& ranges = needed_[group].at(tensor);
+    const bool is_whole = ranges.size() == 1 && ranges.front() == ByteRange{0, info.byte_count()};
+    file->second.tensors.push_back(
+        {.name = info.name,
+         .encoding = std::string(info.encoding.name()),
+         .shape = {info.shape.extents().begin(), info.shape.extents().end()},
+         .begin = info.offset_begin,
+         .end = info.offset_end,
+         .ranges = is_whole ? std::vector<ByteRange>() : ranges,
+         .digest = table_.digest(items_[group].at(tensor))});
+  }
+  std::vector<ReceiptFile> list;
+  for (auto& [shard, file] : files) list.push_back(std::move(file));
+  return list;
+}
+
+const std::string* SourceDigests::whole_digest(std::size_t group, std::uint32_t tensor) const {
+  const auto ranges = needed_[group].find(tensor);
+  if (ranges == needed_[group].end()) return nullptr;
+  const std::uint64_t bytes = plan_.catalog->tensors()[tensor].byte_count();
+  if (ranges->second != std::vector<ByteRange>{{0, bytes}}) return nullptr;
+  return &table_.digest(items_[group].at(tensor));
+}
+
+const Box* whole_copy(const Plan& plan, const PlannedTarget& target) {
+  if (target.recipe.boxes.size() != 1 || target.quantization || target.recipe.merge != nullptr) {
+    return nullptr;
+  }
+  const Box& box = target.recipe.boxes.front();
+  const TensorInfo& source = plan.catalog->tensors()[box.source];
+  if (box.decoding != no_decoding || source.encoding != Encoding(target.dtype) ||
+      box.source_offset != 0 || box.target_offset != 0 || !source.strides.empty() ||
+      source.byte_count() != target.byte_count()) {
+    return nullptr;
+  }
+  std::uint64_t elements = 1;
+  for (const BoxDim& dim : box.dims) {
+    if (dim.source_stride != dim.target_stride && dim.extent != 1) return nullptr;
+    elements *= dim.extent;
+  }
+  return elements == target.shape.numel().value_or(0) ? &box : nullptr;
+}
+
+std::string recipe_word(const Plan& plan, const PlannedTarget& target) {
+  const Recipe& recipe = target.recipe;
+  if (recipe.origin != Origin::checkpoint) return std::string(name(recipe.origin));
+  if (recipe.merge != nullptr) return "merge";
+  const auto& tensors = plan.catalog->tensors();
+  bool is_cast = false;
+  for (const Box& box : recipe.boxes) {
+    if (box.decoding != no_decoding) return "decode";
+    is_cast = is_cast || tensors[box.source].encoding != Encoding(target.dtype);
+  }
+  if (is_cast) return "cast";
+  return whole_copy(plan, target) != nullptr ? "copy" : "reorder";
+}
+
+std::vector<std::string> source_names(const Plan& plan, const PlannedTarget& target) {
+  std::vector<std::string> names;
+  for (const std::uint32_t source :
+       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
+    names.push_back(plan.catalog->tensors()[source].name);
+  }
+  return names;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,120 @@
+#include "loadstone/tensor_reader.h"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "base/only_errors.h"
+#include "base/refuse_option.h"
+#include "base/text.h"
+#include "catalog/open_shards.h"
+#include "engine/value_reader.h"
+#include "loadstone/error.h"
+#include "loadstone/quantized_tensors.h"
+#include "plan/decodings.h"
+#include "plan/dtypes.h"
+
+namespace loadstone {
+
+namespace {
+
+// The tensor of the file that has the name, or holds the codes of the quantized one that has it.
+std::uint32_t index_of(const Catalog& catalog, std::string_view name) {
+  const auto& quantized = catalog.quantized().tensors();
+  const auto found = std::ranges::find(quantized, name, &QuantizedTensor::name);
+  if (found != quantized.end()) {
+    if (!found->is_readable()) {
+      const Finding& defect = found->defect;
+      throw Error(defect.code, defect.message,
+                  {.tensor = found->name, .found = defect.found, .expected = defect.expected});
+    }
+    return found->data;
+  }
+  if (const auto index = catalog.find(name)) return *index;
+  throw Error("plan.missing", "the checkpoint has no such tensor", {.tensor = printable(name)});
+}
+
+}  // namespace
+
+struct TensorReader::Impl {
+  Impl(std::shared_ptr<const Catalog> of, std::uint32_t tensor, std::string_view named,
+       std::optional<Dtype> wanted, Storage* storage)
+      : catalog(std::move(of)),
+        name(named),
+        recipe(tensor_recipe(*catalog, tensor, wanted)),
+        dtype(wanted.value_or(recipe.dtype)),
+        elements(recipe.shape.numel().value_or(0)),
+        shards(*catalog, storage, needed()),
+        reader(catalog, shards.sources(), staging_bytes_max, stop) {
+    const Passage way = passage(recipe.dtype, dtype);
+    if (way != Passage::same && way != Passage::cast) {
+      throw Error("plan.dtype", "there is no cast between these",
+                  {.tensor = name,
+                   .found = std::string(loadstone::name(recipe.dtype)),
+                   .expected = std::string(loadstone::name(dtype))});
+    }
+    reader.open({.name = name,
+                 .boxes = recipe.boxes,
+                 .decodings = recipe.decodings,
+                 .shape = recipe.shape,
+                 .dtype = dtype});
+  }
+
+  [[nodiscard]] std::vector<bool> needed() const {
+    std::vector<bool> shards_needed(catalog->shards().size(), false);
+    for (const std::uint32_t source : sources_of(recipe.boxes, recipe.decodings)) {
+      shards_needed[catalog->tensors()[source].shard] = true;
+    }
+    return shards_needed;
+  }
+
+  std::shared_ptr<const Catalog> catalog;
+  std::string name;
+  TensorRecipe recipe;
+  Dtype dtype;
+  std::uint64_t elements;
+  OpenShards shards;
+  std::atomic<bool> stop = false;
+  ValueReader reader;
+};
+
+TensorReader::TensorReader(std::shared_ptr<const Catalog> catalog, std::string_view name,
+                           std::optional<Dtype> dtype, Storage* storage) try {
+  if (catalog == nullptr) refuse_option("catalog", "there is no catalog");
+  const std::uint32_t tensor = index_of(*catalog, name);
+  impl_ = std::make_unique<Impl>(std::move(catalog), tensor, name, dtype, storage);
+} catch (...) {
+  throw_as_error();
+}
+
+TensorReader::TensorReader(TensorReader&&) noexcept = default;
+TensorReader& TensorReader::operator=(TensorReader&&) noexcept = default;
+TensorReader::~TensorReader() = default;
+
+const Shape& TensorReader::shape() const noexcept { return impl_->recipe.shape; }
+Dtype TensorReader::dtype() const noexcept { return impl_->dtype; }
+std::uint64_t TensorReader::elements() const noexcept { return impl_->elements; }
+
+void TensorReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to) {
+  only_errors([&] { impl_->reader.read(begin, end, to); });
+}
+
+std::vector<std::byte> TensorReader::read() {
+  return only_errors([&] {
+    std::vector<std::byte> bytes(Encoding(dtype()).byte_count(elements()).value_or(0));
+    read(0, elements(), bytes);
+    return bytes;
+  });
+}
+
+std::vector<float> read_numbers(std::shared_ptr<const Catalog> catalog, std::string_view name) {
+  return only_errors([&] {
+    TensorReader reader(std::move(catalog), name, Dtype::f32);
+    std::vector<float> numbers(reader.elements());
+    reader.read(0, numbers.size(), std::as_writable_bytes(std::span(numbers)));
+    return numbers;
+  });
+}
+
+}  // namespace loadstone

@@ -1,0 +1,62 @@
+#include "offload/offload.h"
+
+#include <string_view>
+#include <utility>
+
+#include "loadstone/error.h"
+#include "loadstone/name_hash.h"
+
+namespace loadstone {
+
+std::vector<QuantizedPart> named_parts(const PlannedTarget& target) {
+  auto parts = quantized_parts(*target.quantization, target.shape, target.dtype);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts[i].name = i == 0 ? target.name : target.name + "." + parts[i].name;
+  }
+  return parts;
+}
+
+std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
+  std::vector<OffloadEntry> entries;
+  NameMap<std::size_t> entry_of;  // of targets that may be tied to
+  for (const PlannedTarget& target : plan.targets) {
+    const bool keeps = target.delivery == Delivery::disk_keep;
+    if (!keeps && target.delivery != Delivery::disk_write) continue;
+    if (target.quantization) {
+      for (const QuantizedPart& part : named_parts(target)) {
+        entries.push_back({.target = part.name,
+                           .safetensors_file = {},
+                           .weight_name = {},
+                           .dtype = dtype_info(part.dtype).torch_name,
+                           .shape = part.shape});
+      }
+      continue;
+    }
+    entry_of.emplace(target.name, entries.size());
+    OffloadEntry& entry = entries.emplace_back();
+    entry.target = target.name;
+    entry.shape = target.shape;
+    entry.dtype = dtype_info(target.dtype).torch_name;
+    if (entry.dtype.empty()) {
+      throw Error("plan.dtype", "the offload folder's layout has no such dtype",
+                  {.tensor = target.name, .found = std::string(name(target.dtype))});
+    }
+    if (!keeps) continue;
+    const TensorInfo& source = plan.catalog->tensors().at(target.recipe.boxes.at(0).source);
+    entry.safetensors_file = storage.resolve(plan.catalog->shards()[source.shard].path);
+    entry.weight_name = source.name;
+  }
+  // The same bytes under another name.
+  for (const PlannedTarget& target : plan.targets) {
+    if (target.recipe.origin != Origin::tie) continue;
+    const auto root = entry_of.find(target.recipe.tie_of);
+    if (root == entry_of.end()) continue;
+    OffloadEntry entry = entries[root->second];
+    if (entry.safetensors_file.empty()) entry.tie_of = entry.target;
+    entry.target = target.name;
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+}  // namespace loadstone

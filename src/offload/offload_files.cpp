@@ -1,0 +1,185 @@
+#include "offload/offload_files.h"
+
+#include <fmt/format.h>
+#include <simdjson.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "base/ceil_div.h"
+#include "base/json_writer.h"
+#include "loadstone/error.h"
+#include "storage/regular_file.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t run_length = 16;
+constexpr std::string_view data_prefix = "loadstone-";
+constexpr std::string_view hidden_prefix = ".loadstone-";
+// Values stand at multiples of their elements' width, as memory that is computed with.
+constexpr std::uint64_t header_alignment = 64;
+// A header is written last; an entry may get another dtype and shape until then.
+constexpr std::uint64_t spare_bytes_per_entry = 64;
+
+bool is_run(std::string_view text) noexcept {
+  return text.size() == run_length && text.find_first_not_of("0123456789abcdef") == text.npos;
+}
+
+// The run that made a file; empty: none did.
+std::string_view run_of(std::string_view name) noexcept {
+  std::string_view rest = name;
+  if (rest.starts_with(hidden_prefix)) {
+    rest.remove_prefix(hidden_prefix.size());
+    const std::string_view run = rest.substr(0, run_length);
+    rest.remove_prefix(run.size());
+    return is_run(run) && (rest == ".part" || rest == ".json") ? run : std::string_view();
+  }
+  if (!rest.starts_with(data_prefix)) return {};
+  rest.remove_prefix(data_prefix.size());
+  const std::string_view run = rest.substr(0, run_length);
+  rest.remove_prefix(run.size());
+  if (!is_run(run) || !rest.starts_with('-')) return {};
+  rest.remove_prefix(1);
+  const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+  rest.remove_prefix(digits);
+  return digits >= 5 && (rest == ".safetensors" || rest == ".dat") ? run : std::string_view();
+}
+
+// Whether nobody is at the run any more.
+bool has_ended(WritableStorage& storage, const std::string& lock_path) {
+  if (::access(lock_path.c_str(), F_OK) != 0) return true;
+  const auto lock = storage.open_lock(lock_path);
+  return lock != nullptr && lock->take(LockMode::exclusive, false) == LockResult::taken;
+}
+
+}  // namespace
+
+std::string offload_lock_name(std::string_view run) {
+  return fmt::format("{}{}.part", hidden_prefix, run);
+}
+
+std::string offload_index_name(std::string_view run) {
+  return fmt::format("{}{}.json", hidden_prefix, run);
+}
+
+std::string offload_data_name(std::string_view run, std::size_t number, bool is_raw) {
+  return fmt::format("{}{}-{:05}.{}", data_prefix, run, number, is_raw ? "dat" : "safetensors");
+}
+
+bool is_offload_data_name(std::string_view name) noexcept {
+  return !name.starts_with('.') && !run_of(name).empty();
+}
+
+bool is_readable_offload(Dtype dtype) noexcept {
+  return is_in_safetensors(dtype) && dtype != Dtype::f8_e8m0 && bits(dtype) % 8 == 0;
+}
+
+OffloadFile::OffloadFile(WritableStorage& storage, std::string path,
+                         std::vector<OffloadValue> values, bool is_raw)
+    : path_(std::move(path)), is_raw_(is_raw), values_(std::move(values)) {
+  std::ranges::stable_sort(values_, std::ranges::greater(),
+                           [](const OffloadValue& value) { return bits(value.dtype); });
+  std::uint64_t total = 0;
+  if (!is_raw_) {
+    const std::uint64_t least = 8 + header_text().size() + spare_bytes_per_entry * values_.size();
+    header_bytes_ = round_up(least, header_alignment);
+    total = header_bytes_;
+  }
+  for (const OffloadValue& value : values_) total += value.byte_count;
+  sink_ = storage.create(path_);
+  try {
+    sink_->reserve(total, Reserve::all);
+    memory_ = sink_->map(total);
+  } catch (...) {
+    storage.remove(path_);
+    throw;
+  }
+  std::uint64_t offset = header_bytes_;
+  for (OffloadValue& value : values_) {
+    value.data = memory_.data() + offset;
+    offset += value.byte_count;
+  }
+}
+
+std::string OffloadFile::header_text() const {
+  JsonWriter json;
+  json.begin_object();
+  std::uint64_t begin = 0;
+  for (const OffloadValue& value : values_) {
+    json.key(value.name);
+    json.begin_object();
+    json.member("dtype", name(value.dtype));
+    json.member("shape", value.shape.extents());
+    json.member("data_offsets", std::vector<std::uint64_t>{begin, begin + value.byte_count});
+    json.end_object();
+    begin += value.byte_count;
+  }
+  json.end_object();
+  return json.take();
+}
+
+void OffloadFile::finish() {
+  if (!is_raw_) {
+    std::string text = header_text();
+    if (text.size() > header_bytes_ - 8) {
+      throw Error("internal", "the header of an offload file has outgrown its place",
+                  {.path = path_});
+    }
+    text.resize(header_bytes_ - 8, ' ');
+    const std::uint64_t length = text.size();
+    static_assert(std::endian::native == std::endian::little);
+    std::memcpy(memory_.data(), &length, 8);
+    std::memcpy(memory_.data() + 8, text.data(), text.size());
+  }
+  sink_->sync();
+}
+
+OffloadIndex read_offload_index(const std::string& path) {
+  OffloadIndex index;
+  simdjson::dom::parser parser;
+  simdjson::dom::object members;
+  const auto problem = parser.load(path).get_object().get(members);
+  if (problem == simdjson::IO_ERROR && ::access(path.c_str(), F_OK) != 0) return index;
+  if (problem == simdjson::MEMALLOC) throw std::bad_alloc();
+  if (problem != simdjson::SUCCESS) {
+    throw Error(
+        "offload.index", "the folder's index cannot be kept",
+        {.path = path, .found = simdjson::error_message(problem), .expected = "a JSON object"});
+  }
+  for (const auto& [key, value] : members) {
+    index.members.emplace_back(std::string(key), simdjson::minify(value));
+    std::string_view file;
+    if (value["safetensors_file"].get_string().get(file) == simdjson::SUCCESS) {
+      index.files.insert(std::filesystem::path(file).filename().string());
+    } else {
+      index.raw_names.emplace(key);
+    }
+  }
+  return index;
+}
+
+void remove_stale_offload(WritableStorage& storage, const std::string& folder,
+                          const OffloadIndex& index) {
+  std::map<std::string, bool, std::less<>> ended;
+  for (const std::string& name : names_in(folder)) {
+    const std::string_view run = run_of(name);
+    if (run.empty() || index.files.contains(name)) continue;
+    auto known = ended.find(run);
+    if (known == ended.end()) {
+      const std::string lock_path = folder + "/" + offload_lock_name(run);
+      known = ended.emplace(run, has_ended(storage, lock_path)).first;
+    }
+    if (known->second) storage.remove(folder + "/" + name);
+  }
+}
+
+}  // namespace loadstone

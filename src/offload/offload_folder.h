@@ -1,0 +1,115 @@
+// An offload folder that is being written. The one commit is the rename of index.json: until then
+// the old index names the old values, and from then on the new index names the new ones, which are
+// in files of names that were never there before.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/plan.h"
+#include "loadstone/storage.h"
+#include "offload/offload.h"
+#include "offload/offload_files.h"
+
+namespace loadstone {
+
+// Without commit() the folder ends as it was. Not thread-safe; the values' memory may be written to
+// by any thread.
+class OffloadFolder {
+ public:
+  // Makes the files for all targets with Delivery::disk_write. Where there are none, a plan without
+  // a folder needs none, and has no index either. Throws Error: "offload.name", "offload.index",
+  // "plan.dtype", "io.no_space", "io.denied", "io.write".
+  OffloadFolder(const Plan& plan, Storage& storage);
+  OffloadFolder(const OffloadFolder&) = delete;
+  OffloadFolder& operator=(const OffloadFolder&) = delete;
+  ~OffloadFolder();
+
+  // Where the target's value goes; null for targets that are not written, and for quantized ones.
+  [[nodiscard]] std::byte* data(std::size_t target) const noexcept { return data_[target]; }
+  // Where a quantized target's parts go; none for targets that are not written.
+  [[nodiscard]] const std::vector<std::byte*>& parts(std::size_t target) const noexcept {
+    return parts_[target];
+  }
+
+  // ---- between the last write and commit(): what a library wants otherwise than the plan
+  // An entry's value, of those that were written.
+  [[nodiscard]] std::span<const std::byte> value(const std::string& name);
+  // A value that the plan does not have, in place of an entry of this name.
+  void add(const std::string& name, Dtype dtype, Shape shape, std::span<const std::byte> bytes);
+  void rename(const std::string& from, const std::string& to);
+  void remove(const std::string& name);
+  // The same bytes as numbers of another dtype.
+  void retype(const std::string& name, Dtype dtype, Shape shape);
+  // `name` has the value of `root`.
+  void tie(const std::string& name, const std::string& root);
+
+  // Brings everything to the disk, and then gives the index its name. Entries of other names that
+  // the folder has are kept.
+  void commit();
+  // The folder is as it was; nothing can be committed any more.
+  void abandon() noexcept { remove_all(); }
+  // True once the index is the new one; commit() may still throw after that.
+  [[nodiscard]] bool is_committed() const noexcept { return is_committed_; }
+
+  // As they stand in the index, or will.
+  [[nodiscard]] std::vector<OffloadEntry> entries() const;
+  // What commit() took to bring files to the disk.
+  [[nodiscard]] double sync_seconds() const noexcept { return sync_seconds_; }
+
+ private:
+  struct Place {
+    std::size_t file = 0;
+    std::size_t value = 0;
+  };
+
+  void begin();
+  void make_folder();
+  [[nodiscard]] static std::vector<OffloadValue> values_of(const Plan& plan);
+  void make_files(std::vector<OffloadValue> values);
+  void make_file(std::vector<OffloadValue> values, bool is_raw);
+  void point_to_values(const Plan& plan);
+  void put(OffloadEntry entry);
+  [[nodiscard]] OffloadEntry* entry_of(const std::string& name) noexcept;
+  [[nodiscard]] OffloadEntry& required(const std::string& name);
+  [[nodiscard]] OffloadValue& value_of(const std::string& name);
+  void write_added();
+  void name_raw_files();
+  [[nodiscard]] std::string index_text(const OffloadIndex& known) const;
+  void files_committed() noexcept;
+  void remove_replaced(const OffloadIndex& known) noexcept;
+  void end_run() noexcept;
+  void remove_all() noexcept;
+
+  [[nodiscard]] std::string index_path() const { return folder_ + "/" + offload_index_file; }
+
+  const std::string folder_;
+  WritableStorage& storage_;
+  const std::function<std::string(const std::string&)> resolve_;
+  std::string run_;  // empty until its lock is made
+  std::string lock_path_;
+  std::string real_folder_;                // absolute, links resolved
+  std::vector<std::string> made_folders_;  // the outermost first
+  bool is_active_ = false;
+  bool is_committed_ = false;
+  double sync_seconds_ = 0;
+  std::unique_ptr<FileLock> run_lock_;
+  std::vector<OffloadEntry> entries_;            // without a target: removed
+  std::map<std::string, std::size_t> entry_of_;  // by target
+  std::vector<OffloadFile> files_;
+  std::vector<OffloadValue> added_;  // with their bytes in added_bytes_
+  std::vector<std::vector<std::byte>> added_bytes_;
+  std::size_t added_size_ = 0;
+  std::map<std::string, Place> places_;  // of written values, by their first names
+  std::vector<std::string> raw_named_;   // paths that this run gave to raw files
+  std::vector<std::byte*> data_;
+  std::vector<std::vector<std::byte*>> parts_;
+};
+
+}  // namespace loadstone

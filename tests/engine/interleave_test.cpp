@@ -1,0 +1,34 @@
+#include "engine/interleave.h"
+
+#include <gtest/gtest.h>
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <thread>
+
+namespace loadstone::test {
+namespace {
+
+// Of the calling thread; -1 where the system does not say it.
+int policy() {
+  int mode = -1;
+  return ::syscall(SYS_get_mempolicy, &mode, nullptr, 0, nullptr, 0) == 0 ? mode : -1;
+}
+
+TEST(Interleave, IsThePolicyOfThatThreadAlone) {
+  const int before = policy();
+  bool is_done = false;
+  int in_thread = -1;
+  std::thread([&] {
+    is_done = interleave_new_pages();
+    in_thread = policy();
+  }).join();
+  if (!is_done) GTEST_SKIP() << "this system has no policy of memory nodes for processes";
+  EXPECT_EQ(in_thread, MPOL_INTERLEAVE);
+  EXPECT_EQ(policy(), before);
+  EXPECT_NE(before, MPOL_INTERLEAVE);  // the control
+}
+
+}  // namespace
+}  // namespace loadstone::test

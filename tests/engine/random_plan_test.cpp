@@ -1,0 +1,169 @@
+// Random boxes against a copier that moves one element after the other.
+#include "support/random_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/planned_reads.h"
+#include "loadstone/execute.h"
+#include "plan/budget.h"
+#include "receipt/file_digest.h"
+#include "support/plan_builder.h"
+
+namespace loadstone {
+namespace {
+
+using testing::expected_value;
+using testing::pattern;
+using testing::PlanBuilder;
+using testing::random_plan;
+using testing::ReadEvent;
+using testing::value_of;
+
+using Ranges = std::map<std::string, std::vector<ByteRange>>;
+
+// Of what the storage noted, or of a plan: sorted and joined where they meet.
+Ranges joined(Ranges ranges) {
+  for (auto& [path, of_file] : ranges) {
+    std::ranges::sort(of_file, {}, &ByteRange::begin);
+    std::vector<ByteRange> runs;
+    for (const ByteRange range : of_file) {
+      if (runs.empty() || range.begin > runs.back().end) runs.push_back(range);
+      runs.back().end = std::max(runs.back().end, range.end);
+    }
+    of_file = std::move(runs);
+  }
+  return ranges;
+}
+
+Ranges ranges_of(const std::vector<ReadEvent>& events) {
+  Ranges ranges;
+  for (const ReadEvent& event : events) {
+    ranges[event.path].push_back({event.offset, event.offset + event.bytes});
+  }
+  return joined(ranges);
+}
+
+// What is planned is asked for ahead, and nothing else; and that is what is read, but for what is
+// read over between two pieces.
+void expect_all_asked(const Plan& plan, const PlanBuilder& builder) {
+  std::vector<std::uint32_t> all(plan.targets.size());
+  std::iota(all.begin(), all.end(), 0U);
+  Ranges planned;
+  for (const ShardRange& range : planned_reads(plan, all)) {
+    planned[plan.catalog->shards()[range.shard].path].push_back(range.bytes);
+  }
+  const Ranges asked = ranges_of(builder.storage.asked());
+  EXPECT_EQ(asked, joined(planned));
+  Ranges read = ranges_of(builder.storage.reads());
+  for (const auto& [path, ranges] : asked) {
+    for (const ByteRange range : ranges) {
+      std::uint64_t at = range.begin;
+      for (const ByteRange run : read[path]) {
+        if (run.end <= at || run.begin >= range.end) continue;
+        EXPECT_LE(run.begin, at + staged_hole_bytes_max);
+        at = run.end;
+      }
+      EXPECT_GE(at, range.end);
+    }
+  }
+}
+
+// Digests that depend on the order in which the engine reads are not those of the bytes.
+void expect_true(const Receipt& receipt, PlanBuilder& builder, const HostMemory& memory) {
+  for (const ReceiptFile& file : receipt.sources) {
+    const auto source = builder.storage.open(file.path);
+    EXPECT_EQ(file.header_digest, file_digest(receipt.kind, *source, 0, file.header_ranges));
+    for (const ReceiptTensor& tensor : file.tensors) {
+      EXPECT_EQ(tensor.digest, file_digest(receipt.kind, *source, tensor.begin, ranges_of(tensor)))
+          << tensor.name;
+    }
+  }
+  for (std::size_t i = 0; i < receipt.targets.size(); ++i) {
+    EXPECT_EQ(receipt.targets[i].digest,
+              digest_of(receipt.kind, value_of(memory.destinations()[i])))
+        << receipt.targets[i].name;
+  }
+}
+
+// Every second load takes a receipt.
+std::optional<DigestKind> digest_of_seed(unsigned seed) {
+  if (seed % 2 == 0) return std::nullopt;
+  const bool is_slow = seed % 8 == 1 && can_digest(DigestKind::sha256_tree);
+  return is_slow ? DigestKind::sha256_tree : DigestKind::xxh3_128;
+}
+
+void load_random_plan(unsigned seed) {
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  PlanBuilder builder;
+  builder.staging_bytes_max = std::uint64_t{1} << random() % 21;
+  Plan plan = random_plan(random, builder);
+  plan.threads = static_cast<unsigned>(1 + random() % 4);
+  const HostMemory memory(plan);
+  const Report report = execute(plan, memory.destinations(),
+                                {.threads = static_cast<unsigned>(1 + random() % 4),
+                                 .chunk_bytes = std::uint64_t{1} << random() % 23,
+                                 .storage = &builder.storage,
+                                 .receipt = digest_of_seed(seed)});
+  const Needs needs(plan, SinkKind::memory);
+  const std::uint64_t promised = bytes_promised(plan, needs);
+  EXPECT_LE(report.staging_bytes_peak, promised);
+  EXPECT_LE(promised, std::max(builder.staging_bytes_max, needs.thread_bytes_least()));
+  expect_all_asked(plan, builder);
+  ASSERT_EQ(report.receipt != nullptr, seed % 2 == 1);
+  if (report.receipt != nullptr) expect_true(*report.receipt, builder, memory);
+  for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+    // Not EXPECT_EQ: it would print megabytes.
+    EXPECT_TRUE(value_of(memory.destinations()[i]) == expected_value(builder, plan.targets[i]))
+        << plan.targets[i].name;
+    EXPECT_EQ(report.provenance[i].bytes_written, plan.targets[i].byte_count());
+  }
+}
+
+TEST(RandomPlanTest, GivesTheSameBytesAsThePlainCopier) {
+  for (unsigned seed = 0; seed < 1500 && !HasFailure(); ++seed) load_random_plan(seed);
+}
+
+// Rows of a column slice, with 3 KiB between them: more holes than a reader has room for at once.
+TEST(RandomPlanTest, ADigestHasEachOfManyHoles) {
+  for (const std::uint64_t chunk : {std::uint64_t{40'000}, std::uint64_t{8} << 20}) {
+    for (const unsigned threads : {1u, 3u}) {
+      PlanBuilder builder;
+      const auto source = builder.add_tensor("w", Dtype::f32, {300, 2816}, pattern(3'379'200, 1));
+      builder.add_target("w", Dtype::f32, {300, 2048},
+                         {{.source = source, .dims = {{300, 2816, 2048}, {2048, 1, 1}}}});
+      const Plan plan = builder.build();
+      const HostMemory memory(plan);
+      const Report report = execute(plan, memory.destinations(),
+                                    {.threads = threads,
+                                     .chunk_bytes = chunk,
+                                     .storage = &builder.storage,
+                                     .receipt = DigestKind::xxh3_128});
+      expect_true(*report.receipt, builder, memory);
+      // The holes are read together with the rows: without that, this test shows nothing.
+      EXPECT_LT(builder.storage.reads().size(), 150u);
+    }
+  }
+}
+
+// The control: the comparison sees one wrong byte.
+TEST(RandomPlanTest, TheComparisonSeesOneWrongByte) {
+  PlanBuilder builder;
+  builder.add_plain("a", Dtype::f32, Dtype::f32, {1000}, pattern(4000, 1));
+  const Plan plan = builder.build();
+  const HostMemory memory(plan);
+  execute(plan, memory.destinations(), {.storage = &builder.storage});
+  memory.destinations()[0].data[1234] ^= std::byte{1};
+  EXPECT_FALSE(value_of(memory.destinations()[0]) == expected_value(builder, plan.targets[0]));
+}
+
+}  // namespace
+}  // namespace loadstone
