@@ -6,11 +6,11 @@
 
 #include "bindings.h"
 #include "convert/recorder.h"
+#include "engine/limits.h"
 #include "load/mapped_shard.h"
 #include "load/report.h"
 #include "observer.h"
 #include "offload/offload_folder.h"
-#include "plan/budget.h"
 #include "receipt/receipt_file.h"
 #include "shared_plan.h"
 

@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "bindings.h"
+#include "boxes/cast_kind.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/decodings.h"
-#include "plan/dtypes.h"
 
 namespace loadstone::python {
 

@@ -15,7 +15,6 @@
 #include "catalog/assembled_file.h"
 #include "catalog/config_claim.h"
 #include "loadstone/error.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 
@@ -98,22 +97,6 @@ void OpenShards::require_unchanged() const {
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     if (sources_[i]) check_identity(catalog_.shards()[i], sources_[i]->identity());
   }
-}
-
-void add_needed(const Plan& plan, const PlannedTarget& target, std::vector<bool>& needed) {
-  for (const std::uint32_t source :
-       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
-    needed.at(plan.catalog->tensors().at(source).shard) = true;
-  }
-}
-
-std::pair<std::uint32_t, std::uint64_t> first_place(const Plan& plan, const PlannedTarget& target) {
-  std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
-  for (const Box& box : target.recipe.boxes) {
-    const TensorInfo& source = plan.catalog->tensors()[box.source];
-    first = std::min(first, {source.shard, source.offset_begin});
-  }
-  return first;
 }
 
 }  // namespace loadstone

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
-#include "loadstone/plan.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
@@ -47,13 +46,5 @@ class OpenShards {
   const Catalog& catalog_;
   std::vector<std::shared_ptr<ByteSource>> sources_;
 };
-
-// Marks the shards that the target's value comes from.
-void add_needed(const Plan& plan, const PlannedTarget& target, std::vector<bool>& needed);
-
-// The shard of the target's first source, and where in it that stands: work in this order reads
-// files from front to back.
-[[nodiscard]] std::pair<std::uint32_t, std::uint64_t> first_place(const Plan& plan,
-                                                                  const PlannedTarget& target);
 
 }  // namespace loadstone

@@ -47,8 +47,9 @@ PageCache page_cache_from_user(std::string_view text) {
                 "auto, keep or release");
 }
 
-CacheRelease::CacheRelease(const Conversion& conversion, const OpenShards& shards, PageCache wanted)
-    : conversion_(conversion),
+CacheRelease::CacheRelease(const Conversion& conversion, const ValueSet& values,
+                           const OpenShards& shards, PageCache wanted)
+    : values_(values),
       shards_(shards),
       is_on_(releases_cache(conversion, wanted)),
       is_released_(shards.sources().size(), false) {
@@ -61,9 +62,8 @@ CacheRelease::CacheRelease(const Conversion& conversion, const OpenShards& shard
 
 void CacheRelease::made(std::uint32_t target) const {
   if (!is_on_) return;
-  const Plan& plan = conversion_.plan;
-  for (const SourceExtent& extent : source_extents(plan, plan.targets[target])) {
-    const std::uint32_t shard = plan.catalog->tensors()[extent.source].shard;
+  for (const SourceExtent& extent : source_extents(values_, values_[target])) {
+    const std::uint32_t shard = values_.tensors()[extent.source].shard;
     if (!is_released_[shard]) continue;
     shards_.sources()[shard]->release(extent.begin, extent.end - extent.begin);
   }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "boxes/value.h"
 #include "catalog/open_shards.h"
 #include "loadstone/convert.h"
 
@@ -13,8 +14,9 @@ namespace loadstone {
 // Thread-safe.
 class CacheRelease {
  public:
-  // Looks which sources are in the cache already. Conversion and shards must live as long.
-  CacheRelease(const Conversion& conversion, const OpenShards& shards, PageCache wanted);
+  // Looks which sources are in the cache already. All must live as long.
+  CacheRelease(const Conversion& conversion, const ValueSet& values, const OpenShards& shards,
+               PageCache wanted);
 
   // Whether pages are released at all.
   [[nodiscard]] bool is_on() const noexcept { return is_on_; }
@@ -22,7 +24,7 @@ class CacheRelease {
   void made(std::uint32_t target) const;
 
  private:
-  const Conversion& conversion_;
+  const ValueSet& values_;
   const OpenShards& shards_;
   bool is_on_;
   std::vector<bool> is_released_;  // by shard

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <optional>
 
+#include "boxes/merges.h"
 #include "catalog/config_claim.h"
 #include "convert/json_text.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"
-#include "plan/merges.h"
 
 namespace loadstone {
 

@@ -16,10 +16,10 @@
 #include "convert/cache_release.h"
 #include "convert/output.h"
 #include "convert/output_sink.h"
-#include "convert/pull.h"
 #include "convert/recorder.h"
 #include "convert/source_watch.h"
 #include "convert/work_folder.h"
+#include "plan/values.h"
 
 namespace loadstone {
 
@@ -74,22 +74,23 @@ std::vector<bool> files_to_write(const Conversion& conversion, const WorkFolder&
 void write_files(const Conversion& conversion, const OpenShards& shards, Output& output,
                  const std::vector<bool>& wanted, Observer* observer, const ConvertRun& run,
                  ConvertReport& report) {
+  const ValueSet values = values_of(conversion.plan);
   std::optional<ReceiptRecorder> recorder;
   if (run.receipt || !conversion.one_file) {
-    recorder.emplace(conversion, shards, wanted, kind_of(run));
+    recorder.emplace(conversion, values, shards, wanted, kind_of(run));
     output.record(&*recorder);
   }
-  const CacheRelease cache(conversion, shards, run.page_cache);
+  const CacheRelease cache(conversion, values, shards, run.page_cache);
   report.page_cache = cache.is_on() ? PageCache::release : PageCache::keep;
   if (cache.is_on()) output.release_cache();
-  OutputSink sink(conversion, wanted, output, cache, recorder ? &*recorder : nullptr);
-  PulledFiles pulled =
-      pull_files(conversion, shards, sink, recorder ? &recorder->sources() : nullptr, observer);
-  report.bytes_read = pulled.bytes_read;
-  report.bytes_read_ahead = pulled.bytes_read_ahead;
-  std::ranges::move(pulled.findings, std::back_inserter(report.findings));
+  OutputSink sink(conversion, values, wanted, output, cache, recorder ? &*recorder : nullptr);
+  MemoryCount memory;
+  RunReport made = sink.make(recorder ? recorder->sources() : shards.sources(), memory, observer);
+  report.bytes_read = made.bytes_read;
+  report.bytes_read_ahead = made.bytes_read_ahead;
+  std::ranges::move(made.findings, std::back_inserter(report.findings));
   sort_findings(report.findings);
-  report.peak_bytes += pulled.memory_peak;
+  report.peak_bytes += memory.bytes_peak();
   output.record(nullptr);
 }
 

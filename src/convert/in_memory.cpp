@@ -6,10 +6,10 @@
 #include "base/only_errors.h"
 #include "convert/cache_release.h"
 #include "convert/output_sink.h"
-#include "convert/pull.h"
 #include "convert/source_watch.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
+#include "plan/values.h"
 
 namespace loadstone {
 
@@ -44,11 +44,12 @@ std::uint64_t made(const Conversion& conversion, std::uint32_t file, std::span<s
   const OpenShards shards =
       open_needed(conversion, wanted, &conversion.plan.catalog->storage(storage));
   const SourceWatch watch(shards);
-  const CacheRelease cache(conversion, shards, PageCache::keep);
+  const ValueSet values = values_of(conversion.plan);
+  const CacheRelease cache(conversion, values, shards, PageCache::keep);
   Memory memory(data, conversion.files[file].header_bytes);
-  OutputSink sink(conversion, wanted, memory, cache);
-  const std::uint64_t bytes_read =
-      pull_files(conversion, shards, sink, nullptr, nullptr).bytes_read;
+  OutputSink sink(conversion, values, wanted, memory, cache);
+  MemoryCount count;
+  const std::uint64_t bytes_read = sink.make(shards.sources(), count).bytes_read;
   watch.check();
   return bytes_read;
 }

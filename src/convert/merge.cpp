@@ -14,6 +14,7 @@
 
 #include "base/refuse_option.h"
 #include "base/text.h"
+#include "boxes/cast_kind.h"
 #include "boxes/view.h"
 #include "codec/tensor_table.h"
 #include "convert/tied_head.h"
@@ -21,7 +22,6 @@
 #include "loadstone/quantized_tensors.h"
 #include "plan/adapter_names.h"
 #include "plan/adapters.h"
-#include "plan/dtypes.h"
 #include "plan/merge_numbers.h"
 #include "plan/ties.h"
 

@@ -166,7 +166,7 @@ Renamed renamed_modules(const Plan& plan) {
   for (const PlannedTarget& target : plan.targets) {
     const std::string_view after = module_around(target.name);
     for (const std::uint32_t source :
-         sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
+         sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
       const std::string_view before = module_around(plan.catalog->tensors()[source].name);
       if (before != after) renamed.emplace(before, after);
     }

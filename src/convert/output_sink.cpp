@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "boxes/sources.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -33,9 +34,11 @@ void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
 
 }  // namespace
 
-OutputSink::OutputSink(const Conversion& conversion, const std::vector<bool>& wanted,
-                       OutputFiles& output, const CacheRelease& cache, ReceiptRecorder* recorder)
+OutputSink::OutputSink(const Conversion& conversion, const ValueSet& values,
+                       const std::vector<bool>& wanted, OutputFiles& output,
+                       const CacheRelease& cache, ReceiptRecorder* recorder)
     : conversion_(conversion),
+      values_(values),
       output_(output),
       cache_(cache),
       recorder_(recorder),
@@ -61,6 +64,7 @@ OutputSink::OutputSink(const Conversion& conversion, const std::vector<bool>& wa
   }
 }
 
+// File by file, and in a file in the order of the sources.
 GroupList OutputSink::groups() const {
   GroupList groups;
   for (std::uint32_t f = 0; f < conversion_.files.size(); ++f) {
@@ -69,9 +73,24 @@ GroupList OutputSink::groups() const {
     for (const OutputTensor& tensor : conversion_.files[f].tensors) {
       if (tensors_of(tensor.target).front() == &tensor) targets.push_back(tensor.target);
     }
-    append_groups(conversion_.plan, targets, groups);
+    append_groups(values_, targets, groups);
   }
   return groups;
+}
+
+RunReport OutputSink::make(std::span<const std::shared_ptr<ByteSource>> sources,
+                           MemoryCount& memory, Observer* observer) {
+  const GroupList all = groups();
+  const unsigned threads = conversion_.budget.threads;
+  return run({.values = values_,
+              .shards = sources,
+              .budget = conversion_.budget,
+              .groups = all,
+              .sink = *this,
+              .memory = memory,
+              .observer = observer,
+              .refuses_casts = true},
+             {threads, threads, threads});
 }
 
 std::span<const OutputTensor* const> OutputSink::tensors_of(std::uint32_t target) const {
@@ -102,6 +121,26 @@ void OutputSink::finish(std::uint32_t target) {
     if (tensor->part != OutputTensor::no_part) continue;
     write(places_[target].file, *tensor, 0, *tensor->constant);
   }
+}
+
+OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wanted,
+                       Storage* storage) {
+  const Plan& plan = conversion.plan;
+  check_claims(*plan.catalog, plan.catalog->storage(storage));
+  std::vector<bool> needed(plan.catalog->shards().size(), false);
+  const bool shares = std::ranges::count(wanted, true) > 0 &&
+                      std::ranges::any_of(plan.targets, [](const PlannedTarget& target) {
+                        return target.quantization.has_value();
+                      });
+  for (std::size_t i = 0; i < conversion.files.size(); ++i) {
+    if (!wanted[i] && !shares) continue;
+    for (const OutputTensor& tensor : conversion.files[i].tensors) {
+      const Recipe& recipe = plan.targets[tensor.target].recipe;
+      mark_shards(sources_of(recipe.boxes, plan.decodings, recipe.merge.get()),
+                  plan.catalog->tensors(), needed);
+    }
+  }
+  return {*plan.catalog, storage, needed};
 }
 
 }  // namespace loadstone

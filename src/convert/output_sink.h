@@ -10,8 +10,7 @@
 #include "convert/cache_release.h"
 #include "convert/output.h"
 #include "convert/recorder.h"
-#include "engine/groups.h"
-#include "engine/value_sink.h"
+#include "engine/run.h"
 #include "loadstone/convert.h"
 
 namespace loadstone {
@@ -19,13 +18,14 @@ namespace loadstone {
 // Thread-safe. Finishes each file when its last byte has come.
 class OutputSink final : public ValueSink {
  public:
-  // Of the `wanted` files. Those without data are finished here.
+  // Of the `wanted` files; `values` are those of the plan. Those without data are finished here.
   // `cache`: is told which targets are made. `recorder`: what is written; null: nobody.
-  OutputSink(const Conversion& conversion, const std::vector<bool>& wanted, OutputFiles& output,
-             const CacheRelease& cache, ReceiptRecorder* recorder = nullptr);
+  OutputSink(const Conversion& conversion, const ValueSet& values, const std::vector<bool>& wanted,
+             OutputFiles& output, const CacheRelease& cache, ReceiptRecorder* recorder = nullptr);
 
-  // Everything that is to be made: file by file, and in a file in the order of the sources.
-  [[nodiscard]] GroupList groups() const;
+  // Makes all of them from these sources, those of the shards. `memory`: counts what it takes.
+  [[nodiscard]] RunReport make(std::span<const std::shared_ptr<ByteSource>> sources,
+                               MemoryCount& memory, Observer* observer = nullptr);
 
   [[nodiscard]] std::byte* place(std::uint32_t, std::size_t) override { return nullptr; }
   // Throws Error "q.scale_value" where a scale has no finite inverse, and what writing throws.
@@ -41,11 +41,13 @@ class OutputSink final : public ValueSink {
     std::uint32_t end = 0;
   };
 
+  [[nodiscard]] GroupList groups() const;
   [[nodiscard]] std::span<const OutputTensor* const> tensors_of(std::uint32_t target) const;
   void write(std::uint32_t file, const OutputTensor& tensor, std::uint64_t offset,
              std::span<const std::byte> bytes);
 
   const Conversion& conversion_;
+  const ValueSet& values_;
   OutputFiles& output_;
   const CacheRelease& cache_;
   ReceiptRecorder* const recorder_;
@@ -54,5 +56,10 @@ class OutputSink final : public ValueSink {
   std::vector<const OutputTensor*> tensors_;
   std::vector<std::atomic<std::uint64_t>> bytes_left_;  // by file
 };
+
+// Opens what the wanted files are made of: all of it where tensors of several files share scales.
+// Throws Error "io.changed".
+[[nodiscard]] OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wanted,
+                                     Storage* storage);
 
 }  // namespace loadstone

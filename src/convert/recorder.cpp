@@ -121,10 +121,11 @@ ReceiptFile planned_file(const Conversion& conversion, std::uint32_t number,
   return receipt;
 }
 
-ReceiptRecorder::ReceiptRecorder(const Conversion& conversion, const OpenShards& shards,
-                                 const std::vector<bool>& wanted, DigestKind kind)
+ReceiptRecorder::ReceiptRecorder(const Conversion& conversion, const ValueSet& values,
+                                 const OpenShards& shards, const std::vector<bool>& wanted,
+                                 DigestKind kind)
     : conversion_(conversion),
-      sources_(conversion.plan, shards, kind, conversion.files.size(), conversion.digest_bytes / 2),
+      sources_(values, shards, kind, conversion.files.size(), conversion.digest_bytes / 2),
       outputs_(kind, conversion.digest_bytes / 2),
       items_(conversion.files.size()) {
   for (std::uint32_t f = 0; f < conversion.files.size(); ++f) {
@@ -133,7 +134,7 @@ ReceiptRecorder::ReceiptRecorder(const Conversion& conversion, const OpenShards&
       std::vector<ByteRange> all;
       if (tensor.byte_count() > 0) all.push_back({0, tensor.byte_count()});
       items_[f].push_back(outputs_.add(std::move(all)));
-      sources_.need(f, conversion.plan.targets[tensor.target]);
+      sources_.need(f, values[tensor.target]);
     }
   }
   sources_.prepare();

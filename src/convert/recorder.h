@@ -19,10 +19,13 @@ namespace loadstone {
 class ReceiptRecorder {
  public:
   // Of the `wanted` files. All must live as long.
-  ReceiptRecorder(const Conversion& conversion, const OpenShards& shards,
+  ReceiptRecorder(const Conversion& conversion, const ValueSet& values, const OpenShards& shards,
                   const std::vector<bool>& wanted, DigestKind kind);
 
-  [[nodiscard]] SourceDigests& sources() noexcept { return sources_; }
+  // What the files are made from.
+  [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
+    return sources_.sources();
+  }
   void wrote(std::uint32_t file, const OutputTensor& tensor, std::uint64_t offset,
              std::span<const std::byte> bytes);
   // The receipt of one file, all bytes of which are written: `file` has them, `header` is its own.

@@ -31,7 +31,7 @@ std::string sources_text(const Plan& plan, const PlannedTarget& target) {
   if (target.recipe.constant) return "constant";
   std::map<std::string_view, bool> names;
   for (const std::uint32_t source :
-       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
+       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
     names.emplace(plan.catalog->tensors()[source].encoding.name(), true);
   }
   std::string text;

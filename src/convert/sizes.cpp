@@ -4,10 +4,11 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "boxes/merges.h"
 #include "catalog/reading_threads.h"
 #include "convert/layout.h"
-#include "plan/budget.h"
-#include "plan/merges.h"
+#include "engine/limits.h"
+#include "plan/values.h"
 #include "receipt/block_hash.h"
 
 namespace loadstone {
@@ -98,7 +99,8 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const Catalog& catalog = *conversion.plan.catalog;
   const std::uint64_t reading_once = reading_bytes(catalog, 0);
   const std::uint64_t lists = list_bytes(conversion) + reading_once;
-  const Needs needs(conversion.plan, SinkKind::files);
+  const ValueSet values = values_of(conversion.plan);
+  const Needs needs(values, SinkKind::files);
   // A block that is read once more to be hashed has a buffer.
   const auto overhead_with = [&](std::uint64_t digest_bytes) {
     return thread_overhead + kept_by_allocator * digest_bytes + receipt_block_bytes +

@@ -11,12 +11,12 @@
 #include "base/json_fields.h"
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "boxes/merges.h"
 #include "convert/container.h"
 #include "convert/extras.h"
 #include "formats/metadata.h"
 #include "loadstone/error.h"
 #include "loadstone/version.h"
-#include "plan/merges.h"
 
 namespace loadstone {
 

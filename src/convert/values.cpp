@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "boxes/cast_kind.h"
 #include "catalog/expert_series.h"
 #include "catalog/lacking.h"
 #include "codec/fp4/blocks.h"
@@ -22,7 +23,6 @@
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"
-#include "plan/dtypes.h"
 
 namespace loadstone {
 

@@ -19,9 +19,9 @@ constexpr std::size_t batch_copies_max = 1024;
 
 }  // namespace
 
-DeviceRing::DeviceRing(const Plan& plan, Device& device, std::string_view first, const Ring& ring,
-                       MemoryCount& memory)
-    : plan_(plan),
+DeviceRing::DeviceRing(const ValueSet& values, Device& device, std::string_view first,
+                       const Ring& ring, MemoryCount& memory)
+    : values_(values),
       device_(device),
       ring_(ring),
       memory_(memory),
@@ -89,8 +89,8 @@ void DeviceRing::wait(unsigned number) {
 
 Error DeviceRing::named(const Error& error, std::uint32_t target, std::string message) const {
   Where where = error.where();
-  if (where.tensor.empty()) where.tensor = plan_.targets[target].name;
-  if (where.field.empty()) where.field = device_of(target);
+  if (where.tensor.empty()) where.tensor = values_[target].name;
+  if (where.field.empty()) where.field = std::string(device_of(target));
   return {error.code(), std::move(message), std::move(where)};
 }
 

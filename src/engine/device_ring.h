@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "boxes/value.h"
+#include "engine/limits.h"
 #include "engine/memory_count.h"
 #include "loadstone/device.h"
 #include "loadstone/error.h"
-#include "loadstone/plan.h"
-#include "plan/budget.h"
 
 namespace loadstone {
 
@@ -23,7 +23,7 @@ class DeviceRing {
  public:
   // Allocates as much as the budget says, for copies to `first` and other devices. All must live as
   // long.
-  DeviceRing(const Plan& plan, Device& device, std::string_view first, const Ring& ring,
+  DeviceRing(const ValueSet& values, Device& device, std::string_view first, const Ring& ring,
              MemoryCount& memory);
   DeviceRing(const DeviceRing&) = delete;
   DeviceRing& operator=(const DeviceRing&) = delete;
@@ -60,12 +60,12 @@ class DeviceRing {
   void begin_batch(unsigned slot, std::size_t first, std::size_t count);
   void wait(unsigned slot);
   [[nodiscard]] Error named(const Error& error, std::uint32_t target, std::string message) const;
-  [[nodiscard]] const std::string& device_of(std::uint32_t target) const noexcept {
-    return plan_.targets[target].device;
+  [[nodiscard]] std::string_view device_of(std::uint32_t target) const noexcept {
+    return values_[target].device;
   }
   [[nodiscard]] bool holds(const std::byte* bytes) const noexcept;
 
-  const Plan& plan_;
+  const ValueSet& values_;
   Device& device_;
   const Ring ring_;
   MemoryCount& memory_;

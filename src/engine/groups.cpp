@@ -8,31 +8,42 @@
 #include <tuple>
 #include <utility>
 
-#include "catalog/open_shards.h"
 #include "codec/encode.h"
+#include "engine/limits.h"
 #include "loadstone/error.h"
-#include "plan/budget.h"
 
 namespace loadstone {
 
 namespace {
 
-[[noreturn]] void refuse_quantization(const PlannedTarget& target, DecodeProblem problem) {
+// The shard of the value's first source, and where in it that begins: work in this order reads
+// files from front to back.
+std::pair<std::uint32_t, std::uint64_t> first_place(const ValueSet& values, const Value& value) {
+  std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
+  for (const Box& box : value.boxes) {
+    const TensorInfo& source = values.tensors()[box.source];
+    first = std::min(first, {source.shard, source.offset_begin});
+  }
+  return first;
+}
+
+[[noreturn]] void refuse_quantization(const Value& target, DecodeProblem problem) {
   throw Error("plan.quantize", std::move(problem.message),
-              {.tensor = target.name,
+              {.tensor = std::string(target.name),
                .found = std::move(problem.found),
                .expected = std::move(problem.expected)});
 }
 
-void prepare(const PlannedTarget& target, GroupMember& member, Group& group) {
+void prepare(const Value& target, GroupMember& member, Group& group) {
   QuantizeForm& form = member.form.emplace();
-  if (auto problem = prepare_quantization(*target.quantization, target.shape, target.dtype, form)) {
+  if (auto problem =
+          prepare_quantization(*target.quantization, *target.shape, target.dtype, form)) {
     refuse_quantization(target, std::move(*problem));
   }
   const GroupMember& first = group.members.front();
   if (first.form->stack != form.stack) {
     refuse_quantization(target,
-                        {"others of its group are stacks of another height", target.shape.text(),
+                        {"others of its group are stacks of another height", target.shape->text(),
                          fmt::format("{} matrices", first.form->stack)});
   }
   group.number_bytes += aligned_part(form.elements * element_bytes(form.dtype));
@@ -55,15 +66,14 @@ void hold(GroupMember& member, Group& group, ValueSink& sink) {
 
 }  // namespace
 
-GroupSize size_of(const Plan& plan, std::span<const std::uint32_t> targets) {
+GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> targets) {
   GroupSize size;
   for (const std::uint32_t i : targets) {
-    const PlannedTarget& target = plan.targets[i];
+    const Value& target = values[i];
     QuantizeForm form;
-    const std::uint64_t bytes =
-        Encoding(target.dtype).byte_count(target.shape.numel().value_or(0)).value_or(0);
+    const std::uint64_t bytes = Encoding(target.dtype).byte_count(target.elements()).value_or(0);
     if (target.quantization &&
-        !prepare_quantization(*target.quantization, target.shape, target.dtype, form)) {
+        !prepare_quantization(*target.quantization, *target.shape, target.dtype, form)) {
       size.is_quantized = true;
       size.is_measured = size.is_measured || form.needs_amax;
     }
@@ -72,7 +82,8 @@ GroupSize size_of(const Plan& plan, std::span<const std::uint32_t> targets) {
   return size;
 }
 
-void append_groups(const Plan& plan, std::span<const std::uint32_t> targets, GroupList& groups) {
+void append_groups(const ValueSet& values, std::span<const std::uint32_t> targets,
+                   GroupList& groups) {
   // Each with the first place of its group, and that group's number.
   struct Item {
     std::pair<std::uint32_t, std::uint64_t> place;
@@ -81,15 +92,15 @@ void append_groups(const Plan& plan, std::span<const std::uint32_t> targets, Gro
   };
   std::vector<Item> items;
   items.reserve(targets.size());
-  for (const std::uint32_t i : targets) items.push_back({first_place(plan, plan.targets[i]), 0, i});
+  for (const std::uint32_t i : targets) items.push_back({first_place(values, values[i]), 0, i});
   std::ranges::stable_sort(items, {}, &Item::place);
   std::map<std::string_view, std::size_t> shared;
   for (std::size_t i = 0; i < items.size(); ++i) {
     items[i].group = i;
-    const PlannedTarget& target = plan.targets[items[i].target];
+    const Value& target = values[items[i].target];
     QuantizeForm form;
     if (!target.quantization || target.quantization->group.empty() ||
-        prepare_quantization(*target.quantization, target.shape, target.dtype, form) ||
+        prepare_quantization(*target.quantization, *target.shape, target.dtype, form) ||
         !shares_scale(*target.quantization, form)) {
       continue;
     }
@@ -103,15 +114,15 @@ void append_groups(const Plan& plan, std::span<const std::uint32_t> targets, Gro
   }
 }
 
-std::shared_ptr<Group> make_group(const Plan& plan, std::span<const std::uint32_t> targets,
+std::shared_ptr<Group> make_group(const ValueSet& values, std::span<const std::uint32_t> targets,
                                   ValueSink& sink, MemoryCount& memory) {
   auto group = std::make_shared<Group>();
   group->members.reserve(targets.size());
   for (const std::uint32_t i : targets) {
-    const PlannedTarget& target = plan.targets[i];
+    const Value& target = values[i];
     GroupMember& member = group->members.emplace_back();
     member.target = i;
-    member.elements = member.left = target.shape.numel().value_or(0);
+    member.elements = member.left = target.elements();
     if (!target.quantization) continue;
     prepare(target, member, *group);
     hold(member, *group, sink);

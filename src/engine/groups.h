@@ -1,4 +1,4 @@
-// Values that are made together: partners of one scale, or one alone.
+// ValueSet that are made together: partners of one scale, or one alone.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 #include <span>
 #include <vector>
 
+#include "boxes/value.h"
 #include "engine/anonymous_memory.h"
 #include "engine/memory_count.h"
 #include "engine/value_sink.h"
 #include "kernels/quantize.h"
-#include "loadstone/plan.h"
 
 namespace loadstone {
 
@@ -65,13 +65,14 @@ struct GroupSize {
   bool is_quantized = false;
   bool is_measured = false;  // before it is encoded
 };
-[[nodiscard]] GroupSize size_of(const Plan& plan, std::span<const std::uint32_t> targets);
+[[nodiscard]] GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> targets);
 
 // Appends these targets in the order of the files that they are made of.
-void append_groups(const Plan& plan, std::span<const std::uint32_t> targets, GroupList& groups);
+void append_groups(const ValueSet& values, std::span<const std::uint32_t> targets,
+                   GroupList& groups);
 
 // Ready to be made. Throws Error "plan.quantize" for plans that nobody checked, and "memory.host".
-[[nodiscard]] std::shared_ptr<Group> make_group(const Plan& plan,
+[[nodiscard]] std::shared_ptr<Group> make_group(const ValueSet& values,
                                                 std::span<const std::uint32_t> targets,
                                                 ValueSink& sink, MemoryCount& memory);
 

@@ -18,20 +18,19 @@ bool goes_on_later(const Walk& a, const Walk& b) { return a.file_begin() > b.fil
 
 }  // namespace
 
-JobQueue::JobQueue(const Plan& plan, std::span<std::byte* const> targets,
+JobQueue::JobQueue(const ValueSet& values, std::span<std::byte* const> targets,
                    const WindowLimits& limits)
-    : plan_(plan), limits_(limits) {
-  for (std::uint32_t t = 0; t < plan.targets.size(); ++t) {
-    const PlannedTarget& target = plan.targets[t];
-    if (targets[t] == nullptr || target.recipe.origin != Origin::checkpoint) continue;
-    if (target.recipe.merge != nullptr) continue;  // made by windows
-    for (std::uint32_t b = 0; b < target.recipe.boxes.size(); ++b) {
-      const Box& box = target.recipe.boxes[b];
+    : values_(values), limits_(limits) {
+  for (std::uint32_t t = 0; t < targets.size(); ++t) {
+    const Value& target = values[t];
+    if (targets[t] == nullptr || target.merge != nullptr) continue;  // made by windows
+    for (std::uint32_t b = 0; b < target.boxes.size(); ++b) {
+      const Box& box = target.boxes[b];
       if (is_empty(box)) continue;
-      const Walk walk(plan, t, box);
+      const Walk walk(values, t, box);
       bytes_total_ += walk.source_bytes();
       items_.push_back({.file_begin = walk.file_begin(),
-                        .shard = plan.catalog->tensors()[box.source].shard,
+                        .shard = values.tensors()[box.source].shard,
                         .decoding = box.decoding,
                         .target = t,
                         .box = b});
@@ -41,7 +40,7 @@ JobQueue::JobQueue(const Plan& plan, std::span<std::byte* const> targets,
   std::ranges::sort(items_, {}, [&](const Item& item) {
     const bool decoded = item.decoding != no_decoding;
     const std::uint64_t begin =
-        decoded ? plan.catalog->tensors()[plan.decodings[item.decoding].sources[0]].offset_begin
+        decoded ? values.tensors()[values.decodings[item.decoding].sources[0]].offset_begin
                 : item.file_begin;
     return std::tuple(item.shard, begin, decoded, item.decoding, item.file_begin, item.target,
                       item.box);
@@ -65,7 +64,7 @@ void JobQueue::open_items(std::uint64_t window_end) {
     const Item& item = items_[next_item_];
     if (item.shard != shard_ || item.decoding != decoding_) return;
     if (item.file_begin >= window_end) return;
-    push(Walk(plan_, item.target, plan_.targets[item.target].recipe.boxes[item.box]));
+    push(Walk(values_, item.target, values_[item.target].boxes[item.box]));
   }
 }
 

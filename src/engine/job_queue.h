@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "boxes/value.h"
 #include "engine/walk.h"
-#include "loadstone/plan.h"
 
 namespace loadstone {
 
@@ -18,7 +18,7 @@ class JobQueue {
  public:
   // `targets`: where each target of the plan is written to; null: not in this call. Checks every
   // box.
-  JobQueue(const Plan& plan, std::span<std::byte* const> targets, const WindowLimits& limits);
+  JobQueue(const ValueSet& values, std::span<std::byte* const> targets, const WindowLimits& limits);
 
   // Bytes of the sources that the jobs bring to their places.
   [[nodiscard]] std::uint64_t bytes_total() const noexcept { return bytes_total_; }
@@ -39,7 +39,7 @@ class JobQueue {
   void push(Walk walk);
   Walk pop();
 
-  const Plan& plan_;
+  const ValueSet& values_;
   WindowLimits limits_;
   std::uint64_t bytes_total_ = 0;
   std::vector<Item> items_;  // in file order

@@ -9,7 +9,7 @@ namespace loadstone {
 
 namespace {
 
-// Values that point the same way, or opposite ways, have no arc between them, and zeros point
+// ValueSet that point the same way, or opposite ways, have no arc between them, and zeros point
 // nowhere.
 constexpr double dot_linear = 0.9995;
 constexpr double norm_least = 1e-8;
@@ -42,11 +42,11 @@ void MergeReader::measure() {
 }
 
 std::optional<MergeStatistics::Numbers> MergeReader::measure_arc() {
-  const std::uint64_t elements = target_->shape.numel().value_or(0);
+  const std::uint64_t elements = target_->elements();
   DotSums sums;
   for (std::uint64_t begin = 0; begin < elements; begin += sizes_.piece) {
     const std::uint64_t end = std::min(elements, begin + sizes_.piece);
-    read_operand(target_->recipe.boxes, 0, begin, end);
+    read_operand(target_->boxes, 0, begin, end);
     read_operand(merge_->terms.front().boxes, 1, begin, end);
     if (is_stopped()) return std::nullopt;
     add_dots(buffer(0), buffer(1), end - begin, sums);
@@ -57,11 +57,11 @@ std::optional<MergeStatistics::Numbers> MergeReader::measure_arc() {
 // False: the work was stopped.
 template <typename Visit>
 bool MergeReader::for_each_difference(const Visit& visit) {
-  const std::uint64_t elements = target_->shape.numel().value_or(0);
+  const std::uint64_t elements = target_->elements();
   for (std::uint64_t begin = 0; begin < elements; begin += sizes_.piece) {
     const std::uint64_t end = std::min(elements, begin + sizes_.piece);
-    read_operand(target_->recipe.boxes, 0, begin, end);
-    for (std::size_t t = 0; t < values_; ++t) {
+    read_operand(target_->boxes, 0, begin, end);
+    for (std::size_t t = 0; t < summands_; ++t) {
       read_operand(merge_->terms[t].boxes, 1, begin, end);
       if (is_stopped()) return false;
       subtract(buffer(1), buffer(0), end - begin);
@@ -82,12 +82,12 @@ std::optional<MergeStatistics::Numbers> MergeReader::measure_magnitudes() {
       })) {
     return std::nullopt;
   }
-  const auto elements = static_cast<double>(target_->shape.numel().value_or(0));
+  const auto elements = static_cast<double>(target_->elements());
   const auto kept =
       static_cast<std::uint64_t>(std::max(1.0, std::floor(merge_->density * elements)));
   std::vector<std::uint32_t> upper;
-  std::vector<std::uint64_t> left(values_, kept);
-  for (std::size_t t = 0; t < values_; ++t) upper.push_back(bin_of_largest(bins_of(t), left[t]));
+  std::vector<std::uint64_t> left(summands_, kept);
+  for (std::size_t t = 0; t < summands_; ++t) upper.push_back(bin_of_largest(bins_of(t), left[t]));
   std::fill_n(counts, sizes_.counts, std::uint64_t{0});
   if (!for_each_difference([&](std::size_t t, const float* numbers, std::uint64_t count) {
         count_lower(numbers, count, upper[t], bins_of(t));
@@ -95,7 +95,7 @@ std::optional<MergeStatistics::Numbers> MergeReader::measure_magnitudes() {
     return std::nullopt;
   }
   MergeStatistics::Numbers thresholds;
-  for (std::size_t t = 0; t < values_; ++t) {
+  for (std::size_t t = 0; t < summands_; ++t) {
     thresholds.push_back(magnitude_of_bins(upper[t], bin_of_largest(bins_of(t), left[t])));
   }
   return thresholds;

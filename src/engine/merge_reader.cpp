@@ -38,13 +38,13 @@ void provide(std::optional<CountedMemory>& memory, MemoryCount& count, std::uint
 
 }  // namespace
 
-void MergeReader::open(const PlannedTarget& target) {
-  const std::uint64_t elements = target.shape.numel().value_or(0);
-  const Merge& merge = *target.recipe.merge;
+void MergeReader::open(const Value& target) {
+  const std::uint64_t elements = target.elements();
+  const Merge& merge = *target.merge;
   // Plans are checked when they are made; this is the last place before memory is written.
-  if (auto found = check_merge(merge, elements, plan_.catalog->tensors(), plan_.decodings)) {
+  if (auto found = check_merge(merge, elements, values_.tensors(), values_.decodings)) {
     throw Error("plan.box", std::move(found->defect.message),
-                {.tensor = target.name,
+                {.tensor = std::string(target.name),
                  .field = std::move(found->field),
                  .found = std::move(found->defect.found),
                  .expected = std::move(found->defect.expected)});
@@ -56,29 +56,26 @@ void MergeReader::open(const PlannedTarget& target) {
   kept_.clear();
   right_used_ = 0;
   const auto is_product = [](const Term& term) { return term.low_rank.has_value(); };
-  values_ =
+  summands_ =
       static_cast<std::size_t>(std::ranges::find_if(merge.terms, is_product) - merge.terms.begin());
   provide(numbers_, memory_, sizes_.buffers * sizes_.piece + sizes_.left);
   if (sizes_.right > 0) provide(right_, memory_, sizes_.right);
   if (is_measured(merge)) measure();
 }
 
-void MergeReader::open_operand(const std::vector<Box>& boxes, const Shape& shape,
-                               const char* field) {
-  if (operand_ == &boxes) return;
-  reader_.open({.name = target_->name + field,
-                .boxes = boxes,
-                .decodings = plan_.decodings,
-                .shape = shape,
-                .dtype = Dtype::f32});
-  operand_ = &boxes;
+void MergeReader::open_operand(std::span<const Box> boxes, const Shape& shape, const char* field) {
+  if (operand_ == boxes.data()) return;
+  const std::string name = std::string(target_->name) + field;
+  reader_.open({.name = name, .shape = &shape, .dtype = Dtype::f32, .boxes = boxes},
+               values_.decodings);
+  operand_ = boxes.data();
 }
 
 void MergeReader::read_numbers(std::uint64_t begin, std::uint64_t end, float* to) {
   reader_.read(begin, end, std::as_writable_bytes(std::span(to, end - begin)));
 }
 
-std::uint64_t MergeReader::read(const PlannedTarget& target, std::uint64_t begin, std::uint64_t end,
+std::uint64_t MergeReader::read(const Value& target, std::uint64_t begin, std::uint64_t end,
                                 std::span<std::byte> to) {
   if (begin == end) return end;
   operand_ = nullptr;  // the reader has been elsewhere
@@ -87,7 +84,7 @@ std::uint64_t MergeReader::read(const PlannedTarget& target, std::uint64_t begin
   const Cast cast = cast_between(Dtype::f32, target.dtype);
   if (cast.run == nullptr) {
     throw Error("plan.dtype", "a merge makes floats of whole bytes",
-                {.tensor = target.name, .found = std::string(name(target.dtype))});
+                {.tensor = std::string(target.name), .found = std::string(name(target.dtype))});
   }
   const std::size_t size = element_bytes(target.dtype);
   std::uint64_t bad = end;
@@ -117,20 +114,20 @@ float* MergeReader::buffer(std::uint64_t number) const {
 }
 
 // A range of a value of the target's shape.
-void MergeReader::read_operand(const std::vector<Box>& boxes, std::uint64_t number,
+void MergeReader::read_operand(std::span<const Box> boxes, std::uint64_t number,
                                std::uint64_t begin, std::uint64_t end) {
-  open_operand(boxes, target_->shape, "");
+  open_operand(boxes, *target_->shape, "");
   read_numbers(begin, end, used(*numbers_, number * sizes_.piece, end - begin));
 }
 
 void MergeReader::make_piece(std::uint64_t begin, std::uint64_t end) {
-  read_operand(target_->recipe.boxes, 0, begin, end);
+  read_operand(target_->boxes, 0, begin, end);
   if (merge_->form == MergeForm::differences) {
     add_differences(begin, end);
   } else {
     add_values(begin, end);
   }
-  for (std::size_t t = values_; t < merge_->terms.size() && !is_stopped(); ++t) {
+  for (std::size_t t = summands_; t < merge_->terms.size() && !is_stopped(); ++t) {
     add_low_rank(t, begin, end);
   }
 }
@@ -139,7 +136,7 @@ void MergeReader::add_values(std::uint64_t begin, std::uint64_t end) {
   const bool is_arc = merge_->form == MergeForm::slerp;
   const float factor = is_arc ? measured_.front() : merge_->factor;
   if (factor != 1) scale(buffer(0), end - begin, factor);
-  for (std::size_t t = 0; t < values_; ++t) {
+  for (std::size_t t = 0; t < summands_; ++t) {
     read_operand(merge_->terms[t].boxes, 1, begin, end);
     if (is_stopped()) return;
     add_scaled(buffer(0), buffer(1), end - begin,
@@ -149,14 +146,15 @@ void MergeReader::add_values(std::uint64_t begin, std::uint64_t end) {
 
 void MergeReader::add_differences(std::uint64_t begin, std::uint64_t end) {
   const std::uint64_t count = end - begin;
-  for (std::size_t t = 0; t < values_; ++t) {
+  for (std::size_t t = 0; t < summands_; ++t) {
     read_operand(merge_->terms[t].boxes, 1 + t, begin, end);
     if (is_stopped()) return;
     float* const difference = buffer(1 + t);
     subtract(difference, buffer(0), count);
     if (merge_->pruning == Pruning::smallest) drop_small(difference, count, measured_[t]);
     if (merge_->pruning == Pruning::random) {
-      const std::string& name = merge_->draws_as.empty() ? target_->name : merge_->draws_as;
+      const std::string_view name =
+          merge_->draws_as.empty() ? target_->name : std::string_view(merge_->draws_as);
       const std::uint64_t key = random_key(merge_->seed, name, t);
       drop_random(difference, begin, count, key, merge_->density);
     }
@@ -170,7 +168,7 @@ void MergeReader::add_differences(std::uint64_t begin, std::uint64_t end) {
 void MergeReader::join_differences(std::uint64_t count) {
   std::vector<float*> values;
   std::vector<float> factors;
-  for (std::size_t t = 0; t < values_; ++t) {
+  for (std::size_t t = 0; t < summands_; ++t) {
     values.push_back(buffer(1 + t));
     factors.push_back(merge_->terms[t].factor);
   }
@@ -178,7 +176,7 @@ void MergeReader::join_differences(std::uint64_t count) {
     add_elected(values, merge_->is_mean ? factors : std::vector<float>(), count);
     return;
   }
-  for (std::size_t t = 1; t < values_; ++t) add_scaled(values[0], values[t], count, 1);
+  for (std::size_t t = 1; t < summands_; ++t) add_scaled(values[0], values[t], count, 1);
   if (!merge_->is_mean) return;
   float divisor = 0;
   for (const float factor : factors) divisor = divisor + factor;
@@ -249,7 +247,7 @@ void MergeReader::require_finite(std::span<const float> numbers, const char* fie
   const auto wrong = std::ranges::find_if(numbers, is_none);
   if (wrong == numbers.end()) return;
   throw Error("q.nan", "a number of an adapter is NaN or infinite",
-              {.tensor = target_->name + field,
+              {.tensor = std::string(target_->name) + field,
                .found = std::isnan(*wrong) ? "NaN" : "infinity",
                .expected = "finite numbers"});
 }

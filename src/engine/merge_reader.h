@@ -1,4 +1,4 @@
-// Values of merges, computed range by range from what a ValueReader brings.
+// ValueSet of merges, computed range by range from what a ValueReader brings.
 #pragma once
 
 #include <atomic>
@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "boxes/merges.h"
+#include "boxes/value.h"
 #include "engine/memory_count.h"
 #include "engine/merge_statistics.h"
 #include "engine/value_reader.h"
-#include "loadstone/plan.h"
-#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -23,16 +23,16 @@ namespace loadstone {
 class MergeReader {
  public:
   // All must live as long. `memory`: where its buffers are counted.
-  MergeReader(const Plan& plan, ValueReader& reader, MergeStatistics& statistics,
+  MergeReader(const ValueSet& values, ValueReader& reader, MergeStatistics& statistics,
               std::atomic<bool>& stop, MemoryCount& memory)
-      : plan_(plan), reader_(reader), statistics_(statistics), stop_(stop), memory_(memory) {}
+      : values_(values), reader_(reader), statistics_(statistics), stop_(stop), memory_(memory) {}
 
   // Writes the elements [begin, end) of the target, which has a merge, in its dtype. Leaves the
   // reader open for something else. Returns the first element that is NaN or infinite before it is
   // cast to that, or `end`.
   // Throws what the reader throws; Error "plan.box" for a merge that nobody checked.
-  [[nodiscard]] std::uint64_t read(const PlannedTarget& target, std::uint64_t begin,
-                                   std::uint64_t end, std::span<std::byte> to);
+  [[nodiscard]] std::uint64_t read(const Value& target, std::uint64_t begin, std::uint64_t end,
+                                   std::span<std::byte> to);
 
   // Finite numbers since the last call that the target's dtype cannot hold.
   [[nodiscard]] Overflow take_overflow() noexcept { return std::exchange(overflow_, {}); }
@@ -44,10 +44,10 @@ class MergeReader {
     const float* panels = nullptr;
   };
 
-  void open(const PlannedTarget& target);
-  void open_operand(const std::vector<Box>& boxes, const Shape& shape, const char* field);
+  void open(const Value& target);
+  void open_operand(std::span<const Box> boxes, const Shape& shape, const char* field);
   void read_numbers(std::uint64_t begin, std::uint64_t end, float* to);
-  void read_operand(const std::vector<Box>& boxes, std::uint64_t buffer, std::uint64_t begin,
+  void read_operand(std::span<const Box> boxes, std::uint64_t buffer, std::uint64_t begin,
                     std::uint64_t end);
   void make_piece(std::uint64_t begin, std::uint64_t end);
   void add_values(std::uint64_t begin, std::uint64_t end);
@@ -69,16 +69,16 @@ class MergeReader {
   [[nodiscard]] float* buffer(std::uint64_t number) const;
   [[nodiscard]] bool is_stopped() const { return stop_.load(std::memory_order_relaxed); }
 
-  const Plan& plan_;
+  const ValueSet& values_;
   ValueReader& reader_;
   MergeStatistics& statistics_;
   std::atomic<bool>& stop_;
   MemoryCount& memory_;
-  const PlannedTarget* target_ = nullptr;
+  const Value* target_ = nullptr;
   const Merge* merge_ = nullptr;
   MergeSizes sizes_;
-  const std::vector<Box>* operand_ = nullptr;  // that the reader is open for
-  std::size_t values_ = 0;                     // terms with boxes; products follow them
+  const Box* operand_ = nullptr;  // that the reader is open for
+  std::size_t summands_ = 0;      // terms with boxes; products follow them
   MergeStatistics::Numbers measured_;
   Overflow overflow_;
   std::optional<CountedMemory> numbers_;  // buffers and left, one behind the other

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "loadstone/plan.h"
+#include "boxes/value.h"
 
 namespace loadstone {
 
@@ -20,7 +20,7 @@ class MergeStatistics {
   // Nothing where the work was stopped before all was measured.
   using Measure = std::function<std::optional<Numbers>()>;
 
-  [[nodiscard]] std::optional<Numbers> of(const PlannedTarget& target, const Measure& measure) {
+  [[nodiscard]] std::optional<Numbers> of(const Value& target, const Measure& measure) {
     const std::shared_ptr<Entry> entry = entry_of(target);
     const std::lock_guard lock(entry->mutex);
     if (!entry->numbers) entry->numbers = measure();
@@ -33,7 +33,7 @@ class MergeStatistics {
     std::optional<Numbers> numbers;
   };
 
-  std::shared_ptr<Entry> entry_of(const PlannedTarget& target) {
+  std::shared_ptr<Entry> entry_of(const Value& target) {
     const std::lock_guard lock(mutex_);
     std::shared_ptr<Entry>& entry = entries_[&target];
     if (entry == nullptr) entry = std::make_shared<Entry>();
@@ -41,7 +41,7 @@ class MergeStatistics {
   }
 
   std::mutex mutex_;
-  std::map<const PlannedTarget*, std::shared_ptr<Entry>> entries_;
+  std::map<const Value*, std::shared_ptr<Entry>> entries_;
 };
 
 }  // namespace loadstone

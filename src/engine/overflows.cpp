@@ -50,15 +50,15 @@ Overflow Overflows::take() {
   return all;
 }
 
-std::vector<Finding> Overflows::findings(const Plan& plan) const {
+std::vector<Finding> Overflows::findings(const ValueSet& values) const {
   const std::lock_guard lock(mutex_);
   std::vector<Finding> findings;
   for (const auto& [number, found] : found_) {
-    const PlannedTarget& target = plan.targets[number];
+    const Value& target = values[number];
     Finding& finding = findings.emplace_back(Finding{
         .severity = Severity::warning,
         .code = code,
-        .target = target.name,
+        .target = std::string(target.name),
         .message = fmt::format("'{}': {}", printable(target.name), overflow_text(target, found))});
     if (found.count == 0) continue;
     finding.found = fmt::format("{}", found.largest);
@@ -69,8 +69,8 @@ std::vector<Finding> Overflows::findings(const Plan& plan) const {
   return findings;
 }
 
-std::string overflow_text(const PlannedTarget& target, const Overflow& found) {
-  const std::uint64_t all = target.shape.numel().value_or(0);
+std::string overflow_text(const Value& target, const Overflow& found) {
+  const std::uint64_t all = target.elements();
   std::string text;
   if (found.count > 0) {
     text = fmt::format("{} of {} numbers {} too large for {}, the largest is {}", found.count, all,
@@ -84,7 +84,7 @@ std::string overflow_text(const PlannedTarget& target, const Overflow& found) {
   return text;
 }
 
-void require_none(const PlannedTarget& target, const Overflow& found) {
+void require_none(const Value& target, const Overflow& found) {
   if (found.count + found.spoiled == 0) return;
   const std::string wide =
       found.spoiled > 0 ? ""
@@ -92,7 +92,7 @@ void require_none(const PlannedTarget& target, const Overflow& found) {
   throw Error(code,
               fmt::format("{}; {}--allow-non-finite writes them anyway",
                           overflow_text(target, found), wide),
-              {.tensor = target.name});
+              {.tensor = std::string(target.name)});
 }
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Values with finite numbers that the dtype they become cannot hold: one rule, and one sentence.
+// ValueSet with finite numbers that the dtype they become cannot hold: one rule, and one sentence.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 #include <mutex>
 #include <string>
 
+#include "boxes/value.h"
 #include "kernels/cast.h"
 #include "loadstone/finding.h"
-#include "loadstone/plan.h"
 
 namespace loadstone {
 
@@ -20,7 +20,7 @@ class Overflows {
   // Returns the sum of all targets, and forgets it.
   [[nodiscard]] Overflow take();
   // A warning for each target, in their order.
-  [[nodiscard]] std::vector<Finding> findings(const Plan& plan) const;
+  [[nodiscard]] std::vector<Finding> findings(const ValueSet& values) const;
 
  private:
   mutable std::mutex mutex_;
@@ -28,9 +28,9 @@ class Overflows {
 };
 
 // "3 of 4096 numbers are too large for F16, the largest is 70000"
-[[nodiscard]] std::string overflow_text(const PlannedTarget& target, const Overflow& found);
+[[nodiscard]] std::string overflow_text(const Value& target, const Overflow& found);
 
 // Throws Error "convert.overflow" where there are some.
-void require_none(const PlannedTarget& target, const Overflow& found);
+void require_none(const Value& target, const Overflow& found);
 
 }  // namespace loadstone

@@ -5,10 +5,10 @@
 
 #include "boxes/check_boxes.h"
 #include "boxes/direct_read.h"
+#include "boxes/merges.h"
+#include "boxes/sources.h"
 #include "codec/tensor_table.h"
-#include "plan/budget.h"
-#include "plan/decodings.h"
-#include "plan/merges.h"
+#include "engine/limits.h"
 
 namespace loadstone {
 
@@ -19,12 +19,12 @@ constexpr std::uint64_t apart_bytes_min = 256 << 10;
 
 class PlannedReads {
  public:
-  explicit PlannedReads(const Plan& plan) : plan_(plan) {}
+  explicit PlannedReads(const ValueSet& values) : values_(values) {}
 
-  void add(const PlannedTarget& target) {
-    for (const Box& box : target.recipe.boxes) add_box(box, target.dtype);
-    if (target.recipe.merge == nullptr) return;
-    for_each_operand(*target.recipe.merge, [&](const Operand& operand) {
+  void add(const Value& target) {
+    for (const Box& box : target.boxes) add_box(box, target.dtype);
+    if (target.merge == nullptr) return;
+    for_each_operand(*target.merge, [&](const Operand& operand) {
       for (const Box& box : operand.boxes) add_box(box, Dtype::f32);
     });
   }
@@ -48,8 +48,8 @@ class PlannedReads {
  private:
   void add_box(const Box& box, Dtype dtype) {
     // Whoever reads it refuses one that leaves its source.
-    const auto& tensors = plan_.catalog->tensors();
-    if (is_empty(box) || box_defect(box, UINT64_MAX, tensors, plan_.decodings)) return;
+    const auto& tensors = values_.tensors();
+    if (is_empty(box) || box_defect(box, UINT64_MAX, tensors, values_.decodings)) return;
     if (box.decoding == no_decoding) {
       const Encoding encoding = tensors[box.source].encoding;
       if (!encoding.is_dtype()) return;
@@ -58,7 +58,7 @@ class PlannedReads {
                [&](ElementRange range) { add_bytes(box.source, bytes_of(range, stored)); });
       return;
     }
-    const Decoding& decoding = plan_.decodings[box.decoding];
+    const Decoding& decoding = values_.decodings[box.decoding];
     DecodeForm form;
     if (check_decoding(tensors, decoding, form)) return;
     add_runs(box, decoding.dtype, false, [&](ElementRange range) {
@@ -93,20 +93,21 @@ class PlannedReads {
 
   void add_bytes(std::uint32_t source, ByteRange bytes) {
     if (bytes.size() == 0) return;
-    const TensorInfo& tensor = plan_.catalog->tensors()[source];
+    const TensorInfo& tensor = values_.tensors()[source];
     reads_.push_back(
         {tensor.shard, {tensor.offset_begin + bytes.begin, tensor.offset_begin + bytes.end}});
   }
 
-  const Plan& plan_;
+  const ValueSet& values_;
   std::vector<ShardRange> reads_;
 };
 
 }  // namespace
 
-std::vector<ShardRange> planned_reads(const Plan& plan, std::span<const std::uint32_t> targets) {
-  PlannedReads reads(plan);
-  for (const std::uint32_t target : targets) reads.add(plan.targets[target]);
+std::vector<ShardRange> planned_reads(const ValueSet& values,
+                                      std::span<const std::uint32_t> targets) {
+  PlannedReads reads(values);
+  for (const std::uint32_t target : targets) reads.add(values[target]);
   return reads.take();
 }
 

@@ -2,7 +2,7 @@
 
 #include <sys/mman.h>
 
-#include "plan/budget.h"
+#include "engine/limits.h"
 
 namespace loadstone {
 

@@ -8,7 +8,6 @@
 #include "codec/tensor_table.h"
 #include "engine/begun.h"
 #include "engine/populate.h"
-#include "load/source_digests.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -17,6 +16,8 @@ namespace {
 
 // More parts than one system call takes would be several anyhow.
 constexpr std::size_t parts_max = 256;
+// Of all holes of a read.
+constexpr std::size_t holes_bytes_max = 64 * skipped_bytes_max;
 
 // Whether a number is not finite although its code is: a scale is to blame. Codes other than floats
 // always are.
@@ -138,7 +139,7 @@ void Reader::decode_pieces(const Job& job) {
 
 // As many elements in one go as there is memory for their parts.
 void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
-  const Decoding& decoding = context_.plan.decodings[job.decoding];
+  const Decoding& decoding = context_.values.decodings[job.decoding];
   const DecodeForm& form = context_.forms[job.decoding];
   const std::uint64_t size = element_bytes(form.dtype);
   const std::uint64_t room_bytes = parts_bytes_max(form, context_.slot_bytes);
@@ -180,13 +181,13 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
 // spoiled, and from those that were not finite before.
 void Reader::count_overflow(const Job& job, DecodeForm::Range range,
                             std::span<const std::byte* const> parts, const std::byte* numbers) {
-  const Decoding& decoding = context_.plan.decodings[job.decoding];
+  const Decoding& decoding = context_.values.decodings[job.decoding];
   const DecodeForm& form = context_.forms[job.decoding];
   if (finite_numbers(form.dtype, numbers, range.size()) == range.size()) return;
   Decoding exact = decoding;
   exact.dtype = Dtype::f32;
   DecodeForm wide;
-  if (check_decoding(context_.plan.catalog->tensors(), exact, wide)) return;
+  if (check_decoding(context_.values.tensors(), exact, wide)) return;
   std::array<float, 1024> values{};
   for (std::uint64_t at = range.begin; at < range.end;) {
     const std::uint64_t end = std::min(range.end, at + values.size());
@@ -206,8 +207,8 @@ void Reader::count_overflow(const Job& job, DecodeForm::Range range,
 // The range also holds values between those that a slice delivers, or that another target gets.
 void Reader::count_delivered(const Job& job, DecodeForm::Range range, std::span<const float> values,
                              const std::byte* codes) {
-  const std::uint32_t source = context_.plan.decodings[job.decoding].sources.front();
-  const TensorInfo& data = context_.plan.catalog->tensors()[source];
+  const std::uint32_t source = context_.values.decodings[job.decoding].sources.front();
+  const TensorInfo& data = context_.values.tensors()[source];
   const Dtype dtype = context_.forms[job.decoding].dtype;
   const std::uint64_t size = element_bytes(dtype);
   const CountOverflow count_of = cast_between(Dtype::f32, dtype).overflow;
@@ -233,31 +234,29 @@ void Reader::count_delivered(const Job& job, DecodeForm::Range range, std::span<
 }
 
 void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to) {
-  const TensorInfo& tensor = context_.plan.catalog->tensors()[source];
+  const TensorInfo& tensor = context_.values.tensors()[source];
   const std::uint64_t begin = tensor.offset_begin + bytes.begin;
   populate_fresh(to, bytes.size());
   try {
     context_.shards[tensor.shard]->read(begin, {to, bytes.size()});
   } catch (const Error& error) {
     Where where = error.where();
-    if (where.path.empty()) where.path = context_.plan.catalog->shards()[tensor.shard].path;
+    if (where.path.empty()) where.path = context_.values.catalog.shards()[tensor.shard].path;
     if (where.tensor.empty()) where.tensor = tensor.name;
     if (!where.byte_offset) where.byte_offset = begin;
     throw Error(error.code(), error.message(), std::move(where));
   }
   context_.bytes_read.fetch_add(bytes.size(), std::memory_order_relaxed);
-  if (context_.digests == nullptr) return;
-  const std::span<std::byte> part(to, bytes.size());
-  context_.digests->read(tensor.shard, begin, {&part, 1});
 }
 
 void Reader::skip_to(const Job& job, std::uint64_t offset) {
   const std::uint64_t hole = offset - read_end_;
   if (!parts_.empty() && hole <= skipped_bytes_max) {
-    if (skipped_end_ + hole > skipped_.size()) flush(job);
-    const std::size_t begin = skipped_end_;
-    append(job, skipped_.data() + begin, hole);
-    if (context_.digests != nullptr) skipped_end_ = begin + hole;
+    if (skipped_ == nullptr)
+      skipped_ = std::make_unique_for_overwrite<std::byte[]>(holes_bytes_max);
+    if (skipped_end_ + hole > holes_bytes_max) flush(job);
+    append(job, skipped_.get() + skipped_end_, hole);
+    skipped_end_ += hole;
     return;
   }
   flush(job);
@@ -289,7 +288,6 @@ void Reader::flush(const Job& job) {
       rethrow_named(job, error);
     }
     context_.bytes_read.fetch_add(read_end_ - read_begin_, std::memory_order_relaxed);
-    if (context_.digests != nullptr) context_.digests->read(job.shard, read_begin_, parts_);
   }
   parts_.clear();
   skipped_end_ = 0;
@@ -316,7 +314,7 @@ void Reader::populate_parts() const noexcept {
 
 void Reader::rethrow_named(const Job& job, const Error& error) const {
   Where where = error.where();
-  if (where.path.empty()) where.path = context_.plan.catalog->shards()[job.shard].path;
+  if (where.path.empty()) where.path = context_.values.catalog.shards()[job.shard].path;
   if (!where.byte_offset) where.byte_offset = read_begin_;
   const auto holds = [&](std::uint64_t offset) {
     return std::ranges::find_if(job.pieces, [offset](const Piece& piece) {
@@ -326,13 +324,13 @@ void Reader::rethrow_named(const Job& job, const Error& error) const {
   auto piece = holds(*where.byte_offset);
   if (piece == job.pieces.end()) piece = holds(read_begin_);
   if (where.tensor.empty() && piece != job.pieces.end()) {
-    where.tensor = context_.plan.catalog->tensors()[piece->source].name;
+    where.tensor = context_.values.tensors()[piece->source].name;
   }
   throw Error(error.code(), error.message(), std::move(where));
 }
 
 void Reader::copy_staged(const Job& job, const Piece& piece) {
-  const Dtype target_dtype = context_.plan.targets[piece.target].dtype;
+  const Dtype target_dtype = context_.values[piece.target].dtype;
   const Dtype from = source_dtype(job, piece);
   // Elements of less than a byte are copied as bytes: see check_box().
   const bool whole_bytes = element_bytes(from) != 0;
@@ -357,12 +355,12 @@ void Reader::populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept
 }
 
 Dtype Reader::source_dtype(const Job& job, const Piece& piece) const {
-  if (job.decoding != no_decoding) return context_.plan.decodings[job.decoding].dtype;
-  return context_.plan.catalog->tensors()[piece.source].encoding.dtype();
+  if (job.decoding != no_decoding) return context_.values.decodings[job.decoding].dtype;
+  return context_.values.tensors()[piece.source].encoding.dtype();
 }
 
 void Reader::account(const Job& job, const Piece& piece) {
-  const Dtype target_dtype = context_.plan.targets[piece.target].dtype;
+  const Dtype target_dtype = context_.values[piece.target].dtype;
   const auto bytes = [&](Dtype dtype) {
     return piece.elements * std::max<std::uint64_t>(element_bytes(dtype), 1);
   };

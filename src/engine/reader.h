@@ -10,21 +10,19 @@
 #include <span>
 #include <vector>
 
+#include "boxes/value.h"
 #include "codec/decode.h"
 #include "engine/memory_count.h"
 #include "engine/overflows.h"
 #include "engine/walk.h"
 #include "loadstone/error.h"
-#include "loadstone/plan.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
 
-class SourceDigests;
-
 // What all readers of a load share. Thread-safe where it says so or is atomic.
 struct ReadContext {
-  const Plan& plan;
+  const ValueSet& values;
   std::span<std::byte* const> targets;
   std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from
   std::span<const DecodeForm> forms;                    // of the plan's decodings
@@ -38,8 +36,7 @@ struct ReadContext {
   Overflows overflows{};
   // Memory that is read into is populated before. Of no use where it is written to again and again.
   bool populates = true;
-  SourceDigests* digests = nullptr;  // null: none are taken
-  std::uint8_t* begun = nullptr;     // ExecuteOptions::begun
+  std::uint8_t* begun = nullptr;  // see note_begun()
 };
 
 // Not thread-safe.
@@ -80,8 +77,8 @@ class Reader {
   std::uint64_t read_begin_ = 0;
   std::uint64_t read_end_ = 0;
   bool ends_staged_ = false;  // the last part is in the slot
-  // Holes of the current read. Digests are taken of them too, and then each has its own bytes.
-  std::array<std::byte, 16 * skipped_bytes_max> skipped_;
+  // Holes of the current read. Whoever watches the source sees them too, so each has its own bytes.
+  std::unique_ptr<std::byte[]> skipped_;
   std::size_t skipped_end_ = 0;  // of the bytes that the current read uses
 };
 

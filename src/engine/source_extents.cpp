@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "boxes/dims.h"
+#include "boxes/merges.h"
+#include "boxes/sources.h"
 #include "codec/tensor_table.h"
 #include "engine/walk.h"
-#include "plan/decodings.h"
-#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -61,41 +61,41 @@ class SourceExtents {
 
 }  // namespace
 
-std::vector<SourceExtent> source_extents(const Plan& plan, const PlannedTarget& target) {
-  SourceExtents extents(*plan.catalog);
-  const auto add = [&](const Box& box, const PlannedTarget& of) {
+std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& target) {
+  SourceExtents extents(values.catalog);
+  const auto add = [&](const Box& box, const Value& of) {
     if (is_empty(box)) return;
-    const ByteBox bytes = check_box(plan, of, box);
+    const ByteBox bytes = check_box(values, of, box);
     std::uint64_t last = bytes.box.source_offset;
     for (const BoxDim& dim : bytes.box.dims) last += (dim.extent - 1) * dim.source_stride;
     DecodeForm form;
     if (box.decoding == no_decoding) {
       extents.add(box.source, bytes.box.source_offset * bytes.source_bytes,
                   (last + 1) * bytes.source_bytes);
-    } else if (!check_decoding(plan.catalog->tensors(), plan.decodings[box.decoding], form)) {
-      const auto& sources = plan.decodings[box.decoding].sources;
+    } else if (!check_decoding(values.tensors(), values.decodings[box.decoding], form)) {
+      const auto& sources = values.decodings[box.decoding].sources;
       for (std::size_t i = 0; i < sources.size(); ++i) {
         const auto part = form.part_bytes(i, bytes.box.source_offset, last + 1);
         if (part.size() > 0) extents.add(sources[i], part.begin, part.end);
       }
     }
   };
-  if (target.recipe.merge == nullptr) {
-    for (const Box& box : target.recipe.boxes) add(box, target);
+  if (target.merge == nullptr) {
+    for (const Box& box : target.boxes) add(box, target);
   } else {
-    PlannedTarget numbers = {.name = target.name, .shape = target.shape, .dtype = Dtype::f32};
-    for (const Box& box : target.recipe.boxes) add(box, numbers);
-    for_each_operand(*target.recipe.merge, [&](const Operand& operand) {
-      numbers.shape = operand.elements != 0 ? Shape{operand.elements} : target.shape;
+    Value numbers = {.name = target.name, .shape = target.shape, .dtype = Dtype::f32};
+    for (const Box& box : target.boxes) add(box, numbers);
+    for_each_operand(*target.merge, [&](const Operand& operand) {
+      const Shape shape = operand.elements != 0 ? Shape{operand.elements} : *target.shape;
+      numbers.shape = &shape;
       for (const Box& box : operand.boxes) add(box, numbers);
     });
   }
   auto found = extents.take();
   if (!found.empty()) return found;
   // A tensor without elements has sources too, of which no byte is read.
-  SourceExtents none(*plan.catalog);
-  for (const std::uint32_t source :
-       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
+  SourceExtents none(values.catalog);
+  for (const std::uint32_t source : sources_of(target.boxes, values.decodings, target.merge)) {
     none.add(source, 0, 0);
   }
   return none.take();

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "loadstone/plan.h"
+#include "boxes/value.h"
 
 namespace loadstone {
 
@@ -16,7 +16,6 @@ struct SourceExtent {
 };
 
 // What the target's value comes from, one extent a source, in the order in which they are met.
-[[nodiscard]] std::vector<SourceExtent> source_extents(const Plan& plan,
-                                                       const PlannedTarget& target);
+[[nodiscard]] std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& target);
 
 }  // namespace loadstone

@@ -8,9 +8,8 @@
 #include "boxes/dims.h"
 #include "codec/tensor_table.h"
 #include "engine/job_queue.h"
+#include "engine/limits.h"
 #include "loadstone/error.h"
-#include "plan/budget.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 
@@ -27,12 +26,13 @@ namespace {
 
 }  // namespace
 
-ValueReader::ValueReader(std::shared_ptr<const Catalog> catalog,
+ValueReader::ValueReader(const Catalog& catalog,
                          std::span<const std::shared_ptr<ByteSource>> shards,
                          std::uint64_t staging_bytes_max, std::atomic<bool>& stop,
-                         MemoryCount* memory, bool populates, SourceDigests* digests)
+                         MemoryCount* memory, bool populates)
     : slot_bytes_(std::max(staging_bytes_max, reader_bytes_least)),
-      context_{.plan = plan_,
+      values_{.catalog = catalog, .list = std::vector<Value>(1)},
+      context_{.values = values_,
                .targets = target_,
                .shards = shards,
                .forms = {},
@@ -41,30 +41,26 @@ ValueReader::ValueReader(std::shared_ptr<const Catalog> catalog,
                .memory = memory != nullptr ? *memory : own_count_,
                .stop = stop,
                .written = std::vector<std::atomic<std::uint64_t>>(1),
-               .populates = populates,
-               .digests = digests},
-      reader_(context_) {
-  plan_.catalog = std::move(catalog);
-  plan_.targets.resize(1);
-}
+               .populates = populates},
+      reader_(context_) {}
 
-void ValueReader::open(const Value& value) {
-  whole_.name = value.name;
-  whole_.shape = value.shape;
-  whole_.dtype = value.dtype;
+void ValueReader::open(const Value& value, std::span<const Decoding> decodings) {
+  name_ = value.name;
+  shape_ = *value.shape;
+  values_.list.front() = {.name = name_, .shape = &shape_, .dtype = value.dtype};
   parts_.clear();
-  const auto elements = value.shape.numel();
+  const auto elements = shape_.numel();
   if (!elements || !Encoding(value.dtype).byte_count(*elements)) {
-    refuse_value(value.name, "the size does not fit 64 bits", value.shape.text());
+    refuse_value(name_, "the size does not fit 64 bits", shape_.text());
   }
   elements_ = *elements;
   for (const Box& box : value.boxes) {
     if (!is_empty(box)) parts_.push_back({.box = box});
   }
-  open_decodings(value);
+  open_decodings(decodings);
   for (Part& part : parts_) {
-    static_cast<void>(check_box(plan_, whole_, part.box));
-    if (!order_to_cut(part.box)) refuse_value(value.name, "a box writes an element more than once");
+    static_cast<void>(check_box(values_, values_[0], part.box));
+    if (!order_to_cut(part.box)) refuse_value(name_, "a box writes an element more than once");
     part.begin = part.end = part.box.target_offset;
     for (const BoxDim& dim : part.box.dims) part.end += (dim.extent - 1) * dim.target_stride;
     ++part.end;
@@ -73,55 +69,55 @@ void ValueReader::open(const Value& value) {
 }
 
 // Those that the boxes need, and no others: a checkpoint may have thousands.
-void ValueReader::open_decodings(const Value& value) {
-  plan_.decodings.clear();
+void ValueReader::open_decodings(std::span<const Decoding> decodings) {
+  decodings_.clear();
   forms_.clear();
   std::unordered_map<std::uint32_t, std::uint32_t> numbers;
   for (Part& part : parts_) {
     std::uint32_t& decoding = part.box.decoding;
     if (decoding == no_decoding) continue;
-    if (decoding >= value.decodings.size()) {
-      refuse_value(value.name, "the box's decoding does not exist", std::to_string(decoding),
-                   "one of " + std::to_string(value.decodings.size()));
+    if (decoding >= decodings.size()) {
+      refuse_value(name_, "the box's decoding does not exist", std::to_string(decoding),
+                   "one of " + std::to_string(decodings.size()));
     }
     const auto [known, is_new] =
-        numbers.emplace(decoding, static_cast<std::uint32_t>(plan_.decodings.size()));
+        numbers.emplace(decoding, static_cast<std::uint32_t>(decodings_.size()));
     if (is_new) {
-      const Decoding& added = plan_.decodings.emplace_back(value.decodings[decoding]);
-      auto problem = check_decoding(plan_.catalog->tensors(), added, forms_.emplace_back());
+      const Decoding& added = decodings_.emplace_back(decodings[decoding]);
+      auto problem = check_decoding(values_.tensors(), added, forms_.emplace_back());
       if (problem) {
-        refuse_value(value.name, std::move(problem->message), std::move(problem->found),
+        refuse_value(name_, std::move(problem->message), std::move(problem->found),
                      std::move(problem->expected));
       }
     }
     decoding = known->second;
   }
+  values_.decodings = decodings_;
   context_.forms = forms_;
 }
 
 void ValueReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to) {
   if (begin > end || end > elements_) {
-    refuse_value(whole_.name, "the range leaves the value",
+    refuse_value(name_, "the range leaves the value",
                  std::to_string(begin) + " to " + std::to_string(end),
                  "at most " + std::to_string(elements_));
   }
-  if (Encoding(whole_.dtype).byte_count(end - begin) != to.size()) {
-    refuse_value(whole_.name, "the buffer is not as large as the range",
+  if (Encoding(values_[0].dtype).byte_count(end - begin) != to.size()) {
+    refuse_value(name_, "the buffer is not as large as the range",
                  std::to_string(to.size()) + " bytes");
   }
-  PlannedTarget& target = plan_.targets.front();
-  target.name = whole_.name;
-  target.dtype = whole_.dtype;
-  target.shape = {end - begin};
-  target.recipe.origin = Origin::checkpoint;
-  target.recipe.boxes.clear();
+  boxes_.clear();
   for (const Part& part : parts_) {
     if (part.begin >= end) break;
-    if (part.end > begin) cut_box(part.box, begin, end, target.recipe.boxes);
+    if (part.end > begin) cut_box(part.box, begin, end, boxes_);
   }
-  if (target.recipe.boxes.empty()) return;
+  if (boxes_.empty()) return;
+  Value& value = values_.list.front();
+  range_ = {end - begin};
+  value.shape = &range_;
+  value.boxes = boxes_;
   target_.front() = to.data();
-  JobQueue queue(plan_, target_, window_limits(slot_bytes_, defaults::chunk_bytes));
+  JobQueue queue(values_, target_, window_limits(slot_bytes_, defaults::chunk_bytes));
   while (!context_.stop.load(std::memory_order_relaxed) && queue.next(job_)) reader_.run(job_);
 }
 

@@ -1,4 +1,4 @@
-// Values read in parts, on demand: the pull side of the engine. What execute() pushes into whole
+// ValueSet read in parts, on demand: the pull side of the engine. What execute() pushes into whole
 // destinations, this brings range by range into a buffer that is as small as the caller likes.
 #pragma once
 
@@ -11,25 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "boxes/value.h"
 #include "engine/memory_count.h"
 #include "engine/overflows.h"
 #include "engine/reader.h"
 #include "loadstone/catalog.h"
-#include "loadstone/plan.h"
 #include "loadstone/recipe.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
-
-// What boxes make of sources, whether a target of a plan holds it or not. The spans' owner must
-// live as long as the value is open.
-struct Value {
-  std::string name;  // for errors
-  std::span<const Box> boxes;
-  std::span<const Decoding> decodings;  // that the boxes count on
-  Shape shape;
-  Dtype dtype = Dtype::f32;  // that is read: one cast is done on the way from the sources
-};
 
 // Reads any range of a value's elements, all numbered row by row. Takes no memory but its staging,
 // whatever the value's size: what lies across the order of the file (a transposed value) is read
@@ -37,19 +27,19 @@ struct Value {
 // straight to the caller's buffer. Not thread-safe: one for each thread; shards can be shared.
 class ValueReader {
  public:
-  // `shards`: one for each of the catalog's, null where nothing is read from. `stop`: read() then
+  // `catalog` must live as long. `shards`: one for each of its shards, null where nothing is read
+  // from. `stop`: read() then
   // returns early, and what it has written means nothing. `memory`: where staging is counted; null:
   // nowhere else than here. `populates`: whether the memory that is read into is fresh.
-  // `digests`: is told what is read; null: nobody.
-  ValueReader(std::shared_ptr<const Catalog> catalog,
-              std::span<const std::shared_ptr<ByteSource>> shards, std::uint64_t staging_bytes_max,
-              std::atomic<bool>& stop, MemoryCount* memory = nullptr, bool populates = true,
-              SourceDigests* digests = nullptr);
+  ValueReader(const Catalog& catalog, std::span<const std::shared_ptr<ByteSource>> shards,
+              std::uint64_t staging_bytes_max, std::atomic<bool>& stop,
+              MemoryCount* memory = nullptr, bool populates = true);
   ValueReader(const ValueReader&) = delete;
   ValueReader& operator=(const ValueReader&) = delete;
 
-  // What read() reads from now on. Throws Error "plan.box" where boxes or decodings do not fit.
-  void open(const Value& value);
+  // What read() reads from now on: the value's boxes, which may copy from these decodings. Throws
+  // Error "plan.box" where boxes or decodings do not fit.
+  void open(const Value& value, std::span<const Decoding> decodings);
 
   // Writes the elements [begin, end) to `to`, which has as many bytes as they take. Elements that
   // no box writes stay as they are. Throws Error that names file, tensor and offset; "plan.box"
@@ -72,17 +62,22 @@ class ValueReader {
     std::uint64_t end = 0;
   };
 
-  void open_decodings(const Value& value);
+  void open_decodings(std::span<const Decoding> decodings);
 
   std::uint64_t slot_bytes_;
-  Plan plan_;  // of one target: the range that is read
+  // Of one value: the range that is read.
+  ValueSet values_;
+  Shape range_;
+  std::vector<Box> boxes_;
+  std::vector<Decoding> decodings_;
   std::vector<DecodeForm> forms_;
   std::array<std::byte*, 1> target_ = {};
   MemoryCount own_count_;
   ReadContext context_;
   Reader reader_;
   Job job_;
-  PlannedTarget whole_;
+  std::string name_;
+  Shape shape_;
   std::vector<Part> parts_;  // by their first element
   std::uint64_t elements_ = 0;
 };

@@ -6,36 +6,36 @@
 
 #include "boxes/check_boxes.h"
 #include "boxes/direct_read.h"
+#include "boxes/sources.h"
 #include "loadstone/error.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 
 namespace {
 
-[[noreturn]] void refuse_box(const Plan& plan, const PlannedTarget& target, const Box& box,
+[[noreturn]] void refuse_box(const ValueSet& values, const Value& target, const Box& box,
                              const std::string& problem) {
   Where where;
-  const auto& tensors = plan.catalog->tensors();
+  const auto& tensors = values.tensors();
   if (box.source < tensors.size()) {
-    where.path = plan.catalog->shards()[tensors[box.source].shard].path;
+    where.path = values.catalog.shards()[tensors[box.source].shard].path;
     where.field = tensors[box.source].name;
   }
-  where.tensor = target.name;
+  where.tensor = std::string(target.name);
   throw Error("plan.box", problem, where);
 }
 
 }  // namespace
 
-ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box) {
-  const auto& tensors = plan.catalog->tensors();
-  const auto elements = target.shape.numel().value_or(0);
-  if (const auto defect = box_defect(box, elements, tensors, plan.decodings)) {
-    refuse_box(plan, target, box, defect->message);
+ByteBox check_box(const ValueSet& values, const Value& target, const Box& box) {
+  const auto& tensors = values.tensors();
+  const auto elements = target.elements();
+  if (const auto defect = box_defect(box, elements, tensors, values.decodings)) {
+    refuse_box(values, target, box, defect->message);
   }
-  const Encoding encoding = encoding_of(box, tensors, plan.decodings);
+  const Encoding encoding = encoding_of(box, tensors, values.decodings);
   if (!encoding.is_dtype()) {
-    refuse_box(plan, target, box, "blocks of numbers cannot be copied as numbers");
+    refuse_box(values, target, box, "blocks of numbers cannot be copied as numbers");
   }
   const Dtype dtype = encoding.dtype();
   ByteBox bytes = {.box = box,
@@ -45,24 +45,24 @@ ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box)
                    .same_dtype = dtype == target.dtype};
   if (bytes.source_bytes == 0 && bytes.same_dtype) {
     auto run = as_bytes(box, bits(dtype));
-    if (!run) refuse_box(plan, target, box, "parts of a byte cannot be copied apart");
+    if (!run) refuse_box(values, target, box, "parts of a byte cannot be copied apart");
     bytes.box = std::move(*run);
     bytes.source_bytes = bytes.target_bytes = 1;
     bytes.cast = cast_between(Dtype::u8, Dtype::u8);
   }
   if (bytes.cast.run == nullptr) {
-    refuse_box(plan, target, box, "the source's dtype cannot be cast to the target's");
+    refuse_box(values, target, box, "the source's dtype cannot be cast to the target's");
   }
   return bytes;
 }
 
-Walk::Walk(const Plan& plan, std::uint32_t target, const Box& box) : target_(target) {
-  const ByteBox bytes = check_box(plan, plan.targets[target], box);
+Walk::Walk(const ValueSet& values, std::uint32_t target, const Box& box) : target_(target) {
+  const ByteBox bytes = check_box(values, values[target], box);
   source_ = bytes.box.source;
   element_bytes_ = bytes.source_bytes;
   decoded_ = box.decoding != no_decoding;
   file_at_ = bytes.box.source_offset * bytes.source_bytes;
-  if (!decoded_) file_at_ += plan.catalog->tensors()[source_].offset_begin;
+  if (!decoded_) file_at_ += values.tensors()[source_].offset_begin;
   target_at_ = bytes.box.target_offset * bytes.target_bytes;
   BoxDims sorted;
   for (const BoxDim& dim : bytes.box.dims) static_cast<void>(sorted.append(dim));

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "boxes/value.h"
+#include "engine/limits.h"
 #include "kernels/cast.h"
-#include "loadstone/plan.h"
-#include "plan/budget.h"
 
 namespace loadstone {
 
@@ -45,7 +45,7 @@ struct Job {
 class Walk {
  public:
   // The box must fit its source and target, see check_box().
-  Walk(const Plan& plan, std::uint32_t target, const Box& box);
+  Walk(const ValueSet& values, std::uint32_t target, const Box& box);
 
   [[nodiscard]] bool done() const noexcept { return done_; }
   // Of all elements.
@@ -96,6 +96,6 @@ struct ByteBox {
 // Throws Error "plan.box" where the box leaves its source or its target, or needs a cast that there
 // is none for. For boxes that are not empty. Plans are checked when they are made; this is the last
 // place before memory is written.
-[[nodiscard]] ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box);
+[[nodiscard]] ByteBox check_box(const ValueSet& values, const Value& target, const Box& box);
 
 }  // namespace loadstone

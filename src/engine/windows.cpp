@@ -15,16 +15,16 @@ constexpr std::chrono::milliseconds patience{10};
 
 }  // namespace
 
-WindowQueue::WindowQueue(const Plan& plan, const Budget& budget, const GroupList& groups,
+WindowQueue::WindowQueue(const ValueSet& values, const Budget& budget, const GroupList& groups,
                          ValueSink& sink, MemoryCount& memory)
-    : plan_(plan), budget_(budget), groups_(groups), sink_(sink), memory_(memory) {
+    : values_(values), budget_(budget), groups_(groups), sink_(sink), memory_(memory) {
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    const GroupSize size = size_of(plan, groups[i]);
+    const GroupSize size = size_of(values, groups[i]);
     const bool is_read_twice =
         size.is_measured && !is_made_whole(size.number_bytes, budget.window_bytes);
     for (const std::uint32_t number : groups[i]) {
-      const PlannedTarget& target = plan.targets[number];
-      const std::uint64_t elements = target.shape.numel().value_or(0);
+      const Value& target = values[number];
+      const std::uint64_t elements = target.elements();
       bytes_total_ +=
           Encoding(target.dtype).byte_count(elements).value_or(0) * (is_read_twice ? 2u : 1u);
     }
@@ -33,7 +33,7 @@ WindowQueue::WindowQueue(const Plan& plan, const Budget& budget, const GroupList
 
 bool WindowQueue::take(Window& window) {
   while (open_ != nullptr || next_group_ < groups_.size()) {
-    if (open_ == nullptr) open_ = make_group(plan_, groups_[next_group_++], sink_, memory_);
+    if (open_ == nullptr) open_ = make_group(values_, groups_[next_group_++], sink_, memory_);
     if (!take_of_group(*open_, window)) {
       open_.reset();
       continue;
@@ -50,10 +50,10 @@ bool WindowQueue::take(Window& window) {
 }
 
 std::uint64_t WindowQueue::elements_per_window(const GroupMember& member) const {
-  const PlannedTarget& target = plan_.targets[member.target];
+  const Value& target = values_[member.target];
   std::uint64_t bytes = window_bytes_of(target, budget_.window_bytes);
   if (member.form) return elements_in(*member.form, bytes);
-  if (goes_to_device(target)) bytes = std::min(bytes, budget_.ring.slot_bytes);
+  if (target.goes_to_device()) bytes = std::min(bytes, budget_.ring.slot_bytes);
   const std::uint64_t elements = bytes / 8 * 64 / bits(target.dtype);
   return std::max(elements / whole_elements, std::uint64_t{1}) * whole_elements;
 }

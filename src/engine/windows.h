@@ -1,4 +1,4 @@
-// Values cut into windows that one thread makes in one go.
+// ValueSet cut into windows that one thread makes in one go.
 #pragma once
 
 #include <atomic>
@@ -10,11 +10,11 @@
 #include <mutex>
 #include <span>
 
+#include "boxes/value.h"
 #include "engine/groups.h"
+#include "engine/limits.h"
 #include "engine/memory_count.h"
 #include "engine/value_sink.h"
-#include "loadstone/plan.h"
-#include "plan/budget.h"
 
 namespace loadstone {
 
@@ -39,8 +39,8 @@ struct Window {
 class WindowQueue {
  public:
   // All must live as long.
-  WindowQueue(const Plan& plan, const Budget& budget, const GroupList& groups, ValueSink& sink,
-              MemoryCount& memory);
+  WindowQueue(const ValueSet& values, const Budget& budget, const GroupList& groups,
+              ValueSink& sink, MemoryCount& memory);
 
   // Of all numbers, those that are measured first twice.
   [[nodiscard]] std::uint64_t bytes_total() const noexcept { return bytes_total_; }
@@ -58,7 +58,7 @@ class WindowQueue {
   [[nodiscard]] bool take_of_group(Group& group, Window& window) const;
   [[nodiscard]] std::uint64_t elements_per_window(const GroupMember& member) const;
 
-  const Plan& plan_;
+  const ValueSet& values_;
   const Budget& budget_;
   const GroupList& groups_;
   ValueSink& sink_;

@@ -10,27 +10,17 @@
 
 #include "base/only_errors.h"
 #include "base/thread_count.h"
+#include "boxes/sources.h"
 #include "catalog/open_shards.h"
 #include "catalog/reading_threads.h"
-#include "codec/tensor_table.h"
-#include "engine/interleave.h"
-#include "engine/job_queue.h"
-#include "engine/memory_count.h"
-#include "engine/planned_reads.h"
-#include "engine/puller.h"
-#include "engine/read_ahead.h"
-#include "engine/reader.h"
-#include "engine/reader_growth.h"
-#include "engine/team.h"
-#include "engine/windows.h"
+#include "engine/run.h"
 #include "load/load_digests.h"
 #include "load/memory_sink.h"
 #include "load/report.h"
 #include "load/tie_values.h"
 #include "loadstone/error.h"
 #include "offload/offload_folder.h"
-#include "plan/budget.h"
-#include "plan/decodings.h"
+#include "plan/values.h"
 
 namespace loadstone {
 
@@ -73,7 +63,7 @@ void check_destinations(const Plan& plan, std::span<const Destination> destinati
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const Destination& destination = destinations[i];
-    if (destination.kind == MemoryKind::device && !goes_to_device(target)) {
+    if (destination.kind == MemoryKind::device && !value_of(target).goes_to_device()) {
       refuse_destination(&target, "the plan has this target in the memory of the host",
                          "device memory", "host memory");
     }
@@ -111,37 +101,11 @@ OpenShards open_needed(const Plan& plan, std::span<const Destination> destinatio
     const bool has_memory = destinations[i].data != nullptr || !destinations[i].parts.empty();
     const bool skipped =
         target.delivery == Delivery::none || (target.delivery == Delivery::memory && !has_memory);
-    if (!skipped) add_needed(plan, target, needed);
+    if (skipped) continue;
+    mark_shards(sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get()),
+                plan.catalog->tensors(), needed);
   }
   return {*plan.catalog, storage, needed};
-}
-
-// The last place before memory is written: see check_box().
-std::vector<DecodeForm> prepare_decodings(const Plan& plan) {
-  std::vector<DecodeForm> forms(plan.decodings.size());
-  for (std::size_t i = 0; i < forms.size(); ++i) {
-    const auto problem = check_decoding(plan.catalog->tensors(), plan.decodings[i], forms[i]);
-    if (!problem) continue;
-    throw Error("plan.box", problem->message,
-                {.field = "decodings", .found = problem->found, .expected = problem->expected});
-  }
-  return forms;
-}
-
-// Those that this run makes: a plan may be carried out in parts.
-std::vector<std::uint32_t> targets_of(const MemorySink& sink, const GroupList& groups) {
-  std::vector<std::uint32_t> targets = groups.targets;
-  for (std::uint32_t i = 0; i < sink.whole().size(); ++i) {
-    if (sink.whole()[i] != nullptr) targets.push_back(i);
-  }
-  return targets;
-}
-
-// Ends with the reader's slot given back.
-void run_jobs(ReadContext& context, JobQueue& queue) {
-  Reader reader(context);
-  Job job;
-  while (!context.stop && queue.next(job)) reader.run(job);
 }
 
 // As many readers as the caller wants, or few at first.
@@ -150,26 +114,27 @@ ReaderGrowth growth_of(const Catalog& catalog, unsigned most, const ExecuteOptio
   return {first, most, thread_count(0, defaults::threads_most)};
 }
 
-// From the sums that the threads left. `report` has what the comparison of ties left.
-void fill_report(const Plan& plan, const MemorySink& sink, ReadContext& context,
-                 const PullWork& work, Report& report) {
+// `report` has what the comparison of ties left.
+void fill_report(const Plan& plan, const MemorySink& sink, RunReport& done, Report& report) {
   for (const std::uint32_t i : sink.by_windows()) {
-    if (sink.has_written(i)) context.written[i] = plan.targets[i].byte_count();
+    if (sink.has_written(i)) done.written[i] = plan.targets[i].byte_count();
   }
-  report.provenance =
-      make_provenance(plan, [&](std::size_t i) { return context.written[i].load(); });
+  report.provenance = make_provenance(plan, [&](std::size_t i) { return done.written[i]; });
   report.findings.insert(report.findings.end(), plan.findings.begin(), plan.findings.end());
-  std::ranges::move(findings_of(work), std::back_inserter(report.findings));
+  std::ranges::move(done.findings, std::back_inserter(report.findings));
   sort_findings(report.findings);
-  report.bytes_read += context.bytes_read + work.bytes_read;
-  for (const auto& bytes : context.written) report.bytes_written += bytes;
-  report.staging_bytes_peak = context.memory.bytes_peak();
+  report.bytes_read += done.bytes_read;
+  for (const std::uint64_t bytes : done.written) report.bytes_written += bytes;
+  report.bytes_read_ahead = done.bytes_read_ahead;
+  report.readers = done.readers;
+  report.is_interleaved = done.is_interleaved;
 }
 
 }  // namespace
 
-static Budget budget_of(const Plan& plan, const Needs& needs, const ExecuteOptions& options) {
-  return load_budget(plan, needs, options.threads != 0 ? options.threads : plan.threads,
+static Budget budget_of(const Plan& plan, const ValueSet& values, const ExecuteOptions& options) {
+  return load_budget(needs_of(plan, values), promise_of(plan),
+                     options.threads != 0 ? options.threads : plan.threads,
                      std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
 }
 
@@ -180,67 +145,44 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   check_constants(plan);
   check_destinations(plan, destinations);
   Storage& storage = plan.catalog->storage(options.storage);
-  const std::vector<DecodeForm> forms = prepare_decodings(plan);
+  const ValueSet values = values_of(plan);
+  const std::vector<DecodeForm> forms = prepare_decodings(values);
   check_claims(*plan.catalog, storage);
   Report report;
   report.bytes_read = compare_ties(plan, storage, report.findings, options.observer);
-  const Needs needs(plan, SinkKind::memory);
-  const Budget budget = budget_of(plan, needs, options);
+  const Budget budget = budget_of(plan, values, options);
   const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
   MemoryCount memory;
-  MemorySink sink(plan, destinations, *offload, options.device, budget, memory, options.begun);
-  JobQueue jobs(plan, sink.whole(), window_limits(budget.whole.bytes, budget.chunk_bytes));
+  MemorySink sink(plan, values, destinations, *offload, options.device, budget, memory,
+                  options.begun);
   GroupList groups;
-  append_groups(plan, sink.by_windows(), groups);
-  ReadAhead ahead(planned_reads(plan, targets_of(sink, groups)), shards.sources(),
-                  options.read_ahead_bytes);
+  append_groups(values, sink.by_windows(), groups);
   std::optional<LoadDigests> digests;
-  if (options.receipt) digests.emplace(plan, destinations, shards, *options.receipt);
-  SourceDigests* const sources = digests ? &digests->sources() : nullptr;
-  std::atomic<bool> stop = false;
-  ReadContext context = {.plan = plan,
-                         .targets = sink.whole(),
-                         .shards = ahead.sources(),
-                         .forms = forms,
-                         .chunk_bytes = budget.chunk_bytes,
-                         .slot_bytes = budget.whole.bytes,
-                         .memory = memory,
-                         .stop = stop,
-                         .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size()),
-                         .populates = !options.has_pages,
-                         .digests = sources,
-                         .begun = options.begun};
-  WindowQueue windows(plan, budget, groups, sink, memory);
-  PullWork work = {.plan = plan,
-                   .shards = ahead.sources(),
-                   .budget = budget,
-                   .sink = sink,
-                   .queue = windows,
-                   .memory = memory,
-                   .stop = stop,
-                   .overflows = context.overflows,
-                   .digests = sources};
-  const std::uint64_t bytes_total = jobs.bytes_total() + windows.bytes_total();
-  const auto progress = [&] { return Progress{context.bytes_done + work.bytes_done, bytes_total}; };
-  ReaderGrowth growth = growth_of(*plan.catalog, budget.threads, options);
-  std::atomic<bool> is_interleaved = options.interleave && !options.has_pages;
-  run_team(growth, stop, options.observer, progress, [&] {
-    if (options.interleave && !interleave_new_pages()) is_interleaved = false;
-    run_jobs(context, jobs);
-    pull_windows(work);
-  });
+  if (options.receipt) digests.emplace(plan, values, destinations, shards, *options.receipt);
+  RunReport done = run({.values = values,
+                        .shards = digests ? digests->sources() : shards.sources(),
+                        .budget = budget,
+                        .whole = sink.whole(),
+                        .forms = forms,
+                        .groups = groups,
+                        .sink = sink,
+                        .memory = memory,
+                        .observer = options.observer,
+                        .read_ahead_bytes = options.read_ahead_bytes,
+                        .is_fresh = !options.has_pages,
+                        .interleaves = options.interleave,
+                        .begun = options.begun},
+                       growth_of(*plan.catalog, budget.threads, options));
   sink.complete();
   if (digests) report.receipt = digests->finish(destinations, sink, budget.threads);
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   if (!options.holds_offload) offload->commit();
-  fill_report(plan, sink, context, work, report);
+  fill_report(plan, sink, done, report);
+  report.staging_bytes_peak = memory.bytes_peak();
   report.sync_seconds = offload->sync_seconds();
   if (options.holds_offload) report.offload = offload;
-  report.bytes_read_ahead = ahead.bytes_asked();
-  report.readers = growth.readers();
-  report.is_interleaved = is_interleaved;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }

@@ -27,11 +27,12 @@ bool gets_value(const PlannedTarget& target, const Destination& destination) {
 
 }  // namespace
 
-LoadDigests::LoadDigests(const Plan& plan, std::span<const Destination> destinations,
-                         const OpenShards& shards, DigestKind kind)
-    : plan_(plan), kind_(kind), sources_(plan, shards, kind, 1) {
+LoadDigests::LoadDigests(const Plan& plan, const ValueSet& values,
+                         std::span<const Destination> destinations, const OpenShards& shards,
+                         DigestKind kind)
+    : plan_(plan), kind_(kind), sources_(values, shards, kind, 1) {
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
-    if (gets_value(plan.targets[i], destinations[i])) sources_.need(0, plan.targets[i]);
+    if (gets_value(plan.targets[i], destinations[i])) sources_.need(0, values[i]);
   }
   sources_.prepare();
 }

@@ -20,10 +20,13 @@ namespace loadstone {
 class LoadDigests {
  public:
   // All must live as long.
-  LoadDigests(const Plan& plan, std::span<const Destination> destinations, const OpenShards& shards,
-              DigestKind kind);
+  LoadDigests(const Plan& plan, const ValueSet& values, std::span<const Destination> destinations,
+              const OpenShards& shards, DigestKind kind);
 
-  [[nodiscard]] SourceDigests& sources() noexcept { return sources_; }
+  // What the load reads from.
+  [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
+    return sources_.sources();
+  }
 
   // After the threads have ended; starts so many of its own.
   [[nodiscard]] std::shared_ptr<const Receipt> finish(std::span<const Destination> destinations,

@@ -3,26 +3,23 @@
 #include <cstring>
 
 #include "engine/begun.h"
-#include "plan/costs.h"
 
 namespace loadstone {
 
 namespace {
 
-// And not in the order of the file.
-bool is_made_by_windows(const PlannedTarget& target) {
-  const Recipe& recipe = target.recipe;
-  if (!is_delivered(recipe.origin)) return false;
-  const bool is_known = recipe.origin == Origin::zeros || recipe.constant != nullptr;
-  return is_known || recipe.merge != nullptr || goes_to_device(target);
+// True for a value that is filled window by window, not in the order of the file.
+bool is_made_by_windows(const Value& value) {
+  return value.is_made && (value.boxes.empty() || value.merge != nullptr || value.goes_to_device());
 }
 
 }  // namespace
 
-MemorySink::MemorySink(const Plan& plan, std::span<const Destination> destinations,
-                       const OffloadFolder& folder, Device* device, const Budget& budget,
-                       MemoryCount& memory, std::uint8_t* begun)
-    : plan_(plan),
+MemorySink::MemorySink(const Plan& plan, const ValueSet& values,
+                       std::span<const Destination> destinations, const OffloadFolder& folder,
+                       Device* device, const Budget& budget, MemoryCount& memory,
+                       std::uint8_t* begun)
+    : values_(values),
       begun_(begun),
       whole_(plan.targets.size(), nullptr),
       parts_(plan.targets.size()),
@@ -38,7 +35,7 @@ MemorySink::MemorySink(const Plan& plan, std::span<const Destination> destinatio
       parts_[i] = folder.parts(i);
     } else {
       std::byte* const data = is_memory ? destinations[i].data : folder.data(i);
-      if (is_made_by_windows(target) && data != nullptr) {
+      if (is_made_by_windows(values[i]) && data != nullptr) {
         parts_[i] = {data};
       } else {
         whole_[i] = data;
@@ -58,7 +55,7 @@ void MemorySink::open_device(Device* device, std::uint32_t first, const Budget& 
     device = cuda_.get();
   }
   device_ = device;
-  ring_.emplace(plan_, *device, plan_.targets[first].device, budget.ring, memory);
+  ring_.emplace(values_, *device, values_[first].device, budget.ring, memory);
 }
 
 std::byte* MemorySink::address(std::uint32_t target, std::size_t part) const noexcept {
@@ -99,7 +96,7 @@ void MemorySink::read(std::uint32_t target, std::size_t part, std::uint64_t offs
                       std::span<std::byte> to) {
   const std::byte* const from = address(target, part) + offset;
   if (is_on_device_[target]) {
-    device_->read(plan_.targets[target].device, from, to);
+    device_->read(values_[target].device, from, to);
   } else {
     std::memcpy(to.data(), from, to.size());
   }

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "engine/device_ring.h"
+#include "engine/limits.h"
 #include "engine/memory_count.h"
 #include "engine/value_sink.h"
 #include "loadstone/device.h"
 #include "loadstone/execute.h"
 #include "loadstone/plan.h"
 #include "offload/offload_folder.h"
-#include "plan/budget.h"
 
 namespace loadstone {
 
@@ -26,7 +26,7 @@ class MemorySink final : public ValueSink {
   // All must live as long. `device`: null: CUDA's driver is opened where a destination needs one.
   // `begun`: ExecuteOptions::begun.
   // Throws Error "device.driver".
-  MemorySink(const Plan& plan, std::span<const Destination> destinations,
+  MemorySink(const Plan& plan, const ValueSet& values, std::span<const Destination> destinations,
              const OffloadFolder& folder, Device* device, const Budget& budget, MemoryCount& memory,
              std::uint8_t* begun = nullptr);
 
@@ -52,7 +52,7 @@ class MemorySink final : public ValueSink {
   [[nodiscard]] std::byte* address(std::uint32_t target, std::size_t part) const noexcept;
   void open_device(Device* device, std::uint32_t first, const Budget& budget, MemoryCount& memory);
 
-  const Plan& plan_;
+  const ValueSet& values_;
   std::uint8_t* begun_;
   std::vector<std::byte*> whole_;
   std::vector<std::vector<std::byte*>> parts_;  // of what is quantized or on a device

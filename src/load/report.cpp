@@ -8,19 +8,18 @@
 #include "codec/tensor_table.h"
 #include "engine/source_extents.h"
 #include "plan/decodings.h"
-#include "plan/merges.h"
+#include "plan/values.h"
 
 namespace loadstone {
 
 namespace {
 
 // The bytes of each source that the target's value came from.
-std::vector<SourceRange> source_ranges(const Plan& plan, const PlannedTarget& target) {
+std::vector<SourceRange> source_ranges(const ValueSet& values, const Value& value) {
   std::vector<SourceRange> ranges;
-  for (const SourceExtent& extent : source_extents(plan, target)) {
-    const TensorInfo& tensor = plan.catalog->tensors()[extent.source];
-    ranges.push_back({.tensor = tensor.name,
-                      .shard = plan.catalog->shards()[tensor.shard].relative_path,
+  for (const SourceExtent& extent : source_extents(values, value)) {
+    ranges.push_back({.tensor = values.tensors()[extent.source].name,
+                      .shard = values.shard_of(extent.source).relative_path,
                       .offset_begin = extent.begin,
                       .offset_end = extent.end});
   }
@@ -59,6 +58,7 @@ void write_provenance(JsonWriter& json, const Provenance& item) {
 
 std::vector<Provenance> make_provenance(
     const Plan& plan, const std::function<std::uint64_t(std::size_t)>& bytes_written) {
+  const ValueSet values = values_of(plan);
   std::vector<Provenance> provenance;
   provenance.reserve(plan.targets.size());
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
@@ -69,7 +69,7 @@ std::vector<Provenance> make_provenance(
     item.kind = target.kind;
     item.merged = merged_roots(*plan.catalog, plan.decodings, target.recipe);
     item.delivery = target.delivery;
-    item.sources = source_ranges(plan, target);
+    item.sources = source_ranges(values, values[i]);
     item.device = target.device;
     item.dtype = target.dtype;
     item.shape = target.shape;

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "boxes/dims.h"
+#include "boxes/merges.h"
 #include "catalog/assembled_file.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
-#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -88,17 +88,45 @@ std::string receipt_path(const Shard& shard) {
   return leaves ? std::filesystem::path(shard.path).filename().string() : shard.relative_path;
 }
 
-SourceDigests::SourceDigests(const Plan& plan, const OpenShards& shards, DigestKind kind,
+class SourceDigests::Source final : public ByteSource {
+ public:
+  Source(SourceDigests& digests, std::uint32_t shard)
+      : digests_(digests), shard_(shard), source_(*digests.shards_.sources()[shard]) {}
+
+  [[nodiscard]] const std::string& path() const noexcept override { return source_.path(); }
+  [[nodiscard]] FileIdentity identity() const override { return source_.identity(); }
+  std::uint64_t prefetch(std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    return source_.prefetch(offset, bytes);
+  }
+
+  using ByteSource::read;
+  void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
+    source_.read(offset, pieces);
+    digests_.hash(shard_, offset, pieces);
+  }
+
+ private:
+  SourceDigests& digests_;
+  std::uint32_t shard_;
+  ByteSource& source_;
+};
+
+SourceDigests::SourceDigests(const ValueSet& values, const OpenShards& shards, DigestKind kind,
                              std::size_t groups, std::uint64_t waiting_bytes_max)
-    : plan_(plan),
+    : values_(values),
       shards_(shards),
       table_(kind, waiting_bytes_max),
+      sources_(shards.sources().begin(), shards.sources().end()),
       needed_(groups),
       items_(groups),
-      places_(plan.catalog->shards().size()) {}
+      places_(sources_.size()) {
+  for (std::uint32_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i]) sources_[i] = std::make_shared<Source>(*this, i);
+  }
+}
 
 void SourceDigests::add(std::size_t group, std::uint32_t tensor, std::vector<ByteRange> ranges) {
-  const std::uint64_t bytes = plan_.catalog->tensors().at(tensor).byte_count();
+  const std::uint64_t bytes = values_.tensors().at(tensor).byte_count();
   auto& known = needed_[group][tensor];
   for (const ByteRange& range : ranges) {
     known.push_back({std::min(range.begin, bytes), std::min(range.end, bytes)});
@@ -107,9 +135,9 @@ void SourceDigests::add(std::size_t group, std::uint32_t tensor, std::vector<Byt
 }
 
 void SourceDigests::need_box(std::size_t group, const Box& box) {
-  const auto& tensors = plan_.catalog->tensors();
+  const auto& tensors = values_.tensors();
   if (box.decoding != no_decoding) {
-    for (const std::uint32_t source : plan_.decodings.at(box.decoding).sources) {
+    for (const std::uint32_t source : values_.decodings[box.decoding].sources) {
       add(group, source, {{0, tensors.at(source).byte_count()}});
     }
     return;
@@ -122,15 +150,15 @@ void SourceDigests::need_box(std::size_t group, const Box& box) {
   add(group, box.source, ranges_of(box, bits(encoding.dtype())));
 }
 
-void SourceDigests::need(std::size_t group, const PlannedTarget& target) {
-  for_each_box(target.recipe, [&](const Box& box) { need_box(group, box); });
+void SourceDigests::need(std::size_t group, const Value& value) {
+  for_each_box(value, [&](const Box& box) { need_box(group, box); });
 }
 
 void SourceDigests::prepare() {
   for (std::size_t group = 0; group < needed_.size(); ++group) {
     for (auto& [tensor, ranges] : needed_[group]) {
       join(ranges);
-      const TensorInfo& info = plan_.catalog->tensors()[tensor];
+      const TensorInfo& info = values_.tensors()[tensor];
       const std::uint32_t item = table_.add(ranges);
       items_[group][tensor] = item;
       places_[info.shard].push_back(
@@ -144,7 +172,7 @@ void SourceDigests::prepare() {
   }
 }
 
-void SourceDigests::read(std::uint32_t shard, std::uint64_t begin,
+void SourceDigests::hash(std::uint32_t shard, std::uint64_t begin,
                          std::span<const std::span<std::byte>> parts) {
   const std::vector<Place>& places = places_[shard];
   for (const std::span<std::byte> part : parts) {
@@ -163,17 +191,17 @@ void SourceDigests::read(std::uint32_t shard, std::uint64_t begin,
 
 void SourceDigests::complete(std::size_t group) {
   for (const auto& [tensor, item] : items_[group]) {
-    const TensorInfo& info = plan_.catalog->tensors()[tensor];
+    const TensorInfo& info = values_.tensors()[tensor];
     table_.complete(
         item, [&](std::uint64_t begin, std::span<std::byte> to) { shards_.read(info, begin, to); });
   }
 }
 
 ReceiptFile SourceDigests::file_of(std::uint32_t number) {
-  const Shard& shard = plan_.catalog->shards()[number];
+  const Shard& shard = values_.catalog.shards()[number];
   ReceiptFile file = {.path = receipt_path(shard),
-                      .checkpoint = checkpoint_of(*plan_.catalog, number),
-                      .bytes = shard_bytes(*plan_.catalog, number)};
+                      .checkpoint = checkpoint_of(values_.catalog, number),
+                      .bytes = shard_bytes(values_.catalog, number)};
   if (shard.data_begin > 0) file.header_ranges.push_back({0, shard.data_begin});
   if (shard.tail_begin != 0 && shard.tail_begin < file.bytes) {
     file.header_ranges.push_back({shard.tail_begin, file.bytes});
@@ -192,7 +220,7 @@ std::vector<ReceiptFile> SourceDigests::files(std::size_t group) {
   std::vector<std::uint32_t> tensors;
   for (const auto& [tensor, item] : items_[group]) tensors.push_back(tensor);
   for (const std::uint32_t tensor : tensors) {
-    const TensorInfo& info = plan_.catalog->tensors()[tensor];
+    const TensorInfo& info = values_.tensors()[tensor];
     auto file = files.find(info.shard);
     if (file == files.end()) file = files.emplace(info.shard, file_of(info.shard)).first;
     const std::vector<ByteRange>& ranges = needed_[group].at(tensor);
@@ -214,7 +242,7 @@ std::vector<ReceiptFile> SourceDigests::files(std::size_t group) {
 const std::string* SourceDigests::whole_digest(std::size_t group, std::uint32_t tensor) const {
   const auto ranges = needed_[group].find(tensor);
   if (ranges == needed_[group].end()) return nullptr;
-  const std::uint64_t bytes = plan_.catalog->tensors()[tensor].byte_count();
+  const std::uint64_t bytes = values_.tensors()[tensor].byte_count();
   if (ranges->second != std::vector<ByteRange>{{0, bytes}}) return nullptr;
   return &table_.digest(items_[group].at(tensor));
 }
@@ -255,7 +283,7 @@ std::string recipe_word(const Plan& plan, const PlannedTarget& target) {
 std::vector<std::string> source_names(const Plan& plan, const PlannedTarget& target) {
   std::vector<std::string> names;
   for (const std::uint32_t source :
-       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
+       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
     names.push_back(plan.catalog->tensors()[source].name);
   }
   return names;

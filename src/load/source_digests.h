@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "boxes/value.h"
 #include "catalog/open_shards.h"
 #include "loadstone/plan.h"
 #include "loadstone/receipt.h"
@@ -17,18 +19,22 @@ namespace loadstone {
 
 // The sources that groups of targets need: a load is one group, each file of a conversion one. A
 // tensor of which a group needs parts has the ranges that its boxes touch, with holes of less than
-// 64 KiB. need() and prepare() come first; read() and complete() are thread-safe after them.
+// 64 KiB. Reads of sources() are hashed as they pass. need() and prepare() come first; sources()
+// and complete() are thread-safe after them.
 class SourceDigests {
  public:
   // Both must live as long; `shards` holds those that are needed.
-  SourceDigests(const Plan& plan, const OpenShards& shards, DigestKind kind, std::size_t groups,
+  SourceDigests(const ValueSet& values, const OpenShards& shards, DigestKind kind,
+                std::size_t groups,
                 std::uint64_t waiting_bytes_max = DigestTable::waiting_bytes_default);
 
-  void need(std::size_t group, const PlannedTarget& target);
+  void need(std::size_t group, const Value& value);
   void prepare();
 
-  // Bytes that were just read.
-  void read(std::uint32_t shard, std::uint64_t begin, std::span<const std::span<std::byte>> parts);
+  // The shards' sources, which hash what is read through them.
+  [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
+    return sources_;
+  }
   // All of the group's bytes that the engine reads have come: reads the rest.
   void complete(std::size_t group);
   // Of a completed group.
@@ -49,13 +55,17 @@ class SourceDigests {
     std::uint32_t item = 0;
   };
 
+  class Source;
+
+  void hash(std::uint32_t shard, std::uint64_t begin, std::span<const std::span<std::byte>> parts);
   void need_box(std::size_t group, const Box& box);
   void add(std::size_t group, std::uint32_t tensor, std::vector<ByteRange> ranges);
   [[nodiscard]] ReceiptFile file_of(std::uint32_t shard);
 
-  const Plan& plan_;
+  const ValueSet& values_;
   const OpenShards& shards_;
   DigestTable table_;
+  std::vector<std::shared_ptr<ByteSource>> sources_;
   std::vector<std::map<std::uint32_t, std::vector<ByteRange>>> needed_;  // by group and tensor
   std::vector<std::map<std::uint32_t, std::uint32_t>> items_;            // of the same
   std::vector<std::vector<Place>> places_;                               // by shard

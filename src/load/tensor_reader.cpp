@@ -8,12 +8,12 @@
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
 #include "base/text.h"
+#include "boxes/cast_kind.h"
 #include "catalog/open_shards.h"
 #include "engine/value_reader.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/decodings.h"
-#include "plan/dtypes.h"
 
 namespace loadstone {
 
@@ -46,26 +46,20 @@ struct TensorReader::Impl {
         dtype(wanted.value_or(recipe.dtype)),
         elements(recipe.shape.numel().value_or(0)),
         shards(*catalog, storage, needed()),
-        reader(catalog, shards.sources(), staging_bytes_max, stop) {
-    const Passage way = passage(recipe.dtype, dtype);
-    if (way != Passage::same && way != Passage::cast) {
+        reader(*catalog, shards.sources(), staging_bytes_max, stop) {
+    const CastKind way = cast_kind(recipe.dtype, dtype);
+    if (way != CastKind::same && way != CastKind::cast) {
       throw Error("plan.dtype", "there is no cast between these",
                   {.tensor = name,
                    .found = std::string(loadstone::name(recipe.dtype)),
                    .expected = std::string(loadstone::name(dtype))});
     }
-    reader.open({.name = name,
-                 .boxes = recipe.boxes,
-                 .decodings = recipe.decodings,
-                 .shape = recipe.shape,
-                 .dtype = dtype});
+    reader.open(recipe.as_value(name, dtype), recipe.decodings);
   }
 
   [[nodiscard]] std::vector<bool> needed() const {
     std::vector<bool> shards_needed(catalog->shards().size(), false);
-    for (const std::uint32_t source : sources_of(recipe.boxes, recipe.decodings)) {
-      shards_needed[catalog->tensors()[source].shard] = true;
-    }
+    mark_shards(sources_of(recipe.boxes, recipe.decodings), catalog->tensors(), shards_needed);
     return shards_needed;
   }
 

@@ -14,13 +14,13 @@
 #include <utility>
 
 #include "base/text.h"
+#include "boxes/cast_kind.h"
 #include "catalog/open_shards.h"
 #include "engine/team.h"
 #include "engine/value_reader.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "plan/decodings.h"
-#include "plan/dtypes.h"
 
 namespace loadstone {
 
@@ -56,8 +56,8 @@ class Pair {
         stop_(stop),
         step_(staging / staging_per_element),
         shards_(*catalog, &storage, needed(*catalog, check)),
-        readers_{{{catalog, shards_.sources(), staging, stop_},
-                  {catalog, shards_.sources(), staging, stop_}}} {
+        readers_{{{*catalog, shards_.sources(), staging, stop_},
+                  {*catalog, shards_.sources(), staging, stop_}}} {
     for (std::size_t i = 0; i < sides_.size(); ++i) {
       names_[i] = catalog->tensors()[i == 0 ? check.taken : check.other].name;
       open(i, dtype_);
@@ -87,19 +87,14 @@ class Pair {
     std::vector<bool> shards(catalog.shards().size(), false);
     for (const std::uint32_t tensor : {check.taken, check.other}) {
       const TensorRecipe recipe = tensor_recipe(catalog, tensor);
-      for (const std::uint32_t source : sources_of(recipe.boxes, recipe.decodings)) {
-        shards[catalog.tensors()[source].shard] = true;
-      }
+      mark_shards(sources_of(recipe.boxes, recipe.decodings), catalog.tensors(), shards);
     }
     return shards;
   }
 
   void open(std::size_t side, Dtype dtype) {
-    readers_[side].open({.name = names_[side],
-                         .boxes = sides_[side].boxes,
-                         .decodings = sides_[side].decodings,
-                         .shape = sides_[side].shape,
-                         .dtype = dtype});
+    const TensorRecipe& recipe = sides_[side];
+    readers_[side].open(recipe.as_value(names_[side], dtype), recipe.decodings);
   }
 
   bool is_same_window(std::uint64_t begin, std::uint64_t end) {
@@ -113,8 +108,8 @@ class Pair {
 
   // Reads the window again as wide floats, where the dtype has a cast to them.
   void add_window(std::uint64_t begin, std::uint64_t end, Distance& distance) {
-    const Passage way = passage(dtype_, wide_);
-    if (way != Passage::same && way != Passage::cast && way != Passage::lossy) {
+    const CastKind way = cast_kind(dtype_, wide_);
+    if (way != CastKind::same && way != CastKind::cast && way != CastKind::lossy) {
       if (distance.count++ == 0) distance.place = begin;
       return;
     }

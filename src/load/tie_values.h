@@ -1,4 +1,4 @@
-// Values of tied names that a checkpoint holds twice.
+// ValueSet of tied names that a checkpoint holds twice.
 #pragma once
 
 #include <atomic>

@@ -9,10 +9,10 @@
 
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "boxes/merges.h"
 #include "loadstone/merge.h"
 #include "plan/costs.h"
 #include "plan/fold.h"
-#include "plan/merges.h"
 
 namespace loadstone {
 

@@ -8,7 +8,9 @@
 
 #include "base/text.h"
 #include "base/version_text.h"
+#include "boxes/cast_kind.h"
 #include "boxes/check_boxes.h"
+#include "boxes/merges.h"
 #include "catalog/reading_threads.h"
 #include "codec/encode.h"
 #include "codec/tensor_table.h"
@@ -19,8 +21,6 @@
 #include "plan/costs.h"
 #include "plan/decodings.h"
 #include "plan/devices.h"
-#include "plan/dtypes.h"
-#include "plan/merges.h"
 #include "plan/plan_json.h"
 #include "plan/tie_checks.h"
 
@@ -356,9 +356,9 @@ class Binder {
     for (std::size_t b = 0; b < target.recipe.boxes.size(); ++b) {
       const Box& box = target.recipe.boxes[b];
       const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
-      const Passage way = passage(encoding, read_as);
-      const bool is_sound = is_merged ? way == Passage::same || way == Passage::cast
-                                      : way != Passage::mismatch && way != Passage::no_cast;
+      const CastKind way = cast_kind(encoding, read_as);
+      const bool is_sound = is_merged ? way == CastKind::same || way == CastKind::cast
+                                      : way != CastKind::mismatch && way != CastKind::no_cast;
       if (!is_sound) {
         refuse_box(i, "boxes", b,
                    "there is no cast from the source's encoding to the target's dtype",
@@ -373,8 +373,8 @@ class Binder {
 
   void require_sum(std::size_t i) const {
     const Dtype dtype = plan_.targets[i].dtype;
-    const Passage way = passage(Dtype::f32, dtype);
-    if (way == Passage::same || way == Passage::cast) return;
+    const CastKind way = cast_kind(Dtype::f32, dtype);
+    if (way == CastKind::same || way == CastKind::cast) return;
     refuse(i, "dtype", "a sum is of floats of whole bytes", std::string(name(dtype)));
   }
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "boxes/cast_kind.h"
 #include "catalog/reading_threads.h"
 #include "loadstone/remote.h"
-#include "plan/budget.h"
 #include "plan/decodings.h"
-#include "plan/dtypes.h"
+#include "plan/values.h"
 
 namespace loadstone {
 
@@ -39,9 +39,9 @@ bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
   if (!has_whole_source(plan, target)) return false;
   const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
   if (is_remote(plan.catalog->shards()[source.shard].path)) return false;
-  const Passage way = passage(source.encoding, target.dtype);
-  const bool is_float_cast = way == Passage::cast && kind(target.dtype) == DtypeKind::floating;
-  return (way == Passage::same || is_float_cast) && source.shape == target.shape &&
+  const CastKind way = cast_kind(source.encoding, target.dtype);
+  const bool is_float_cast = way == CastKind::cast && kind(target.dtype) == DtypeKind::floating;
+  return (way == CastKind::same || is_float_cast) && source.shape == target.shape &&
          plan.catalog->shards()[source.shard].format == FileFormat::safetensors;
 }
 
@@ -99,14 +99,15 @@ void count_costs(Plan& plan) {
       peak = saturating_add(peak, bytes);
     }
   }
-  const Needs needs(plan, SinkKind::memory);
+  const ValueSet values = values_of(plan);
+  const Needs needs = needs_of(plan, values);
   plan.bytes_to_read = needs.bytes_to_read();
   for (const TieCheck& check : plan.tie_checks) {
     for (const std::uint32_t tensor : {check.taken, check.other}) {
       plan.bytes_to_read = saturating_add(plan.bytes_to_read, tie_bytes(*plan.catalog, tensor));
     }
   }
-  cpu = saturating_add(cpu, bytes_promised(plan, needs));
+  cpu = saturating_add(cpu, bytes_promised(needs, promise_of(plan)));
   if (plan.bytes_to_read > 0) cpu = saturating_add(cpu, reading_bytes(*plan.catalog, plan.threads));
   if (plan.bytes_to_write > 0) plan.peak_bytes["disk"] = plan.bytes_to_write;
 }

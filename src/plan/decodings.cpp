@@ -1,51 +1,20 @@
 #include "plan/decodings.h"
 
 #include <algorithm>
-#include <unordered_set>
 
+#include "boxes/cast_kind.h"
 #include "codec/gguf/gguf.h"
 #include "codec/tensor_table.h"
 #include "loadstone/quantized_tensors.h"
-#include "plan/dtypes.h"
-#include "plan/merges.h"
 
 namespace loadstone {
-
-Encoding encoding_of(const Box& box, const std::vector<TensorInfo>& tensors,
-                     std::span<const Decoding> decodings) noexcept {
-  if (box.decoding != no_decoding) return decodings[box.decoding].dtype;
-  return tensors[box.source].encoding;
-}
-
-std::vector<std::uint32_t> sources_of(const std::vector<Box>& boxes,
-                                      std::span<const Decoding> decodings,
-                                      const std::shared_ptr<const Merge>& merge) {
-  std::vector<std::uint32_t> sources;
-  std::unordered_set<std::uint32_t> seen;
-  const auto add = [&](std::uint32_t source) {
-    if (!sources.empty() && sources.back() == source) return;
-    if (seen.insert(source).second) sources.push_back(source);
-  };
-  const auto add_all = [&](const std::vector<Box>& of) {
-    for (const Box& box : of) {
-      if (box.decoding == no_decoding) {
-        add(box.source);
-      } else if (box.decoding < decodings.size()) {
-        for (const std::uint32_t source : decodings[box.decoding].sources) add(source);
-      }
-    }
-  };
-  add_all(boxes);
-  if (merge != nullptr) for_each_operand(*merge, [&](const Operand& each) { add_all(each.boxes); });
-  return sources;
-}
 
 std::vector<std::string> merged_roots(const Catalog& catalog, std::span<const Decoding> decodings,
                                       const Recipe& recipe) {
   std::vector<std::string> roots;
   const auto& checkpoints = catalog.checkpoints();
   if (checkpoints.size() < 2) return roots;
-  const auto sources = sources_of(recipe.boxes, decodings, recipe.merge);
+  const auto sources = sources_of(recipe.boxes, decodings, recipe.merge.get());
   for (std::uint32_t c = 1; c < checkpoints.size(); ++c) {
     const auto [begin, end] = catalog.tensors_of(c);
     const auto is_here = [&](std::uint32_t source) { return begin <= source && source < end; };

@@ -7,21 +7,13 @@
 #include <span>
 #include <vector>
 
+#include "boxes/sources.h"
+#include "boxes/value.h"
 #include "boxes/view.h"
 #include "loadstone/catalog.h"
 #include "loadstone/recipe.h"
 
 namespace loadstone {
-
-// What the box's elements are on the way. Source and decoding must be there.
-[[nodiscard]] Encoding encoding_of(const Box& box, const std::vector<TensorInfo>& tensors,
-                                   std::span<const Decoding> decodings) noexcept;
-
-// All tensors that the boxes need, each once, in the order of the boxes. Those that are not there
-// are left out. `merge`: of boxes that have more terms; null where they have none.
-[[nodiscard]] std::vector<std::uint32_t> sources_of(const std::vector<Box>& boxes,
-                                                    std::span<const Decoding> decodings,
-                                                    const std::shared_ptr<const Merge>& merge = {});
 
 // All of one tensor, decoded where its bytes are codes or blocks: to F32, or to BF16 or F16 where
 // that is `wanted`.
@@ -30,6 +22,11 @@ struct TensorRecipe {
   Dtype dtype = Dtype::f32;  // before any cast
   std::vector<Box> boxes;
   std::vector<Decoding> decodings;
+
+  // A view of it, for a reader of its decodings.
+  [[nodiscard]] Value as_value(std::string_view name, Dtype as) const noexcept {
+    return {.name = name, .shape = &shape, .dtype = as, .boxes = boxes};
+  }
 };
 [[nodiscard]] TensorRecipe tensor_recipe(const Catalog& catalog, std::uint32_t tensor,
                                          std::optional<Dtype> wanted = std::nullopt);

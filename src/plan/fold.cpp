@@ -9,8 +9,8 @@
 #include <unordered_map>
 
 #include "base/text.h"
+#include "boxes/merges.h"
 #include "loadstone/name_hash.h"
-#include "plan/merges.h"
 
 namespace loadstone {
 

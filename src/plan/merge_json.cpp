@@ -3,7 +3,7 @@
 #include <bit>
 #include <string>
 
-#include "plan/merges.h"
+#include "boxes/merges.h"
 
 namespace loadstone {
 

@@ -4,11 +4,11 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "boxes/cast_kind.h"
+#include "boxes/merges.h"
 #include "catalog/transform_claim.h"
 #include "codec/tensor_table.h"
 #include "plan/decodings.h"
-#include "plan/dtypes.h"
-#include "plan/merges.h"
 #include "plan/planner.h"
 
 namespace loadstone {

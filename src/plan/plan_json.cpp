@@ -11,10 +11,10 @@
 #include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "boxes/merges.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
 #include "plan/merge_json.h"
-#include "plan/merges.h"
 #include "plan/tie_checks.h"
 
 namespace loadstone {
@@ -82,7 +82,7 @@ PlanNumbers write_plan_sources(JsonWriter& json, const Plan& plan) {
   json.begin_array();
   for (const PlannedTarget& target : plan.targets) {
     for (const std::uint32_t index :
-         sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
+         sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
       const auto next = static_cast<std::uint32_t>(numbers.sources.size());
       if (!numbers.sources.emplace(index, next).second) continue;
       const TensorInfo& source = plan.catalog->tensors()[index];

@@ -12,11 +12,11 @@
 
 #include "base/pattern.h"
 #include "catalog/lacking.h"
+#include "engine/limits.h"
 #include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
 #include "plan/adapters.h"
 #include "plan/balance.h"
-#include "plan/budget.h"
 #include "plan/codes.h"
 #include "plan/prefix.h"
 #include "plan/produce.h"

@@ -10,12 +10,12 @@
 #include "base/checked.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "boxes/cast_kind.h"
 #include "boxes/view.h"
 #include "codec/tensor_table.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
 #include "plan/decodings.h"
-#include "plan/dtypes.h"
 
 namespace loadstone {
 
@@ -268,9 +268,9 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count
     tensor.is_source = false;
     for (const ViewPiece& piece : tensor.view.pieces) {
       const Encoding source = impl_->encoding_of(piece);
-      const Passage way = passage(source, dtype);
-      if (way == Passage::mismatch || way == Passage::no_cast ||
-          (way == Passage::counted && !is_count)) {
+      const CastKind way = cast_kind(source, dtype);
+      if (way == CastKind::mismatch || way == CastKind::no_cast ||
+          (way == CastKind::counted && !is_count)) {
         refuse_operation("cast", "there is no cast between these",
                          fmt::format("{} to {}", source.name(), name(dtype)));
       }

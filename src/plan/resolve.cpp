@@ -5,13 +5,13 @@
 #include <unordered_set>
 
 #include "base/text.h"
+#include "boxes/cast_kind.h"
 #include "boxes/check_boxes.h"
 #include "catalog/deepspeed.h"
 #include "codec/encode.h"
 #include "kernels/cast.h"
 #include "kernels/quantize.h"
 #include "plan/decodings.h"
-#include "plan/dtypes.h"
 #include "plan/planner.h"
 
 namespace loadstone {
@@ -263,8 +263,8 @@ bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
   PlannedTarget& planned = plan_.targets[root];
   const std::uint64_t elements = target.shape.numel().value_or(0);
   const bool fits = Encoding(made.dtype).byte_count(elements) == made.constant->size();
-  const Passage way = passage(made.dtype, planned.dtype);
-  if (!fits || way == Passage::mismatch || way == Passage::counted || way == Passage::no_cast) {
+  const CastKind way = cast_kind(made.dtype, planned.dtype);
+  if (!fits || way == CastKind::mismatch || way == CastKind::counted || way == CastKind::no_cast) {
     fail(root,
          {.code = fits ? "plan.dtype" : "plan.recipe",
           .message = fmt::format("the constant of '{}' is {} bytes of {}, the model wants {} {}",
@@ -276,7 +276,7 @@ bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
   }
   planned.recipe.origin = Origin::constant;
   planned.recipe.constant = made.constant;
-  if (way == Passage::same) return true;
+  if (way == CastKind::same) return true;
   std::vector<std::byte> bytes(planned.byte_count());
   cast_between(made.dtype, planned.dtype).run(made.constant->data(), bytes.data(), elements);
   planned.recipe.constant = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
@@ -295,13 +295,13 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
   for (const Box& box : planned.recipe.boxes) {
     const TensorInfo& source = tensors[box.source];
     const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
-    const Passage way = passage(encoding, planned.dtype);
-    if (way == Passage::same) continue;
+    const CastKind way = cast_kind(encoding, planned.dtype);
+    if (way == CastKind::same) continue;
     if (!seen.insert(std::uint64_t{box.decoding} << 32 | box.source).second) continue;
     Finding finding = {.sources = {source.name},
                        .found = std::string(encoding.name()),
                        .expected = std::string(name(planned.dtype))};
-    if (way == Passage::mismatch || (way == Passage::counted && !is_cast)) {
+    if (way == CastKind::mismatch || (way == CastKind::counted && !is_cast)) {
       finding.code = "plan.dtype";
       finding.message = fmt::format("'{}' is {} in the checkpoint ('{}'), the model wants {}",
                                     printable(target.name), finding.found, printable(source.name),
@@ -309,7 +309,7 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
       fail(root, std::move(finding));
       return false;
     }
-    if (way == Passage::no_cast) {
+    if (way == CastKind::no_cast) {
       finding.code = "plan.encoding";
       finding.message =
           encoding.is_dtype()
@@ -321,7 +321,7 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
       return false;
     }
     Finding& cast = casts_[{encoding.dtype(), planned.dtype}];
-    cast.severity = way == Passage::lossy ? Severity::warning : Severity::info;
+    cast.severity = way == CastKind::lossy ? Severity::warning : Severity::info;
     cast.sources.push_back(source.name);
   }
   for (const Box& box : planned.recipe.boxes) {

@@ -2,15 +2,15 @@
 #include <fmt/format.h>
 
 #include "base/text.h"
-#include "plan/dtypes.h"
-#include "plan/merges.h"
+#include "boxes/cast_kind.h"
+#include "boxes/merges.h"
 #include "plan/planner.h"
 
 namespace loadstone {
 
 // Sums are of F32, so what they read is never rounded for the sake of a target that reads it too.
 void Planner::keep_numbers(const TargetRecipe& recipe) {
-  for_each_box({.boxes = recipe.boxes, .merge = recipe.merge}, [&](const Box& box) {
+  for_each_box(recipe, [&](const Box& box) {
     if (box.decoding != no_decoding) rounded_[box.decoding].try_emplace(Dtype::f32, box.decoding);
   });
 }
@@ -22,8 +22,8 @@ bool Planner::take_merge(std::size_t root, const std::shared_ptr<const Merge>& m
   PlannedTarget& planned = plan_.targets[root];
   auto found = check_merge(*merge, target.shape.numel().value_or(0), plan_.catalog->tensors(),
                            plan_.decodings);
-  const Passage way = passage(Dtype::f32, planned.dtype);
-  if (!found && way != Passage::same && way != Passage::cast) {
+  const CastKind way = cast_kind(Dtype::f32, planned.dtype);
+  if (!found && way != CastKind::same && way != CastKind::cast) {
     found = MergeDefect{"dtype",
                         {.message = "a sum is of floats of whole bytes",
                          .found = std::string(name(planned.dtype)),

@@ -114,18 +114,14 @@ double error_max_of(const TensorRecipe& value, const Catalog& catalog) {
 Numbers::Numbers(const OpenShards& shards, std::atomic<bool>& stop)
     : catalog_(shards.catalog()),
       sources_(filled_sources(shards.sources(), filled_)),
-      reader_(borrowed(shards.catalog()), sources_, staging_bytes, stop) {}
+      reader_(shards.catalog(), sources_, staging_bytes, stop) {}
 
 void Numbers::open(const std::string& name, const TensorRecipe& value) {
   is_exact_ = value.decodings.empty();
   bound_ = bound_of(value, catalog_);
   error_max_ = error_max_of(value, catalog_);
   value_ = &value;
-  reader_.open({.name = name,
-                .boxes = value.boxes,
-                .decodings = value.decodings,
-                .shape = value.shape,
-                .dtype = Dtype::f32});
+  reader_.open(value.as_value(name, Dtype::f32), value.decodings);
 }
 
 const std::vector<float>& Numbers::read(std::uint64_t begin, std::uint64_t end) {

@@ -8,10 +8,10 @@
 #include <set>
 #include <utility>
 
+#include "boxes/cast_kind.h"
 #include "codec/gguf/gguf.h"
 #include "convert/expert_layouts.h"
 #include "kernels/cast.h"
-#include "plan/dtypes.h"
 #include "verify/borrowed.h"
 
 namespace loadstone {

@@ -39,9 +39,9 @@ TensorBytes::TensorBytes(const OpenShards& shards, const std::string& name, Tens
 }
 
 void TensorBytes::open(const std::string& name, Dtype dtype) {
-  reader_ = std::make_unique<ValueReader>(borrowed(shards_.catalog()), shards_.sources(),
-                                          staging_bytes_max, stop_);
-  reader_->open({name, value_.boxes, value_.decodings, value_.shape, dtype});
+  reader_ =
+      std::make_unique<ValueReader>(shards_.catalog(), shards_.sources(), staging_bytes_max, stop_);
+  reader_->open(value_.as_value(name, dtype), value_.decodings);
 }
 
 void TensorBytes::read(std::uint64_t begin, std::span<std::byte> into) {

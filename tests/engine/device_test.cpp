@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "device/fake/fake_cuda.h"
+#include "engine/limits.h"
 #include "loadstone/audit.h"
 #include "loadstone/execute.h"
-#include "plan/budget.h"
+#include "plan/values.h"
 #include "support/plan_builder.h"
 #include "support/random_plan.h"
 
@@ -96,8 +97,9 @@ std::size_t load_random_plan(unsigned seed) {
                               .chunk_bytes = std::uint64_t{1} << random() % 23,
                               .storage = &builder.storage},
                              drivers[random() % drivers.size()]);
-  const Needs needs(plan, SinkKind::memory);
-  const std::uint64_t promised = bytes_promised(plan, needs);
+  const ValueSet values = values_of(plan);
+  const Needs needs = needs_of(plan, values);
+  const std::uint64_t promised = testing::bytes_promised(plan);
   EXPECT_LE(report.staging_bytes_peak, promised);
   EXPECT_LE(fake_cuda_pinned_peak(), promised);
   if (plan.local_ranks > 1) {
@@ -158,7 +160,7 @@ TEST(Devices, WhatIsQuantizedOnItsWayHasTheBytesOfTheHost) {
       for (PlannedTarget& target : plan.targets) target.device = "cuda:0";
       const DeviceMemory memory(plan);
       const Report report = load(plan, memory, {.storage = &builder.storage});
-      EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, SinkKind::memory)));
+      EXPECT_LE(report.staging_bytes_peak, testing::bytes_promised(plan));
       for (std::size_t i = 0; i < plan.targets.size(); ++i) {
         const auto& found = memory.destinations()[i].parts;
         const auto& expected = plain.destinations()[i].parts;
@@ -213,7 +215,7 @@ TEST(Devices, CopiesGoOnWhileOthersAreRead) {
   expect_overlap(20);
 }
 
-// Values that fill more than half of a slot, and less than a batch.
+// ValueSet that fill more than half of a slot, and less than a batch.
 TEST(Devices, CopiesOfHalvesOfSlotsGoOnToo) {
   for (const std::uint64_t bytes : {140'000, 200'000, 250'000}) {
     SCOPED_TRACE(bytes);
@@ -267,7 +269,7 @@ TEST(Devices, SmallValuesAreCopiedInBatches) {
         EXPECT_EQ(copies, static_cast<int>(count));
       }
       EXPECT_LE(fake_cuda_calls("cuEventSynchronize"), slots + static_cast<int>(threads));
-      EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, SinkKind::memory)));
+      EXPECT_LE(report.staging_bytes_peak, testing::bytes_promised(plan));
       for (std::size_t i = 0; i < plan.targets.size(); ++i) {
         ASSERT_EQ(value_of(memory.destinations()[i]), expected_value(builder, plan.targets[i]));
       }
@@ -307,7 +309,8 @@ TEST(Devices, AFailingBatchNamesATensor) {
   }
 }
 
-// Values larger than a batch do not wait for others, and those that are left over are sent at last.
+// ValueSet larger than a batch do not wait for others, and those that are left over are sent at
+// last.
 TEST(Devices, LargeAndSmallValuesShareARing) {
   PlanBuilder builder;
   builder.add_shard();
@@ -354,7 +357,7 @@ TEST(Devices, RanksShareWhatMayBePinned) {
     if (ranks == 1) alone = pinned;
     EXPECT_LE(pinned, std::max(plan.staging_bytes_max / ranks, ring_bytes_least)) << ranks;
     EXPECT_LE(pinned, alone);
-    EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, SinkKind::memory)));
+    EXPECT_LE(report.staging_bytes_peak, testing::bytes_promised(plan));
     EXPECT_EQ(value_of(memory.destinations()[0]), expected_value(builder, plan.targets[0]));
     expect_clean();
   }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "loadstone/execute.h"
+#include "plan/values.h"
 #include "support/plan_builder.h"
 
 namespace loadstone {
@@ -36,7 +37,7 @@ class PlannedReadsTest : public ::testing::Test {
     const std::uint64_t data = plan.catalog->shards()[0].data_begin;
     std::vector<ByteRange> found;
     std::uint64_t bytes = 0;
-    for (const ShardRange& range : planned_reads(plan, all)) {
+    for (const ShardRange& range : planned_reads(values_of(plan), all)) {
       found.push_back({range.bytes.begin - data, range.bytes.end - data});
       bytes += range.bytes.size();
     }
@@ -93,10 +94,10 @@ TEST_F(PlannedReadsTest, ABoxThatLeavesItsSourceIsNobodys) {
   Box& box = plan.targets[0].recipe.boxes[0];
   for (const std::uint64_t extent : {rows + 1, UINT64_MAX}) {
     box.dims[0].extent = extent;
-    EXPECT_THAT(planned_reads(plan, std::vector<std::uint32_t>{0}), IsEmpty());
+    EXPECT_THAT(planned_reads(values_of(plan), std::vector<std::uint32_t>{0}), IsEmpty());
   }
   box.source = 7;
-  EXPECT_THAT(planned_reads(plan, std::vector<std::uint32_t>{0}), IsEmpty());
+  EXPECT_THAT(planned_reads(values_of(plan), std::vector<std::uint32_t>{0}), IsEmpty());
 }
 
 }  // namespace

@@ -11,9 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/limits.h"
 #include "engine/planned_reads.h"
 #include "loadstone/execute.h"
-#include "plan/budget.h"
+#include "plan/values.h"
 #include "receipt/file_digest.h"
 #include "support/plan_builder.h"
 
@@ -57,7 +58,7 @@ void expect_all_asked(const Plan& plan, const PlanBuilder& builder) {
   std::vector<std::uint32_t> all(plan.targets.size());
   std::iota(all.begin(), all.end(), 0U);
   Ranges planned;
-  for (const ShardRange& range : planned_reads(plan, all)) {
+  for (const ShardRange& range : planned_reads(values_of(plan), all)) {
     planned[plan.catalog->shards()[range.shard].path].push_back(range.bytes);
   }
   const Ranges asked = ranges_of(builder.storage.asked());
@@ -113,8 +114,9 @@ void load_random_plan(unsigned seed) {
                                  .chunk_bytes = std::uint64_t{1} << random() % 23,
                                  .storage = &builder.storage,
                                  .receipt = digest_of_seed(seed)});
-  const Needs needs(plan, SinkKind::memory);
-  const std::uint64_t promised = bytes_promised(plan, needs);
+  const ValueSet values = values_of(plan);
+  const Needs needs = needs_of(plan, values);
+  const std::uint64_t promised = testing::bytes_promised(plan);
   EXPECT_LE(report.staging_bytes_peak, promised);
   EXPECT_LE(promised, std::max(builder.staging_bytes_max, needs.thread_bytes_least()));
   expect_all_asked(plan, builder);

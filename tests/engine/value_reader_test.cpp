@@ -9,6 +9,7 @@
 #include "catalog/open_shards.h"
 #include "loadstone/execute.h"
 #include "plan/costs.h"
+#include "plan/values.h"
 #include "support/plan_builder.h"
 #include "support/random_plan.h"
 
@@ -25,20 +26,12 @@ using testing::ReadEvent;
 using testing::value_of;
 using testing::whole;
 
-Value value_for(const Plan& plan, const PlannedTarget& target) {
-  return {.name = target.name,
-          .boxes = target.recipe.boxes,
-          .decodings = plan.decodings,
-          .shape = target.shape,
-          .dtype = target.dtype};
-}
-
 // A reader of the builder's shards. Not thread-safe.
 class Pulled {
  public:
   Pulled(PlanBuilder& builder, const Plan& plan, std::uint64_t staging_bytes)
       : shards_(*plan.catalog, &builder.storage),
-        reader(plan.catalog, shards_.sources(), staging_bytes, stop) {}
+        reader(*plan.catalog, shards_.sources(), staging_bytes, stop) {}
 
   std::atomic<bool> stop = false;
 
@@ -55,7 +48,7 @@ void compare_ranges(Pulled& pulled, const Plan& plan, std::size_t index,
   const PlannedTarget& target = plan.targets[index];
   const std::uint64_t elements = *target.shape.numel();
   const std::uint64_t size = bits(target.dtype) / 8;
-  pulled.reader.open(value_for(plan, target));
+  pulled.reader.open(loadstone::value_of(target), plan.decodings);
   Bytes all(elements * size);
   pulled.reader.read(0, elements, all);
   EXPECT_TRUE(all == value_of(expected)) << target.name;
@@ -100,7 +93,7 @@ TEST(ValueReaderTest, EveryKindOfMovementInEverySmallRange) {
     const PlannedTarget& target = plan.targets[i];
     const std::uint64_t size = bits(target.dtype) / 8;
     const std::uint64_t elements = *target.shape.numel();
-    pulled.reader.open(value_for(plan, target));
+    pulled.reader.open(loadstone::value_of(target), plan.decodings);
     for (const std::uint64_t step : {61u, 977u}) {
       for (std::uint64_t begin = 0; begin < elements; begin += step) {
         Bytes part((std::min(elements, begin + step) - begin) * size);
@@ -170,7 +163,7 @@ TEST(ValueReaderTest, WhatIsContiguousIsReadOnce) {
   Pulled pulled(builder, plan, 4096);
   const std::uint64_t headers = builder.storage.bytes_read();
   for (const PlannedTarget& target : plan.targets) {
-    pulled.reader.open(value_for(plan, target));
+    pulled.reader.open(loadstone::value_of(target), plan.decodings);
     const std::uint64_t step = 5 * whole_elements;
     for (std::uint64_t begin = 0; begin < *target.shape.numel(); begin += step) {
       const std::uint64_t end = std::min(*target.shape.numel(), begin + step);
@@ -188,7 +181,7 @@ TEST(ValueReaderTest, NumbersOfLessThanAByte) {
   builder.add_plain("f4", Dtype::f4, Dtype::f4, {8, 64}, pattern(256, 1));
   const Plan plan = builder.build();
   Pulled pulled(builder, plan, 0);
-  pulled.reader.open(value_for(plan, plan.targets[0]));
+  pulled.reader.open(loadstone::value_of(plan.targets[0]), plan.decodings);
   Bytes part(100);
   pulled.reader.read(30, 230, part);
   EXPECT_TRUE(std::equal(part.begin(), part.end(), builder.bytes_of(0).begin() + 15));
@@ -201,8 +194,9 @@ TEST(ValueReaderTest, WhatDoesNotFitIsRefused) {
   builder.add_plain("a", Dtype::f32, Dtype::f32, {10, 10}, pattern(400, 1));
   Plan plan = builder.build();
   Pulled pulled(builder, plan, 0);
-  const Value good = value_for(plan, plan.targets[0]);
-  pulled.reader.open(good);
+  const Value good = loadstone::value_of(plan.targets[0]);
+  const Shape small = {10, 9};
+  pulled.reader.open(good, plan.decodings);
   Bytes part(40);
   EXPECT_EQ(error_of([&] { pulled.reader.read(91, 101, part); }).code(), "plan.box");
   EXPECT_EQ(error_of([&] { pulled.reader.read(20, 10, part); }).code(), "plan.box");
@@ -212,14 +206,14 @@ TEST(ValueReaderTest, WhatDoesNotFitIsRefused) {
     Value value = good;
     change(boxes[0], value);
     value.boxes = boxes;
-    return error_of([&] { pulled.reader.open(value); }).code();
+    return error_of([&] { pulled.reader.open(value, plan.decodings); }).code();
   };
   EXPECT_EQ(code([](Box& box, Value&) { box.source = 1; }), "plan.box");
   EXPECT_EQ(code([](Box& box, Value&) { box.source_offset = 1; }), "plan.box");
   EXPECT_EQ(code([](Box& box, Value&) { box.dims[0].target_stride = 11; }), "plan.box");
   EXPECT_EQ(code([](Box& box, Value&) { box.dims[0].target_stride = 0; }), "plan.box");
   EXPECT_EQ(code([](Box& box, Value&) { box.decoding = 0; }), "plan.box");
-  EXPECT_EQ(code([](Box&, Value& value) { value.shape = {10, 9}; }), "plan.box");
+  EXPECT_EQ(code([&](Box&, Value& value) { value.shape = &small; }), "plan.box");
   EXPECT_EQ(code([](Box&, Value& value) { value.dtype = Dtype::f4; }), "plan.box");
 }
 
@@ -231,7 +225,7 @@ TEST(ValueReaderTest, AFailedReadNamesFileTensorAndOffset) {
   builder.storage.before_read = [](std::size_t, const ReadEvent& event) {
     throw Error("io.read", "cannot read", {.path = event.path});
   };
-  pulled.reader.open(value_for(plan, plan.targets[0]));
+  pulled.reader.open(loadstone::value_of(plan.targets[0]), plan.decodings);
   Bytes part(40);
   const Error error = error_of([&] { pulled.reader.read(50, 60, part); });
   EXPECT_EQ(error.code(), "io.read");

@@ -1,4 +1,4 @@
-// Values that are quantized on their way have the bytes of encoding them whole, however they are
+// ValueSet that are quantized on their way have the bytes of encoding them whole, however they are
 // cut, moved and read.
 #include <gmock/gmock.h>
 
@@ -8,9 +8,10 @@
 #include <random>
 
 #include "codec/encode.h"
+#include "engine/limits.h"
 #include "loadstone/audit.h"
 #include "loadstone/execute.h"
-#include "plan/budget.h"
+#include "plan/values.h"
 #include "support/plan_builder.h"
 #include "support/random_plan.h"
 
@@ -91,10 +92,12 @@ std::size_t quantize_random_plan(unsigned seed) {
   plan.threads = static_cast<unsigned>(1 + random() % 4);
   plan.allow_non_finite = true;
   const HostMemory memory(plan);
-  const Needs needs(plan, SinkKind::memory);
-  const std::uint64_t promised = bytes_promised(plan, needs);
+  const ValueSet values = values_of(plan);
+  const Needs needs = needs_of(plan, values);
+  const std::uint64_t promised = testing::bytes_promised(plan);
   for (const unsigned threads : {1, 2, 3, 4, 16}) {
-    EXPECT_LE(needs.bytes_under_way(load_budget(plan, needs, threads)), promised) << threads;
+    EXPECT_LE(needs.bytes_under_way(load_budget(needs, promise_of(plan), threads)), promised)
+        << threads;
   }
   const Report report =
       execute(plan, memory.destinations(),
@@ -189,7 +192,7 @@ TEST(Windows, EachByteIsReadOnceAndStagingIsBounded) {
   const Report report =
       execute(plan, memory.destinations(), {.threads = 2, .storage = &builder.storage});
   EXPECT_EQ(report.bytes_read, rows * columns * 2);
-  EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, SinkKind::memory)));
+  EXPECT_LE(report.staging_bytes_peak, testing::bytes_promised(plan));
   EXPECT_LT(report.bytes_written, rows * columns);
 }
 
@@ -231,8 +234,7 @@ TEST(Windows, AGroupSharesItsScale) {
                                       {.threads = threads, .storage = &partners.builder.storage});
         const bool is_kept = staging > 100 * rows * columns;
         EXPECT_EQ(report.bytes_read, rows * columns * 2 * 4 * (is_kept ? 1 : 2));
-        EXPECT_LE(report.staging_bytes_peak,
-                  bytes_promised(partners.plan, Needs(partners.plan, SinkKind::memory)));
+        EXPECT_LE(report.staging_bytes_peak, testing::bytes_promised(partners.plan));
         for (std::size_t i = 0; i < 4; ++i) {
           const PlannedTarget& target = partners.plan.targets[i];
           const std::vector<Bytes> others(partners.numbers.begin(), partners.numbers.begin() + 3);

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <random>
 
+#include "boxes/cast_kind.h"
 #include "loadstone/error.h"
-#include "plan/dtypes.h"
 #include "support/plans.h"
 
 namespace loadstone::test {

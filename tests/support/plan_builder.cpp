@@ -9,8 +9,14 @@
 #include "base/digest.h"
 #include "codec/decode.h"
 #include "kernels/cast.h"
+#include "plan/values.h"
 
 namespace loadstone::testing {
+
+std::uint64_t bytes_promised(const Plan& plan) {
+  const ValueSet values = values_of(plan);
+  return loadstone::bytes_promised(needs_of(plan, values), promise_of(plan));
+}
 
 namespace {
 

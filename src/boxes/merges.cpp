@@ -1,4 +1,4 @@
-#include "plan/merges.h"
+#include "boxes/merges.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "plan/decodings.h"
-#include "plan/dtypes.h"
+#include "boxes/cast_kind.h"
+#include "boxes/sources.h"
 
 namespace loadstone {
 
@@ -90,8 +90,8 @@ std::optional<BoxDefect> check_operand(const Operand& operand, std::uint64_t ele
   if (auto found = check_boxes(operand.boxes, count, sources, decodings)) return found;
   for (std::size_t b = 0; b < operand.boxes.size(); ++b) {
     const Encoding encoding = encoding_of(operand.boxes[b], sources, decodings);
-    const Passage way = passage(encoding, Dtype::f32);
-    if (way == Passage::same || way == Passage::cast) continue;
+    const CastKind way = cast_kind(encoding, Dtype::f32);
+    if (way == CastKind::same || way == CastKind::cast) continue;
     BoxDefect found = defect("these are no numbers that F32 could hold",
                              std::string(encoding.name()), "a floating dtype");
     found.box = b;

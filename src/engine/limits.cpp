@@ -1,4 +1,4 @@
-#include "plan/budget.h"
+#include "engine/limits.h"
 
 #include <algorithm>
 #include <map>
@@ -11,13 +11,11 @@
 #include "boxes/check_boxes.h"
 #include "boxes/dims.h"
 #include "boxes/direct_read.h"
+#include "boxes/merges.h"
+#include "boxes/sources.h"
 #include "codec/encode.h"
 #include "codec/tensor_table.h"
-#include "plan/costs.h"
-#include "plan/decodings.h"
-#include "plan/devices.h"
-#include "plan/merges.h"
-#include "plan/read_count.h"
+#include "engine/read_count.h"
 
 namespace loadstone {
 
@@ -90,17 +88,13 @@ WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) 
   return limits;
 }
 
-std::uint64_t window_bytes_of(const PlannedTarget& target, std::uint64_t window_bytes) noexcept {
+std::uint64_t window_bytes_of(const Value& target, std::uint64_t window_bytes) noexcept {
   return largest_window(is_turned(target), window_bytes);
 }
 
-bool goes_to_device(const PlannedTarget& target) noexcept {
-  return target.delivery == Delivery::memory && is_accelerator(target.device);
-}
-
-bool is_turned(const PlannedTarget& target) noexcept {
+bool is_turned(const Value& target) noexcept {
   // Dimensions come by target stride.
-  return std::ranges::any_of(target.recipe.boxes, [](const Box& box) {
+  return std::ranges::any_of(target.boxes, [](const Box& box) {
     return !std::ranges::is_sorted(box.dims, [](const BoxDim& a, const BoxDim& b) {
       return a.source_stride > b.source_stride;
     });
@@ -130,19 +124,18 @@ Slot Needs::Ways::slot(std::uint64_t most, std::uint64_t chunk_bytes) const {
   return slot;
 }
 
-Needs::Needs(const Plan& plan, SinkKind sink) : plan_(plan), sink_(sink) {
+Needs::Needs(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_max)
+    : values_(values), pinned_bytes_max_(pinned_bytes_max), sink_(sink) {
   std::map<std::string_view, std::size_t> shared;
   std::set<std::tuple<std::string_view, Dtype, bool, std::vector<std::uint64_t>>> kinds;
-  for (const PlannedTarget& target : plan.targets) {
-    const bool is_moved =
-        target.delivery == Delivery::memory || target.delivery == Delivery::disk_write;
-    if (!is_moved || !is_delivered(target.recipe.origin)) continue;
+  for (const Value& target : values.list) {
+    if (!target.is_made) continue;
     QuantizeForm form;
     const bool is_quantized =
         target.quantization &&
-        !prepare_quantization(*target.quantization, target.shape, target.dtype, form);
-    const bool is_merged = target.recipe.merge != nullptr;
-    const bool is_apart = sink == SinkKind::files || goes_to_device(target);
+        !prepare_quantization(*target.quantization, *target.shape, target.dtype, form);
+    const bool is_merged = target.merge != nullptr;
+    const bool is_apart = sink == SinkKind::files || target.goes_to_device();
     const bool is_whole = !is_apart && !is_quantized && !is_merged;
     if (is_merged) {
       add_merge(target);
@@ -150,15 +143,15 @@ Needs::Needs(const Plan& plan, SinkKind sink) : plan_(plan), sink_(sink) {
       add_boxes(target, is_whole ? whole_ : windows_);
     }
     if (is_whole) continue;
-    has_device_ = has_device_ || goes_to_device(target);
-    has_numbers_ = has_numbers_ || is_quantized || !goes_to_device(target);
+    has_device_ = has_device_ || target.goes_to_device();
+    has_numbers_ = has_numbers_ || is_quantized || !target.goes_to_device();
     encodes_apart_ = encodes_apart_ || (is_quantized && is_apart);
-    boxes_most_ = std::max<std::uint64_t>(boxes_most_, target.recipe.boxes.size());
+    boxes_most_ = std::max<std::uint64_t>(boxes_most_, target.boxes.size());
     add_window_value(target, is_quantized ? &form : nullptr, shared);
     if (is_quantized &&
         kinds
             .emplace(target.quantization->encoding, target.dtype,
-                     target.quantization->importance != nullptr, target.shape.extents())
+                     target.quantization->importance != nullptr, target.shape->extents())
             .second) {
       forms_.push_back(std::move(form));
     }
@@ -167,7 +160,7 @@ Needs::Needs(const Plan& plan, SinkKind sink) : plan_(plan), sink_(sink) {
   count_reads();
 }
 
-void Needs::add_window_value(const PlannedTarget& target, const QuantizeForm* form,
+void Needs::add_window_value(const Value& target, const QuantizeForm* form,
                              std::map<std::string_view, std::size_t>& shared) {
   std::size_t group = groups_.size();
   if (form != nullptr && shares_scale(*target.quantization, *form)) {
@@ -175,14 +168,14 @@ void Needs::add_window_value(const PlannedTarget& target, const QuantizeForm* fo
   }
   if (group == groups_.size()) groups_.emplace_back();
   Group& its = groups_[group];
-  const std::uint64_t elements = target.shape.numel().value_or(0);
+  const std::uint64_t elements = target.elements();
   its.is_turned = its.is_turned || is_turned(target);
   ++its.members;
-  if (goes_to_device(target)) {
+  if (target.goes_to_device()) {
     device_bytes_ = saturating_add(device_bytes_, aligned_part(bytes_of(elements, target.dtype)));
   }
   if (form == nullptr) {
-    its.is_sent = goes_to_device(target);
+    its.is_sent = target.goes_to_device();
     its.number_bytes = bytes_of(elements, target.dtype);
     number_bytes_ = saturating_add(number_bytes_, its.number_bytes);
   } else {
@@ -192,31 +185,29 @@ void Needs::add_window_value(const PlannedTarget& target, const QuantizeForm* fo
     const std::uint64_t bytes = aligned_part(bytes_of(elements, target.dtype));
     its.number_bytes = saturating_add(its.number_bytes, bytes);
     number_bytes_ = saturating_add(number_bytes_, bytes);
-    const bool has_place = sink_ == SinkKind::memory && !goes_to_device(target);
+    const bool has_place = sink_ == SinkKind::memory && !target.goes_to_device();
     its.held_bytes = saturating_add(its.held_bytes, held_bytes_of(*form, has_place));
     step_bytes_ = std::max(step_bytes_, form->step_bytes());
   }
 }
 
-void Needs::add_boxes(const PlannedTarget& target, Ways& ways) {
+void Needs::add_boxes(const Value& target, Ways& ways) {
   std::uint64_t bytes = 0;
-  for (const Box& box : target.recipe.boxes)
-    bytes = saturating_add(bytes, add_box(target, box, ways));
+  for (const Box& box : target.boxes) bytes = saturating_add(bytes, add_box(target, box, ways));
   ways.bytes = saturating_add(ways.bytes, bytes);
-  const bool has_holes = target.recipe.boxes.size() > 1 && bytes > 0;
+  const bool has_holes = target.boxes.size() > 1 && bytes > 0;
   ways.value_bytes = has_holes ? UINT64_MAX : std::max(ways.value_bytes, bytes);
 }
 
-void Needs::add_merge(const PlannedTarget& target) {
-  const Merge& merge = *target.recipe.merge;
-  const std::uint64_t elements = target.shape.numel().value_or(0);
+void Needs::add_merge(const Value& target) {
+  const Merge& merge = *target.merge;
+  const std::uint64_t elements = target.elements();
   // Whoever computes it refuses one that does not fit.
-  if (check_merge(merge, elements, plan_.catalog->tensors(), plan_.decodings)) return;
-  PlannedTarget numbers = {.name = target.name, .shape = target.shape, .dtype = Dtype::f32};
-  numbers.recipe.boxes = target.recipe.boxes;
+  if (check_merge(merge, elements, values_.tensors(), values_.decodings)) return;
+  Value numbers = {.shape = target.shape, .dtype = Dtype::f32, .boxes = target.boxes};
   add_boxes(numbers, windows_);
   for_each_operand(merge, [&](const Operand& operand) {
-    numbers.recipe.boxes = operand.boxes;
+    numbers.boxes = operand.boxes;
     boxes_most_ = std::max<std::uint64_t>(boxes_most_, operand.boxes.size());
     add_boxes(numbers, windows_);
   });
@@ -229,17 +220,18 @@ void Needs::add_merge(const PlannedTarget& target) {
 }
 
 Needs::Stretch& Needs::add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
-  const TensorInfo& tensor = plan_.catalog->tensors()[source];
+  const TensorInfo& tensor = values_.tensors()[source];
   return stretches_.emplace_back(
       Stretch{tensor.shard, tensor.offset_begin + begin, tensor.offset_begin + end, end - begin});
 }
 
 // Notes the bytes that the box reads, and how they get to their place.
-std::uint64_t Needs::add_box(const PlannedTarget& target, const Box& box, Ways& ways) {
-  const auto& tensors = plan_.catalog->tensors();
+std::uint64_t Needs::add_box(const Value& target, const Box& box, Ways& ways) {
+  const auto& tensors = values_.tensors();
   const bool is_decoded = box.decoding != no_decoding;
   // The reader refuses sources and decodings that do not exist.
-  if (is_decoded ? box.decoding >= plan_.decodings.size() : box.source >= tensors.size()) return 0;
+  if (is_decoded ? box.decoding >= values_.decodings.size() : box.source >= tensors.size())
+    return 0;
   const ElementRange range = source_range(box);
   if (range.begin == range.end) return 0;
   BoxDims sorted;
@@ -274,10 +266,10 @@ std::uint64_t Needs::add_box(const PlannedTarget& target, const Box& box, Ways& 
 
 // Components of it may be read by several readers, and again.
 std::uint64_t Needs::add_decoding(const Box& box, std::span<const BoxDim> dims, Ways& ways) {
-  const Decoding& decoding = plan_.decodings[box.decoding];
+  const Decoding& decoding = values_.decodings[box.decoding];
   const ElementRange range = source_range(box);
   DecodeForm form;
-  if (check_decoding(plan_.catalog->tensors(), decoding, form)) return 0;
+  if (check_decoding(values_.tensors(), decoding, form)) return 0;
   ways.has_decoded = true;
   ways.bytes_least = std::max(ways.bytes_least, decoding_bytes_least(form));
   ways.parts_bytes = std::max(ways.parts_bytes, parts_bytes_max(form, UINT64_MAX));
@@ -420,10 +412,10 @@ std::uint64_t Needs::window_use(std::uint64_t window_bytes, std::uint64_t slot_b
   return pages(use);
 }
 
-// Pinned memory cannot be paged out: ranks of a machine share what one of them may have.
+// Pinned memory cannot be paged out.
 std::uint64_t Needs::slot_bytes_max(unsigned threads) const noexcept {
-  if (plan_.local_ranks <= 1) return UINT64_MAX;
-  const std::uint64_t bytes = plan_.staging_bytes_max / plan_.local_ranks / (2 * threads);
+  if (pinned_bytes_max_ == UINT64_MAX) return UINT64_MAX;
+  const std::uint64_t bytes = pinned_bytes_max_ / (2 * threads);
   return std::max(bytes / page_bytes * page_bytes, window_bytes_least);
 }
 
@@ -477,9 +469,8 @@ Budget Needs::budget(const BudgetLimits& limits) const {
   const std::uint64_t bytes = std::max(limits.bytes_max, least);
   std::uint64_t threads = std::clamp<std::uint64_t>(
       bytes / std::max(limits.thread_bytes_wanted, least), 1, limits.threads);
-  if (has_device_ && plan_.local_ranks > 1) {
-    const std::uint64_t ring_bytes = plan_.staging_bytes_max / plan_.local_ranks;
-    threads = std::clamp<std::uint64_t>(ring_bytes / (2 * window_bytes_least), 1, threads);
+  if (has_device_) {
+    threads = std::clamp<std::uint64_t>(pinned_bytes_max_ / (2 * window_bytes_least), 1, threads);
   }
   while (threads > 1 && held_bytes(static_cast<unsigned>(threads)) > limits.held_bytes_max) {
     --threads;

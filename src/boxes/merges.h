@@ -1,4 +1,4 @@
-// Merges in a plan: what their terms read, whether they fit their target, and what memory they
+// What the terms of merges read, whether they fit their target, and what memory they
 // take.
 #pragma once
 
@@ -49,9 +49,9 @@ void for_each_operand(const Merge& merge, const Visit& visit) {
   }
 }
 
-// All boxes that a recipe reads: its own, and those of its terms.
-template <typename Visit>
-void for_each_box(const Recipe& recipe, const Visit& visit) {
+// All boxes that a recipe or a value reads: its own, and those of its terms.
+template <typename Boxes, typename Visit>
+void for_each_box(const Boxes& recipe, const Visit& visit) {
   for (const Box& box : recipe.boxes) visit(box);
   if (recipe.merge == nullptr) return;
   for_each_operand(*recipe.merge, [&](const Operand& operand) {

@@ -1,4 +1,4 @@
-// One thread of an engine: it pulls windows of values and brings them to their sink.
+// One thread of the engine: it takes windows of values and brings them to their sink.
 #pragma once
 
 #include <atomic>
@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "boxes/value.h"
+#include "engine/limits.h"
 #include "engine/memory_count.h"
 #include "engine/merge_statistics.h"
 #include "engine/overflows.h"
@@ -18,9 +20,7 @@
 #include "engine/value_sink.h"
 #include "engine/windows.h"
 #include "loadstone/finding.h"
-#include "loadstone/plan.h"
 #include "loadstone/storage.h"
-#include "plan/budget.h"
 
 namespace loadstone {
 
@@ -32,8 +32,8 @@ struct BadNumber {
 };
 
 // Everything that the threads share.
-struct PullWork {
-  const Plan& plan;
+struct WindowWork {
+  const ValueSet& values;
   std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from
   const Budget& budget;
   ValueSink& sink;
@@ -43,7 +43,6 @@ struct PullWork {
   Overflows& overflows;
   // A cast of numbers that are too large is an error, unless the plan allows it. A load warns.
   bool refuses_casts = false;
-  SourceDigests* digests = nullptr;           // null: none are taken
   std::atomic<std::uint64_t> bytes_done = 0;  // of WindowQueue::bytes_total()
   std::atomic<std::uint64_t> bytes_read = 0;
   MergeStatistics statistics{};
@@ -54,9 +53,9 @@ struct PullWork {
 
 // Window after window, until there are none or the work is stopped. Called once by each thread.
 // Throws Error that names file, tensor and offset.
-void pull_windows(PullWork& work);
+void make_windows(WindowWork& work);
 
 // After all threads have ended: values with numbers that are not finite, or become so.
-[[nodiscard]] std::vector<Finding> findings_of(const PullWork& work);
+[[nodiscard]] std::vector<Finding> findings_of(const WindowWork& work);
 
 }  // namespace loadstone

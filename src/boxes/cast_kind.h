@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-enum class Passage : std::uint8_t {
+enum class CastKind : std::uint8_t {
   same,      // bytes are moved
   cast,      // float to float, or integers that all fit
   lossy,     // integers that may not fit
@@ -26,6 +26,6 @@ enum class Passage : std::uint8_t {
   return wanted == Dtype::bf16 || wanted == Dtype::f16 ? wanted : Dtype::f32;
 }
 
-[[nodiscard]] Passage passage(Encoding source, Dtype target) noexcept;
+[[nodiscard]] CastKind cast_kind(Encoding source, Dtype target) noexcept;
 
 }  // namespace loadstone

@@ -1,5 +1,4 @@
-// How budgets are made: for the plan, which promises one, and for the engine, which is given
-// nothing else to size itself by.
+// What a run may hold at most: the plan promises it, and the engine sizes itself by nothing else.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +10,11 @@
 #include "base/ceil_div.h"
 #include "boxes/check_boxes.h"
 #include "boxes/dims.h"
+#include "boxes/value.h"
 #include "codec/decode.h"
 #include "kernels/quantize.h"
 #include "loadstone/budget.h"
-#include "loadstone/plan.h"
+#include "loadstone/defaults.h"
 
 namespace loadstone {
 
@@ -50,7 +50,7 @@ struct WindowLimits {
 
 // Whether the target's elements stand in another order than those of a source, so that each window
 // has to look through more of the source than it takes.
-[[nodiscard]] bool is_turned(const PlannedTarget& target) noexcept;
+[[nodiscard]] bool is_turned(const Value& value) noexcept;
 // Whether the numbers of a group, each value at an address for kernels, are read once, measured and
 // encoded in one window.
 [[nodiscard]] constexpr bool is_made_whole(std::uint64_t number_bytes,
@@ -58,7 +58,7 @@ struct WindowLimits {
   return number_bytes <= window_bytes;
 }
 // Of a target, where windows may have so many.
-[[nodiscard]] std::uint64_t window_bytes_of(const PlannedTarget& target,
+[[nodiscard]] std::uint64_t window_bytes_of(const Value& value,
                                             std::uint64_t window_bytes) noexcept;
 
 // With what follows at an address that any kernel can write to.
@@ -71,10 +71,7 @@ struct WindowLimits {
 // Of small values that are copied to a device in one call: so much takes longer than the call.
 inline constexpr std::uint64_t batch_bytes = 256 << 10;
 
-// Whether its bytes reach it by copies.
-[[nodiscard]] bool goes_to_device(const PlannedTarget& target) noexcept;
-
-// Where the values of a plan go, and so how: into memory of the host whole values are read in the
+// Where values go, and so how: into memory of the host whole values are read in the
 // order of the file, and only what is quantized is made window by window; into files and devices
 // all are.
 enum class SinkKind : std::uint8_t { memory, files };
@@ -91,17 +88,23 @@ struct BudgetLimits {
 
 class Needs;
 
-// Of a load by so many threads, which takes no more than its plan promised for the plan's own
-// number of threads and the default chunk.
-[[nodiscard]] Budget load_budget(const Plan& plan, const Needs& needs, unsigned threads,
+// What was promised for a load.
+struct Promise {
+  unsigned threads = 1;
+  std::uint64_t bytes_max = 0;  // asked for, all threads together
+};
+// The bytes that a load by these threads holds at most, besides those of the values themselves.
+[[nodiscard]] std::uint64_t bytes_promised(const Needs& needs, const Promise& promise);
+// The budget of a load by any number of threads and any chunk, which holds no more than promised.
+[[nodiscard]] Budget load_budget(const Needs& needs, const Promise& promise, unsigned threads,
                                  std::uint64_t chunk_bytes = defaults::chunk_bytes);
-// The bytes that the plan promises, beside those of the values themselves.
-[[nodiscard]] std::uint64_t bytes_promised(const Plan& plan, const Needs& needs);
 
-// The needs of a plan's values, whatever the budget. Made once for a plan, which it refers to.
+// The needs of values, whatever the budget. Refers to the values.
+
 class Needs {
  public:
-  Needs(const Plan& plan, SinkKind sink);
+  // `pinned_bytes_max`: of the ring, all threads together.
+  Needs(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_max = UINT64_MAX);
 
   // Of the sources, each byte once.
   [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
@@ -131,7 +134,7 @@ class Needs {
 
     [[nodiscard]] Slot slot(std::uint64_t bytes, std::uint64_t chunk_bytes) const;
   };
-  // Values that are made together, by windows.
+  // ValueSet that are made together, by windows.
   struct Group {
     std::uint64_t number_bytes = 0;
     std::uint64_t held_bytes = 0;
@@ -153,15 +156,15 @@ class Needs {
     std::uint64_t hole = 0;  // before it, that is read over
   };
 
-  void add_boxes(const PlannedTarget& target, Ways& ways);
+  void add_boxes(const Value& value, Ways& ways);
   // Of a target with a merge: each of its operands is read as a value of F32.
-  void add_merge(const PlannedTarget& target);
+  void add_merge(const Value& value);
   // How much of it is staged.
-  [[nodiscard]] std::uint64_t add_box(const PlannedTarget& target, const Box& box, Ways& ways);
+  [[nodiscard]] std::uint64_t add_box(const Value& value, const Box& box, Ways& ways);
   [[nodiscard]] std::uint64_t add_decoding(const Box& box, std::span<const BoxDim> dims,
                                            Ways& ways);
   Stretch& add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end);
-  void add_window_value(const PlannedTarget& target, const QuantizeForm* form,
+  void add_window_value(const Value& value, const QuantizeForm* form,
                         std::map<std::string_view, std::size_t>& shared);
   void count_reads();
   void stage(const Stretch& first, const Stretch& second);
@@ -175,7 +178,8 @@ class Needs {
   [[nodiscard]] Ring ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t use) const;
   [[nodiscard]] Budget share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const;
 
-  const Plan& plan_;
+  const ValueSet& values_;
+  std::uint64_t pinned_bytes_max_;
   SinkKind sink_;
   bool has_device_ = false;          // some value goes to one
   bool has_numbers_ = false;         // windows are made in memory of their thread

@@ -1,4 +1,4 @@
-#include "plan/dtypes.h"
+#include "boxes/cast_kind.h"
 
 #include "kernels/cast.h"
 
@@ -34,19 +34,19 @@ bool is_exact(Dtype source, Dtype target) noexcept {
          to.smallest <= from.smallest;
 }
 
-Passage passage(Encoding source, Dtype target) noexcept {
-  if (!source.is_dtype()) return Passage::no_cast;
-  if (source.dtype() == target) return Passage::same;
+CastKind cast_kind(Encoding source, Dtype target) noexcept {
+  if (!source.is_dtype()) return CastKind::no_cast;
+  if (source.dtype() == target) return CastKind::same;
   const DtypeKind from = kind(source.dtype());
   const DtypeKind to = kind(target);
   const bool is_count = source == Dtype::i64 || source == Dtype::boolean;
   if (is_count && to == DtypeKind::floating && can_cast(source.dtype(), target)) {
-    return Passage::counted;
+    return CastKind::counted;
   }
-  if (from != to && !(is_whole_number(from) && is_whole_number(to))) return Passage::mismatch;
-  if (!can_cast(source.dtype(), target)) return Passage::no_cast;
-  if (!is_whole_number(from)) return Passage::cast;
-  return fits_all(source.dtype(), target) ? Passage::cast : Passage::lossy;
+  if (from != to && !(is_whole_number(from) && is_whole_number(to))) return CastKind::mismatch;
+  if (!can_cast(source.dtype(), target)) return CastKind::no_cast;
+  if (!is_whole_number(from)) return CastKind::cast;
+  return fits_all(source.dtype(), target) ? CastKind::cast : CastKind::lossy;
 }
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-#include "plan/read_count.h"
+#include "engine/read_count.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "engine/puller.h"
+#include "engine/worker.h"
 
 #include <fmt/format.h>
 
@@ -19,13 +19,13 @@ namespace loadstone {
 
 namespace {
 
-class Puller {
+class Worker {
  public:
-  explicit Puller(PullWork& work)
+  explicit Worker(WindowWork& work)
       : work_(work),
-        reader_(work.plan.catalog, work.shards, work.budget.staging.bytes, work.stop, &work.memory,
-                false, work.digests),
-        merged_(work.plan, reader_, work.statistics, work.stop, work.memory),
+        reader_(work.values.catalog, work.shards, work.budget.staging.bytes, work.stop,
+                &work.memory, false),
+        merged_(work.values, reader_, work.statistics, work.stop, work.memory),
         numbers_(work.memory, work.budget.numbers_bytes),
         encoded_(work.memory, work.budget.encoded_bytes) {}
 
@@ -51,25 +51,25 @@ class Puller {
   [[nodiscard]] static GroupMember& member_of(const Window& window) {
     return window.group->members[window.member];
   }
-  [[nodiscard]] const PlannedTarget& target_of(const Window& window) const {
-    return work_.plan.targets[member_of(window).target];
+  [[nodiscard]] const Value& target_of(const Window& window) const {
+    return work_.values[member_of(window).target];
   }
   [[nodiscard]] std::uint64_t bytes_of(const Window& window, std::uint64_t elements) const {
     return Encoding(target_of(window).dtype).byte_count(elements).value_or(0);
   }
   [[nodiscard]] bool is_stopped() const { return work_.stop.load(std::memory_order_relaxed); }
 
-  PullWork& work_;
+  WindowWork& work_;
   ValueReader reader_;
   MergeReader merged_;
   CountedMemory numbers_;
   CountedMemory encoded_;
   std::vector<PartRange> ranges_;
   std::vector<std::byte*> parts_;
-  const PlannedTarget* open_ = nullptr;
+  const Value* open_ = nullptr;
 };
 
-void Puller::run() {
+void Worker::run() {
   Window window;
   while (!is_stopped() && work_.queue.next(window, work_.stop)) {
     switch (window.step) {
@@ -94,7 +94,7 @@ void Puller::run() {
   work_.bytes_read += reader_.bytes_read();
 }
 
-void Puller::read_to(const Window& window, std::byte* to) {
+void Worker::read_to(const Window& window, std::byte* to) {
   const Overflow overflow = read_values(window, to);
   // Measured windows are read again when they are encoded.
   if (window.step == Window::Step::measure) return;
@@ -102,14 +102,14 @@ void Puller::read_to(const Window& window, std::byte* to) {
 }
 
 // Returns what became infinite or NaN on the way to the target's dtype.
-Overflow Puller::read_values(const Window& window, std::byte* to) {
-  const PlannedTarget& target = target_of(window);
+Overflow Worker::read_values(const Window& window, std::byte* to) {
+  const Value& target = target_of(window);
   const std::uint64_t bytes = bytes_of(window, window.end - window.begin);
-  if (target.recipe.constant != nullptr) {
-    std::memcpy(to, target.recipe.constant->data() + bytes_of(window, window.begin), bytes);
-  } else if (target.recipe.boxes.empty()) {
+  if (target.constant != nullptr) {
+    std::memcpy(to, target.constant->data() + bytes_of(window, window.begin), bytes);
+  } else if (target.boxes.empty()) {
     std::memset(to, 0, bytes);
-  } else if (target.recipe.merge != nullptr) {
+  } else if (target.merge != nullptr) {
     open_ = nullptr;
     const std::uint64_t bad = merged_.read(target, window.begin, window.end, {to, bytes});
     if (bad < window.end) {
@@ -120,20 +120,16 @@ Overflow Puller::read_values(const Window& window, std::byte* to) {
     }
   } else {
     if (open_ != &target) {
-      reader_.open({.name = target.name,
-                    .boxes = target.recipe.boxes,
-                    .decodings = work_.plan.decodings,
-                    .shape = target.shape,
-                    .dtype = target.dtype});
+      reader_.open(target, work_.values.decodings);
       open_ = &target;
     }
     reader_.read(window.begin, window.end, {to, bytes});
   }
   const Overflow overflow = reader_.take_overflow();  // of a merge: of its operands, in F32
-  return target.recipe.merge != nullptr ? merged_.take_overflow() : overflow;
+  return target.merge != nullptr ? merged_.take_overflow() : overflow;
 }
 
-std::byte* Puller::read(const Window& window, std::uint64_t offset) {
+std::byte* Worker::read(const Window& window, std::uint64_t offset) {
   const std::uint64_t bytes = bytes_of(window, window.end - window.begin);
   if (offset + bytes > numbers_.size()) throw Error("internal", "a window is larger than planned");
   numbers_.use(offset, offset + bytes);
@@ -141,7 +137,7 @@ std::byte* Puller::read(const Window& window, std::uint64_t offset) {
   return numbers_.data() + offset;
 }
 
-void Puller::copy(const Window& window) {
+void Worker::copy(const Window& window) {
   GroupMember& member = member_of(window);
   const std::uint64_t offset = bytes_of(window, window.begin);
   const std::uint64_t bytes = bytes_of(window, window.end) - offset;
@@ -164,7 +160,7 @@ void Puller::copy(const Window& window) {
   work_.sink.finish(member.target);
 }
 
-void Puller::measure(const Window& window, const std::byte* numbers, std::span<float> amax) {
+void Worker::measure(const Window& window, const std::byte* numbers, std::span<float> amax) {
   if (is_stopped()) return;
   const GroupMember& member = member_of(window);
   const std::uint64_t bad = measure_window(*member.form, window.begin, window.end, numbers, amax);
@@ -177,7 +173,7 @@ void Puller::measure(const Window& window, const std::byte* numbers, std::span<f
 }
 
 // Small enough to be in hand while it is measured and then encoded: nothing is read twice.
-void Puller::make_whole(Window& window) {
+void Worker::make_whole(Window& window) {
   Group& group = *window.group;
   const auto each = [&](const auto& make) {
     std::uint64_t offset = 0;
@@ -197,7 +193,7 @@ void Puller::make_whole(Window& window) {
 }
 
 // Encodes piece by piece, so that numbers and codes stay near the caches.
-void Puller::encode(const Window& window, const std::byte* numbers) {
+void Worker::encode(const Window& window, const std::byte* numbers) {
   GroupMember& member = member_of(window);
   const std::uint64_t step = elements_in(*member.form, work_.budget.piece_bytes);
   for (std::uint64_t begin = window.begin; begin < window.end && !is_stopped();) {
@@ -210,7 +206,7 @@ void Puller::encode(const Window& window, const std::byte* numbers) {
   if (work_.queue.is_last(window)) finish(member, window.group->amax);
 }
 
-void Puller::encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
+void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
                           const std::byte* numbers) {
   GroupMember& member = member_of(window);
   const QuantizeForm& form = *member.form;
@@ -241,7 +237,7 @@ void Puller::encode_piece(const Window& window, std::uint64_t begin, std::uint64
   }
 }
 
-void Puller::finish(GroupMember& member, std::span<const float> amax) {
+void Worker::finish(GroupMember& member, std::span<const float> amax) {
   check_overflow(member.target);
   parts_.assign(member.form->parts.size(), nullptr);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -259,17 +255,17 @@ void Puller::finish(GroupMember& member, std::span<const float> amax) {
 }
 
 // Once all of a value has been read. Those of a merge are refused in a load too.
-void Puller::check_overflow(std::uint32_t number) const {
-  const PlannedTarget& target = work_.plan.targets[number];
-  if (work_.plan.allow_non_finite) return;
-  if (!work_.refuses_casts && target.recipe.merge == nullptr) return;
+void Worker::check_overflow(std::uint32_t number) const {
+  const Value& target = work_.values[number];
+  if (work_.values.allows_non_finite) return;
+  if (!work_.refuses_casts && target.merge == nullptr) return;
   require_none(target, work_.overflows.of(number));
 }
 
-void Puller::report_unencodable(const Window& window, std::uint64_t element,
+void Worker::report_unencodable(const Window& window, std::uint64_t element,
                                 const std::byte* number) {
   const GroupMember& member = member_of(window);
-  const PlannedTarget& target = work_.plan.targets[member.target];
+  const Value& target = work_.values[member.target];
   const bool has_blocks = member.form->kind == QuantizeKind::gguf_blocks;
   float value = 0;
   cast_between(target.dtype, Dtype::f32).run(number, reinterpret_cast<std::byte*>(&value), 1);
@@ -299,12 +295,12 @@ void Puller::report_unencodable(const Window& window, std::uint64_t element,
 }
 
 // The first of a value, where several are found.
-void Puller::report(std::uint32_t number, BadNumber bad) {
-  const PlannedTarget& target = work_.plan.targets[number];
-  if (!work_.plan.allow_non_finite) {
+void Worker::report(std::uint32_t number, BadNumber bad) {
+  const Value& target = work_.values[number];
+  if (!work_.values.allows_non_finite) {
     throw Error(std::move(bad.code), std::move(bad.message),
-                {.tensor = target.name,
-                 .found = fmt::format("element {} of {}", bad.element, target.shape.text())});
+                {.tensor = std::string(target.name),
+                 .found = fmt::format("element {} of {}", bad.element, target.shape->text())});
   }
   const std::lock_guard lock(work_.mutex);
   const auto [known, is_new] = work_.bad_numbers.try_emplace(number, bad);
@@ -313,14 +309,14 @@ void Puller::report(std::uint32_t number, BadNumber bad) {
 
 }  // namespace
 
-void pull_windows(PullWork& work) { Puller(work).run(); }
+void make_windows(WindowWork& work) { Worker(work).run(); }
 
-std::vector<Finding> findings_of(const PullWork& work) {
-  std::vector<Finding> findings = work.overflows.findings(work.plan);
+std::vector<Finding> findings_of(const WindowWork& work) {
+  std::vector<Finding> findings = work.overflows.findings(work.values);
   for (const auto& [target, bad] : work.bad_numbers) {
     findings.push_back({.severity = Severity::warning,
                         .code = bad.code,
-                        .target = work.plan.targets[target].name,
+                        .target = std::string(work.values[target].name),
                         .message = bad.message});
   }
   return findings;

@@ -1,0 +1,28 @@
+// Sources of boxes: tensors of a checkpoint, or what a decoding makes of some.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "boxes/merges.h"
+#include "loadstone/recipe.h"
+#include "loadstone/tensor_info.h"
+
+namespace loadstone {
+
+// The encoding of the box's elements when they are copied. Source and decoding must exist.
+[[nodiscard]] Encoding encoding_of(const Box& box, const std::vector<TensorInfo>& tensors,
+                                   std::span<const Decoding> decodings) noexcept;
+
+// All tensors that the boxes need, each once, in the order of the boxes. Those that do not exist
+// are left out. `merge`: of boxes that have more terms; null where they have none.
+[[nodiscard]] std::vector<std::uint32_t> sources_of(std::span<const Box> boxes,
+                                                    std::span<const Decoding> decodings,
+                                                    const Merge* merge = nullptr);
+
+// Marks the shards that hold these sources.
+void mark_shards(std::span<const std::uint32_t> sources, const std::vector<TensorInfo>& tensors,
+                 std::vector<bool>& shards);
+
+}  // namespace loadstone

@@ -1,0 +1,55 @@
+// ValueSet as plain data: all that the engine is told of a plan, a conversion or one tensor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/merge.h"
+#include "loadstone/quantization.h"
+#include "loadstone/recipe.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+// One tensor to be made. A view: the owner of what it refers to must live as long.
+struct Value {
+  std::string_view name{};  // for errors and findings
+  const Shape* shape = nullptr;
+  Dtype dtype = Dtype::f32;                          // the final one, or of what is quantized
+  std::span<const Box> boxes{};                      // none: zeros, or the constant
+  const Merge* merge = nullptr;                      // null: the boxes are all there is
+  const std::vector<std::byte>* constant = nullptr;  // the bytes of all elements
+  const Quantization* quantization = nullptr;        // null: the elements are delivered
+  std::string_view device{};                         // empty: memory of the host, or a file
+  bool is_made = true;                               // by the engine
+
+  [[nodiscard]] std::uint64_t elements() const noexcept { return shape->numel().value_or(0); }
+  // Bytes of elements of its dtype, from the first one on.
+  [[nodiscard]] std::uint64_t bytes_of(std::uint64_t count) const noexcept {
+    return Encoding(dtype).byte_count(count).value_or(0);
+  }
+  [[nodiscard]] bool goes_to_device() const noexcept { return !device.empty(); }
+};
+
+// ValueSet of one catalog. A view, as each of them. Thread-safe while nobody writes to it.
+struct ValueSet {
+  const Catalog& catalog;
+  std::vector<Value> list{};
+  std::span<const Decoding> decodings{};  // that boxes copy from
+  bool allows_non_finite = false;         // in what is quantized
+
+  [[nodiscard]] const Value& operator[](std::size_t index) const noexcept { return list[index]; }
+  [[nodiscard]] std::size_t size() const noexcept { return list.size(); }
+  [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept {
+    return catalog.tensors();
+  }
+  [[nodiscard]] const Shard& shard_of(std::uint32_t tensor) const noexcept {
+    return catalog.shards()[tensors()[tensor].shard];
+  }
+};
+
+}  // namespace loadstone

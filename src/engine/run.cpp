@@ -1,0 +1,91 @@
+#include "engine/run.h"
+
+#include <atomic>
+#include <utility>
+
+#include "codec/tensor_table.h"
+#include "engine/interleave.h"
+#include "engine/job_queue.h"
+#include "engine/planned_reads.h"
+#include "engine/read_ahead.h"
+#include "engine/reader.h"
+#include "engine/team.h"
+#include "engine/windows.h"
+#include "engine/worker.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+std::vector<std::uint32_t> all_values(const Run& run) {
+  std::vector<std::uint32_t> all = run.groups.targets;
+  for (std::uint32_t i = 0; i < run.whole.size(); ++i) {
+    if (run.whole[i] != nullptr) all.push_back(i);
+  }
+  return all;
+}
+
+// Ends with the reader's slot given back.
+void run_jobs(ReadContext& context, JobQueue& queue) {
+  Reader reader(context);
+  Job job;
+  while (!context.stop && queue.next(job)) reader.run(job);
+}
+
+}  // namespace
+
+std::vector<DecodeForm> prepare_decodings(const ValueSet& values) {
+  std::vector<DecodeForm> forms(values.decodings.size());
+  for (std::size_t i = 0; i < forms.size(); ++i) {
+    const auto problem = check_decoding(values.tensors(), values.decodings[i], forms[i]);
+    if (!problem) continue;
+    throw Error("plan.box", problem->message,
+                {.field = "decodings", .found = problem->found, .expected = problem->expected});
+  }
+  return forms;
+}
+
+RunReport run(const Run& run, ReaderGrowth growth) {
+  const Budget& budget = run.budget;
+  JobQueue jobs(run.values, run.whole, window_limits(budget.whole.bytes, budget.chunk_bytes));
+  ReadAhead ahead(planned_reads(run.values, all_values(run)), run.shards, run.read_ahead_bytes);
+  std::atomic<bool> stop = false;
+  ReadContext context = {.values = run.values,
+                         .targets = run.whole,
+                         .shards = ahead.sources(),
+                         .forms = run.forms,
+                         .chunk_bytes = budget.chunk_bytes,
+                         .slot_bytes = budget.whole.bytes,
+                         .memory = run.memory,
+                         .stop = stop,
+                         .written = std::vector<std::atomic<std::uint64_t>>(run.whole.size()),
+                         .populates = run.is_fresh,
+                         .begun = run.begun};
+  WindowQueue windows(run.values, budget, run.groups, run.sink, run.memory);
+  WindowWork work = {.values = run.values,
+                     .shards = ahead.sources(),
+                     .budget = budget,
+                     .sink = run.sink,
+                     .queue = windows,
+                     .memory = run.memory,
+                     .stop = stop,
+                     .overflows = context.overflows,
+                     .refuses_casts = run.refuses_casts};
+  const std::uint64_t bytes_total = jobs.bytes_total() + windows.bytes_total();
+  const auto progress = [&] { return Progress{context.bytes_done + work.bytes_done, bytes_total}; };
+  std::atomic<bool> is_interleaved = run.interleaves && run.is_fresh;
+  run_team(growth, stop, run.observer, progress, [&] {
+    if (run.interleaves && !interleave_new_pages()) is_interleaved = false;
+    if (!run.whole.empty()) run_jobs(context, jobs);
+    make_windows(work);
+  });
+  return {.written = {context.written.begin(), context.written.end()},
+          .bytes_read = context.bytes_read + work.bytes_read,
+          .bytes_read_ahead = ahead.bytes_asked(),
+          .readers = growth.readers(),
+          .is_interleaved = is_interleaved,
+          .findings = findings_of(work)};
+}
+
+}  // namespace loadstone

@@ -1,0 +1,18 @@
+// A plan lowered to the values that the engine makes.
+#pragma once
+
+#include "boxes/value.h"
+#include "engine/limits.h"
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// A value for each target, in their order. Refers to the plan.
+[[nodiscard]] ValueSet values_of(const Plan& plan);
+[[nodiscard]] Value value_of(const PlannedTarget& target) noexcept;
+
+// What limits a load of the plan. `values` are the plan's, and must live as long.
+[[nodiscard]] Needs needs_of(const Plan& plan, const ValueSet& values);
+[[nodiscard]] Promise promise_of(const Plan& plan) noexcept;
+
+}  // namespace loadstone
