@@ -22,7 +22,7 @@ inline constexpr std::uint64_t direct_run_bytes_min = 4096;
 
 // Whether elements that stand one after the other in the source do not in the target, or the other
 // way round, so that they are gathered. `dims` as above.
-[[nodiscard]] inline bool turns(std::span<const BoxDim> dims) noexcept {
+[[nodiscard]] inline bool transposes(std::span<const BoxDim> dims) noexcept {
   return dims.size() > 1 && (dims.back().source_stride != 1 || dims.back().target_stride != 1);
 }
 

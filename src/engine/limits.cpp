@@ -10,11 +10,9 @@
 #include "base/checked.h"
 #include "boxes/check_boxes.h"
 #include "boxes/dims.h"
-#include "boxes/direct_read.h"
 #include "boxes/merges.h"
-#include "boxes/sources.h"
 #include "codec/encode.h"
-#include "codec/tensor_table.h"
+#include "engine/box_read.h"
 #include "engine/read_count.h"
 
 namespace loadstone {
@@ -33,13 +31,6 @@ constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
 constexpr std::uint64_t bytes_of_a_box = 256;
 constexpr std::uint64_t boxes_uncounted = 64;
 
-// How often the box has such a run.
-std::uint64_t run_count(std::span<const BoxDim> dims, const InnerRun& run) {
-  std::uint64_t count = 1;
-  for (const BoxDim& dim : dims.first(run.outer_dims)) count = saturating_mul(count, dim.extent);
-  return count;
-}
-
 std::uint64_t bytes_of(std::uint64_t elements, Dtype dtype) {
   return bytes_of(ElementRange{0, elements}, dtype).end;
 }
@@ -50,8 +41,8 @@ std::uint64_t pages(std::uint64_t bytes) {
 }
 
 // A turned source is looked through again for each window, so that larger ones are cheaper.
-std::uint64_t largest_window(bool turned, std::uint64_t window_bytes) {
-  return turned ? window_bytes : std::min(window_bytes, straight_window_bytes);
+std::uint64_t largest_window(bool transposed, std::uint64_t window_bytes) {
+  return transposed ? window_bytes : std::min(window_bytes, straight_window_bytes);
 }
 
 // `has_place`: its parts are made where they stay.
@@ -83,16 +74,16 @@ WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) 
   WindowLimits limits;
   limits.direct_bytes = std::min(chunk_bytes, slot_bytes);
   limits.staged_bytes = std::min(limits.direct_bytes, staged_window_bytes);
-  limits.turned_bytes = slot_bytes;
+  limits.transposed_bytes = slot_bytes;
   limits.decoded_bytes = slot_bytes / 2 / element_bytes_max * element_bytes_max;
   return limits;
 }
 
 std::uint64_t window_bytes_of(const Value& target, std::uint64_t window_bytes) noexcept {
-  return largest_window(is_turned(target), window_bytes);
+  return largest_window(is_transposed(target), window_bytes);
 }
 
-bool is_turned(const Value& target) noexcept {
+bool is_transposed(const Value& target) noexcept {
   // Dimensions come by target stride.
   return std::ranges::any_of(target.boxes, [](const Box& box) {
     return !std::ranges::is_sorted(box.dims, [](const BoxDim& a, const BoxDim& b) {
@@ -114,10 +105,10 @@ Slot Needs::Ways::slot(std::uint64_t most, std::uint64_t chunk_bytes) const {
   Slot slot = {.bytes = most};
   if (has_overlaps || (has_staged && has_direct)) slot.used_bytes = limits.direct_bytes;
   if (has_staged) slot.used_bytes = std::max(slot.used_bytes, limits.staged_bytes);
-  if (has_turned) slot.used_bytes = std::max(slot.used_bytes, limits.turned_bytes);
+  if (has_transposed) slot.used_bytes = std::max(slot.used_bytes, limits.transposed_bytes);
   if (has_decoded) {
-    const std::uint64_t numbers =
-        std::min(has_turned ? limits.turned_bytes : limits.staged_bytes, limits.decoded_bytes);
+    const std::uint64_t numbers = std::min(
+        has_transposed ? limits.transposed_bytes : limits.staged_bytes, limits.decoded_bytes);
     slot.used_bytes = std::max(slot.used_bytes, numbers) + pages(parts_bytes);
   }
   slot.used_bytes = std::min(most, pages(slot.used_bytes));
@@ -169,7 +160,7 @@ void Needs::add_window_value(const Value& target, const QuantizeForm* form,
   if (group == groups_.size()) groups_.emplace_back();
   Group& its = groups_[group];
   const std::uint64_t elements = target.elements();
-  its.is_turned = its.is_turned || is_turned(target);
+  its.is_transposed = its.is_transposed || is_transposed(target);
   ++its.members;
   if (target.goes_to_device()) {
     device_bytes_ = saturating_add(device_bytes_, aligned_part(bytes_of(elements, target.dtype)));
@@ -219,73 +210,45 @@ void Needs::add_merge(const Value& target) {
   merge_bytes_ = saturating_add(saturating_add(merge_numbers_, merge_rights_), merge_counts_);
 }
 
-Needs::Stretch& Needs::add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
-  const TensorInfo& tensor = values_.tensors()[source];
-  return stretches_.emplace_back(
-      Stretch{tensor.shard, tensor.offset_begin + begin, tensor.offset_begin + end, end - begin});
-}
-
-// Notes the bytes that the box reads, and how they get to their place.
-std::uint64_t Needs::add_box(const Value& target, const Box& box, Ways& ways) {
-  const auto& tensors = values_.tensors();
-  const bool is_decoded = box.decoding != no_decoding;
-  // The reader refuses sources and decodings that do not exist.
-  if (is_decoded ? box.decoding >= values_.decodings.size() : box.source >= tensors.size())
-    return 0;
-  const ElementRange range = source_range(box);
-  if (range.begin == range.end) return 0;
-  BoxDims sorted;
-  for (const BoxDim& dim : box.dims) static_cast<void>(sorted.append(dim));
-  sorted.sort_by_source();
-  const bool turned = turns(sorted.dims());
+// Notes the bytes that the box reads, and how they reach their place. Returns how many are staged.
+std::uint64_t Needs::add_box(const Value& value, const Box& box, Ways& ways) {
+  const auto read = box_read(values_, box, value.dtype);
+  if (!read) return 0;
+  const bool is_decoded = read->decoding != nullptr;
+  const ElementRange all = read->elements();
+  auto next = static_cast<std::ptrdiff_t>(stretches_.size());
+  std::uint64_t bytes = 0;
+  visit_sources(values_, *read, all, [&](std::uint32_t source, ByteRange range) {
+    bytes = saturating_add(bytes, range.size());
+    stretches_.push_back({.shard = values_.tensors()[source].shard,
+                          .begin = range.begin,
+                          .end = range.end,
+                          .bytes = range.size(),
+                          .ways = is_decoded ? nullptr : &ways,  // others may read components too
+                          .is_direct = read->is_direct});
+  });
+  if (read->run.outer_dims > 0) {
+    const ElementRange run = {all.begin, all.begin + read->run.elements};
+    visit_sources(values_, *read, run, [&](std::uint32_t, ByteRange range) {
+      const auto its = std::ranges::find(stretches_.begin() + next, stretches_.end(), range.begin,
+                                         &Stretch::begin);
+      its->bytes = std::min(its->bytes, saturating_mul(read->runs, range.size()));
+      next = its - stretches_.begin() + 1;
+    });
+  }
+  if (read->is_direct) ways.has_direct = true;
+  if (read->is_transposed && !read->is_direct) ways.has_transposed = true;
   if (is_decoded) {
-    ways.has_turned = ways.has_turned || turned;
-    return add_decoding(box, sorted.dims(), ways);
+    ways.has_decoded = true;
+    ways.bytes_least = std::max(ways.bytes_least, decoding_bytes_least(read->form));
+    ways.parts_bytes = std::max(ways.parts_bytes, parts_bytes_max(read->form, UINT64_MAX));
+    return saturating_add(bytes_of(all.end - all.begin, read->stored),
+                          saturating_add(bytes, bytes));
   }
-  const Encoding encoding = tensors[box.source].encoding;
-  if (!encoding.is_dtype()) return 0;
-  const std::uint64_t width = std::max<std::uint64_t>(element_bytes(encoding.dtype()), 1);
-  const bool is_direct = encoding.dtype() == target.dtype && reads_directly(sorted.dims(), width);
-  const InnerRun run = read_run(sorted.dims(), width, is_direct);
-  const ByteRange bytes = bytes_of(range, encoding.dtype());
-  Stretch& stretch = add_stretch(box.source, bytes.begin, bytes.end);
-  if (run.outer_dims > 0) {
-    const std::uint64_t each = bytes_of({0, run.elements}, encoding.dtype()).size();
-    stretch.bytes = std::min(stretch.bytes, saturating_mul(run_count(sorted.dims(), run), each));
-  }
-  stretch.ways = &ways;
-  stretch.is_direct = is_direct;
-  ways.bytes_least = std::max<std::uint64_t>(ways.bytes_least, element_bytes(encoding.dtype()));
-  if (is_direct) {
-    ways.has_direct = true;
-    return 0;
-  }
-  (turned ? ways.has_turned : ways.has_staged) = true;
-  return stretch.end - stretch.begin;
-}
-
-// Components of it may be read by several readers, and again.
-std::uint64_t Needs::add_decoding(const Box& box, std::span<const BoxDim> dims, Ways& ways) {
-  const Decoding& decoding = values_.decodings[box.decoding];
-  const ElementRange range = source_range(box);
-  DecodeForm form;
-  if (check_decoding(values_.tensors(), decoding, form)) return 0;
-  ways.has_decoded = true;
-  ways.bytes_least = std::max(ways.bytes_least, decoding_bytes_least(form));
-  ways.parts_bytes = std::max(ways.parts_bytes, parts_bytes_max(form, UINT64_MAX));
-  const InnerRun run = read_run(dims, element_bytes(decoding.dtype), false);
-  const std::uint64_t runs = run_count(dims, run);
-  std::uint64_t read = 0;
-  for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
-    const auto part = form.part_bytes(i, range.begin, range.end);
-    read = saturating_add(read, part.size());
-    if (part.size() == 0) continue;
-    Stretch& stretch = add_stretch(decoding.sources[i], part.begin, part.end);
-    const auto first = form.part_bytes(i, range.begin, range.begin + run.elements);
-    stretch.bytes = std::min(stretch.bytes, saturating_mul(runs, first.size()));
-  }
-  return saturating_add(bytes_of(range.end - range.begin, decoding.dtype),
-                        saturating_add(read, read));
+  ways.bytes_least = std::max<std::uint64_t>(ways.bytes_least, element_bytes(read->stored));
+  if (read->is_direct) return 0;
+  ways.has_staged = ways.has_staged || !read->is_transposed;
+  return bytes;
 }
 
 // Bytes that are read into their place are staged where other boxes need some of them.
@@ -334,7 +297,7 @@ std::uint64_t Needs::window_count(std::uint64_t window_bytes, std::uint64_t slot
       count = saturating_add(count, 1);
       continue;
     }
-    std::uint64_t most = largest_window(group.is_turned, window_bytes);
+    std::uint64_t most = largest_window(group.is_transposed, window_bytes);
     if (group.is_sent) most = std::min(most, slot_bytes);
     // Whole steps of it, and at least one.
     const std::uint64_t window =
@@ -354,7 +317,7 @@ std::uint64_t Needs::bytes_under_way(const Budget& budget) const {
   std::uint64_t windows = threads * budget.window_thread_bytes();
   // Each number is read once, and once more where it is measured before: unless windows need bytes
   // that others needed.
-  if (!windows_.has_turned && !windows_.has_decoded && merge_bytes_ == 0) {
+  if (!windows_.has_transposed && !windows_.has_decoded && merge_bytes_ == 0) {
     const std::uint64_t once = saturating_add(number_bytes_, windows_.bytes);
     windows = std::min(windows,
                        saturating_add(saturating_add(once, once), threads * budget.encoded_bytes));
@@ -405,7 +368,7 @@ std::uint64_t Needs::window_use(std::uint64_t window_bytes, std::uint64_t slot_b
     const bool is_whole = group.is_quantized && is_made_whole(group.number_bytes, window_bytes);
     const std::uint64_t window =
         is_whole ? window_bytes
-                 : std::max(largest_window(group.is_turned, window_bytes), group.step_bytes);
+                 : std::max(largest_window(group.is_transposed, window_bytes), group.step_bytes);
     const std::uint64_t most = group.is_sent ? std::min(window_bytes, slot_bytes) : window_bytes;
     use = std::max(use, std::min({group.number_bytes, window, most}));
   }

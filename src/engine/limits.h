@@ -12,6 +12,7 @@
 #include "boxes/dims.h"
 #include "boxes/value.h"
 #include "codec/decode.h"
+#include "engine/box_read.h"
 #include "kernels/quantize.h"
 #include "loadstone/budget.h"
 #include "loadstone/defaults.h"
@@ -19,16 +20,6 @@
 namespace loadstone {
 
 inline constexpr std::uint64_t page_bytes = 4096;
-// Holes of this size between pieces that are read into their places are read over: a second call
-// has its price.
-inline constexpr std::uint64_t skipped_bytes_max = 4096;
-// Those between staged pieces, into the slot.
-inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
-// A reader goes through so much of a box at once. `element_bytes` are those of the source.
-[[nodiscard]] inline InnerRun read_run(std::span<const BoxDim> dims, std::uint64_t element_bytes,
-                                       bool is_direct) noexcept {
-  return source_run(dims, (is_direct ? skipped_bytes_max : staged_hole_bytes_max) / element_bytes);
-}
 // No reader of a value takes less: a block and its numbers have to fit.
 inline constexpr std::uint64_t reader_bytes_least = 4096;
 
@@ -38,9 +29,9 @@ inline constexpr std::uint64_t reader_bytes_least = 4096;
 
 // How much of a file is looked at in one go.
 struct WindowLimits {
-  std::uint64_t direct_bytes = 0;   // pieces that are read into their place
-  std::uint64_t staged_bytes = 0;   // pieces that are cast or scattered: what fits near caches
-  std::uint64_t turned_bytes = 0;   // transposed: more rows make longer runs in the target
+  std::uint64_t direct_bytes = 0;      // pieces that are read into their place
+  std::uint64_t staged_bytes = 0;      // pieces that are cast or scattered: what fits near caches
+  std::uint64_t transposed_bytes = 0;  // transposed: more rows make longer runs in the target
   std::uint64_t decoded_bytes = 0;  // of what is decoded, at most: what it is made of is there too
 };
 
@@ -50,7 +41,7 @@ struct WindowLimits {
 
 // Whether the target's elements stand in another order than those of a source, so that each window
 // has to look through more of the source than it takes.
-[[nodiscard]] bool is_turned(const Value& value) noexcept;
+[[nodiscard]] bool is_transposed(const Value& value) noexcept;
 // Whether the numbers of a group, each value at an address for kernels, are read once, measured and
 // encoded in one window.
 [[nodiscard]] constexpr bool is_made_whole(std::uint64_t number_bytes,
@@ -125,7 +116,7 @@ class Needs {
     bool has_direct = false;    // read into their place
     bool has_overlaps = false;  // but for those that have more places than one
     bool has_staged = false;    // cast or scattered
-    bool has_turned = false;
+    bool has_transposed = false;
     bool has_decoded = false;
     std::uint64_t bytes_least = 0;
     std::uint64_t parts_bytes = 0;  // that components of what is decoded may take
@@ -142,7 +133,7 @@ class Needs {
     std::uint64_t members = 0;
     bool is_quantized = false;
     bool is_measured = false;
-    bool is_turned = false;
+    bool is_transposed = false;
     bool is_sent = false;  // made in a slot of the ring
   };
   // Bytes of a shard.
@@ -161,9 +152,6 @@ class Needs {
   void add_merge(const Value& value);
   // How much of it is staged.
   [[nodiscard]] std::uint64_t add_box(const Value& value, const Box& box, Ways& ways);
-  [[nodiscard]] std::uint64_t add_decoding(const Box& box, std::span<const BoxDim> dims,
-                                           Ways& ways);
-  Stretch& add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end);
   void add_window_value(const Value& value, const QuantizeForm* form,
                         std::map<std::string_view, std::size_t>& shared);
   void count_reads();

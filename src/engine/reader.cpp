@@ -67,6 +67,7 @@ void Reader::run(Job& job) {
   for (const Piece& piece : job.pieces) {
     if (!piece.direct) copy_staged(job, piece);
     account(job, piece);
+    if (context_.sink != nullptr) report_made(job, piece);
   }
 }
 
@@ -348,6 +349,19 @@ void Reader::copy_staged(const Job& job, const Piece& piece) {
   const std::byte* const source = slot_->data() + (piece.file_begin - job.begin);
   context_.overflows.add(piece.target,
                          copy_box(dims, cast, source, source_bytes, target, target_bytes));
+}
+
+// A piece with gaps between its elements is not reported: nobody can look at all of it at once.
+void Reader::report_made(const Job& job, const Piece& piece) {
+  std::uint64_t span = 1;
+  for (const BoxDim& dim : std::span(job.dims).subspan(piece.dims_begin, piece.dims_count)) {
+    span += (dim.extent - 1) * dim.target_stride;
+  }
+  if (span != piece.elements) return;
+  const Dtype dtype = context_.values[piece.target].dtype;
+  context_.sink->made(piece.target, 0,
+                      {context_.targets[piece.target] + piece.target_begin,
+                       piece.elements * std::max<std::size_t>(element_bytes(dtype), 1)});
 }
 
 void Reader::populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept {

@@ -14,6 +14,7 @@
 #include "codec/decode.h"
 #include "engine/memory_count.h"
 #include "engine/overflows.h"
+#include "engine/value_sink.h"
 #include "engine/walk.h"
 #include "loadstone/error.h"
 #include "loadstone/storage.h"
@@ -37,6 +38,7 @@ struct ReadContext {
   // Memory that is read into is populated before. Of no use where it is written to again and again.
   bool populates = true;
   std::uint8_t* begun = nullptr;  // see note_begun()
+  ValueSink* sink = nullptr;      // is told what is made; null: nobody
 };
 
 // Not thread-safe.
@@ -65,6 +67,7 @@ class Reader {
   void flush(const Job& job);
   void copy_staged(const Job& job, const Piece& piece);
   void account(const Job& job, const Piece& piece);
+  void report_made(const Job& job, const Piece& piece);
   void populate_parts() const noexcept;
   void populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept;
   [[nodiscard]] Dtype source_dtype(const Job& job, const Piece& piece) const;

@@ -61,7 +61,8 @@ RunReport run(const Run& run, ReaderGrowth growth) {
                          .stop = stop,
                          .written = std::vector<std::atomic<std::uint64_t>>(run.whole.size()),
                          .populates = run.is_fresh,
-                         .begun = run.begun};
+                         .begun = run.begun,
+                         .sink = &run.sink};
   WindowQueue windows(run.values, budget, run.groups, run.sink, run.memory);
   WindowWork work = {.values = run.values,
                      .shards = ahead.sources(),

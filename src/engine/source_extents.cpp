@@ -5,11 +5,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "boxes/dims.h"
-#include "boxes/merges.h"
 #include "boxes/sources.h"
-#include "codec/tensor_table.h"
-#include "engine/walk.h"
+#include "engine/box_read.h"
 
 namespace loadstone {
 
@@ -18,13 +15,7 @@ namespace {
 // One extent a source, in the order in which they are met. Not thread-safe.
 class SourceExtents {
  public:
-  explicit SourceExtents(const Catalog& catalog) : catalog_(catalog) {}
-
-  // Bytes from the tensor's first one on.
   void add(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
-    const TensorInfo& tensor = catalog_.tensors()[source];
-    begin += tensor.offset_begin;
-    end += tensor.offset_begin;
     const std::size_t place = place_of(source);
     if (place == extents_.size()) {
       extents_.push_back({.source = source, .begin = begin, .end = end});
@@ -54,7 +45,6 @@ class SourceExtents {
     return known == seen_.end() ? extents_.size() : known->second;
   }
 
-  const Catalog& catalog_;
   std::vector<SourceExtent> extents_;
   std::unordered_map<std::uint32_t, std::size_t> seen_;
 };
@@ -62,43 +52,22 @@ class SourceExtents {
 }  // namespace
 
 std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& target) {
-  SourceExtents extents(values.catalog);
-  const auto add = [&](const Box& box, const Value& of) {
-    if (is_empty(box)) return;
-    const ByteBox bytes = check_box(values, of, box);
-    std::uint64_t last = bytes.box.source_offset;
-    for (const BoxDim& dim : bytes.box.dims) last += (dim.extent - 1) * dim.source_stride;
-    DecodeForm form;
-    if (box.decoding == no_decoding) {
-      extents.add(box.source, bytes.box.source_offset * bytes.source_bytes,
-                  (last + 1) * bytes.source_bytes);
-    } else if (!check_decoding(values.tensors(), values.decodings[box.decoding], form)) {
-      const auto& sources = values.decodings[box.decoding].sources;
-      for (std::size_t i = 0; i < sources.size(); ++i) {
-        const auto part = form.part_bytes(i, bytes.box.source_offset, last + 1);
-        if (part.size() > 0) extents.add(sources[i], part.begin, part.end);
-      }
-    }
-  };
-  if (target.merge == nullptr) {
-    for (const Box& box : target.boxes) add(box, target);
-  } else {
-    Value numbers = {.name = target.name, .shape = target.shape, .dtype = Dtype::f32};
-    for (const Box& box : target.boxes) add(box, numbers);
-    for_each_operand(*target.merge, [&](const Operand& operand) {
-      const Shape shape = operand.elements != 0 ? Shape{operand.elements} : *target.shape;
-      numbers.shape = &shape;
-      for (const Box& box : operand.boxes) add(box, numbers);
+  SourceExtents extents;
+  visit_boxes(target, [&](const Box& box, Dtype dtype) {
+    const auto read = box_read(values, box, dtype);
+    if (!read) return;
+    visit_sources(values, *read, read->elements(), [&](std::uint32_t source, ByteRange bytes) {
+      extents.add(source, bytes.begin, bytes.end);
     });
-  }
+  });
   auto found = extents.take();
   if (!found.empty()) return found;
   // A tensor without elements has sources too, of which no byte is read.
-  SourceExtents none(values.catalog);
   for (const std::uint32_t source : sources_of(target.boxes, values.decodings, target.merge)) {
-    none.add(source, 0, 0);
+    const std::uint64_t begin = values.tensors()[source].offset_begin;
+    extents.add(source, begin, begin);
   }
-  return none.take();
+  return extents.take();
 }
 
 }  // namespace loadstone

@@ -25,6 +25,9 @@ class ValueSink {
   // they are.
   virtual void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
                      std::span<std::byte> bytes) = 0;
+  // Bytes of a part have been made in their place, and stay as they are.
+  virtual void made(std::uint32_t /*target*/, std::size_t /*part*/,
+                    std::span<const std::byte> /*bytes*/) {}
   // All bytes of the target are in their places, or on their way.
   virtual void finish(std::uint32_t target) = 0;
 };

@@ -78,7 +78,7 @@ Walk::Walk(const ValueSet& values, std::uint32_t target, const Box& box) : targe
     span += (dims_[level].box.extent - 1) * dims_[level].source_step;
   }
   direct_ = bytes.same_dtype && !decoded_ && reads_directly(sorted.dims(), element_bytes_);
-  turned_ = !direct_ && turns(sorted.dims());
+  is_transposed_ = !direct_ && transposes(sorted.dims());
   classify();
 }
 
@@ -107,7 +107,7 @@ std::uint64_t Walk::source_bytes() const noexcept {
 
 std::uint64_t Walk::window_bytes(const WindowLimits& limits) const noexcept {
   if (direct_) return limits.direct_bytes;
-  const std::uint64_t bytes = turned_ ? limits.turned_bytes : limits.staged_bytes;
+  const std::uint64_t bytes = is_transposed_ ? limits.transposed_bytes : limits.staged_bytes;
   return decoded_ ? std::min(bytes, limits.decoded_bytes) : bytes;
 }
 

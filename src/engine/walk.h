@@ -79,7 +79,7 @@ class Walk {
   std::size_t kept_from_ = 0;  // pieces hold steps of this dimension and those inside it
   bool decoded_ = false;
   bool direct_ = false;
-  bool turned_ = false;
+  bool is_transposed_ = false;
   bool done_ = false;
 };
 

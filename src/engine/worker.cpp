@@ -144,6 +144,7 @@ void Worker::copy(const Window& window) {
   if (std::byte* const place = work_.sink.place(member.target, 0)) {
     populate(place + offset, bytes);
     read_to(window, place + offset);
+    if (!is_stopped()) work_.sink.made(member.target, 0, {place + offset, bytes});
   } else {
     std::byte* from = work_.sink.room(member.target, bytes);
     if (from != nullptr) {
@@ -232,8 +233,13 @@ void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64
     report_unencodable(window, bad, numbers + bytes_of(window, bad - begin));
   }
   for (std::size_t i = 0; i < ranges_.size() && !is_stopped(); ++i) {
-    if (parts_[i] == nullptr || work_.sink.place(member.target, i) != nullptr) continue;
-    work_.sink.write(member.target, i, ranges_[i].begin, {parts_[i], ranges_[i].size()});
+    if (parts_[i] == nullptr) continue;
+    const std::span<std::byte> bytes(parts_[i], ranges_[i].size());
+    if (work_.sink.place(member.target, i) == nullptr) {
+      work_.sink.write(member.target, i, ranges_[i].begin, bytes);
+    } else if (!is_finished_whole(form, i)) {
+      work_.sink.made(member.target, i, bytes);
+    }
   }
 }
 

@@ -159,7 +159,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   GroupList groups;
   append_groups(values, sink.by_windows(), groups);
   std::optional<LoadDigests> digests;
-  if (options.receipt) digests.emplace(plan, values, destinations, shards, *options.receipt);
+  if (options.receipt) digests.emplace(plan, values, destinations, shards, sink, *options.receipt);
   RunReport done = run({.values = values,
                         .shards = digests ? digests->sources() : shards.sources(),
                         .budget = budget,
@@ -175,7 +175,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                         .begun = options.begun},
                        growth_of(*plan.catalog, budget.threads, options));
   sink.complete();
-  if (digests) report.receipt = digests->finish(destinations, sink, budget.threads);
+  if (digests) report.receipt = digests->finish(budget.threads);
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   if (!options.holds_offload) offload->commit();

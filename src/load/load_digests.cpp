@@ -29,12 +29,24 @@ bool gets_value(const PlannedTarget& target, const Destination& destination) {
 
 LoadDigests::LoadDigests(const Plan& plan, const ValueSet& values,
                          std::span<const Destination> destinations, const OpenShards& shards,
-                         DigestKind kind)
-    : plan_(plan), kind_(kind), sources_(values, shards, kind, 1) {
-  for (std::size_t i = 0; i < plan.targets.size(); ++i) {
-    if (gets_value(plan.targets[i], destinations[i])) sources_.need(0, values[i]);
+                         MemorySink& sink, DigestKind kind)
+    : plan_(plan),
+      sink_(sink),
+      sources_(values, shards, kind, 1),
+      outputs_(kind),
+      first_entry_(plan.targets.size(), SIZE_MAX) {
+  for (std::uint32_t i = 0; i < plan.targets.size(); ++i) {
+    if (!gets_value(plan.targets[i], destinations[i])) continue;
+    sources_.need(0, values[i]);
+    add_entries(i);
   }
   sources_.prepare();
+  sink.watch([this](std::uint32_t target, std::size_t part, std::uint64_t offset,
+                    std::span<const std::byte> bytes) {
+    if (first_entry_[target] == SIZE_MAX) return;
+    const Entry& entry = entries_[first_entry_[target] + part];
+    if (entry.copied == nullptr) outputs_.update(entry.item, offset, bytes);
+  });
 }
 
 ReceiptTensor LoadDigests::entry_of(const PlannedTarget& target, Encoding encoding,
@@ -47,68 +59,58 @@ ReceiptTensor LoadDigests::entry_of(const PlannedTarget& target, Encoding encodi
           .sources = source_names(plan_, target)};
 }
 
-void LoadDigests::add_entries(std::uint32_t number, std::vector<Entry>& entries) {
+void LoadDigests::add_entries(std::uint32_t number) {
   const PlannedTarget& target = plan_.targets[number];
-  if (target.quantization) {
-    std::size_t part = 0;
-    for (const QuantizedPart& each :
-         quantized_parts(*target.quantization, target.shape, target.dtype)) {
-      ReceiptTensor tensor = entry_of(target, Encoding(each.dtype), each.shape, each.byte_count());
-      tensor.component = each.name;
-      tensor.codec = target.quantization->encoding;
-      tensor.recipe = "encode";
-      entries.push_back({std::move(tensor), number, part++});
-    }
+  first_entry_[number] = entries_.size();
+  const auto add = [&](ReceiptTensor tensor, std::size_t part) {
+    std::vector<ByteRange> all;
+    if (tensor.end > 0) all.push_back({0, tensor.end});
+    const std::uint32_t item = outputs_.add(std::move(all));
+    entries_.push_back({std::move(tensor), number, part, item, whole_copy(plan_, target)});
+  };
+  if (!target.quantization) {
+    add(entry_of(target, Encoding(target.dtype), target.shape, target.byte_count()), 0);
     return;
   }
-  ReceiptTensor tensor =
-      entry_of(target, Encoding(target.dtype), target.shape, target.byte_count());
-  const Box* const box = whole_copy(plan_, target);
-  const std::string* const known = box == nullptr ? nullptr : sources_.whole_digest(0, box->source);
-  if (known != nullptr) tensor.digest = *known;
-  entries.push_back({std::move(tensor), number});
-}
-
-std::string LoadDigests::digest_in_memory(const Entry& entry, MemorySink& sink) const {
-  const std::uint64_t bytes = entry.tensor.end;
-  if (bytes == 0) return digest_of(kind_, {});
-  const std::byte* const place = sink.place(entry.target, entry.part);
-  if (place != nullptr) return digest_of(kind_, {place, bytes});
-  std::vector<std::byte> block(std::min(bytes, receipt_block_bytes));
-  std::vector<BlockDigest> blocks;
-  for (std::uint64_t at = 0; at < bytes; at += block.size()) {
-    const auto read = std::span(block).first(std::min<std::uint64_t>(block.size(), bytes - at));
-    sink.read(entry.target, entry.part, at, read);
-    blocks.push_back(hash_block(kind_, read));
+  std::size_t part = 0;
+  for (const QuantizedPart& each :
+       quantized_parts(*target.quantization, target.shape, target.dtype)) {
+    ReceiptTensor tensor = entry_of(target, Encoding(each.dtype), each.shape, each.byte_count());
+    tensor.component = each.name;
+    tensor.codec = target.quantization->encoding;
+    tensor.recipe = "encode";
+    add(std::move(tensor), part++);
   }
-  const ByteRange all{0, bytes};
-  return tree_digest(kind_, {&all, 1}, blocks);
 }
 
-std::shared_ptr<const Receipt> LoadDigests::finish(std::span<const Destination> destinations,
-                                                   MemorySink& sink, unsigned threads) {
+// A view of a part of a file has no memory here, and gets no digest.
+void LoadDigests::complete(Entry& entry) {
+  const std::string* const known =
+      entry.copied == nullptr ? nullptr : sources_.whole_digest(0, entry.copied->source);
+  if (known != nullptr) {
+    entry.tensor.digest = *known;
+  } else if (entry.tensor.end == 0 || sink_.has_memory(entry.target, entry.part)) {
+    outputs_.complete(entry.item, [&](std::uint64_t begin, std::span<std::byte> to) {
+      sink_.read(entry.target, entry.part, begin, to);
+    });
+    entry.tensor.digest = outputs_.digest(entry.item);
+  }
+}
+
+std::shared_ptr<const Receipt> LoadDigests::finish(unsigned threads) {
   sources_.complete(0);
-  Receipt receipt = {.kind = kind_, .program = LOADSTONE_VERSION, .sources = sources_.files(0)};
-  std::vector<Entry> entries;
-  for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
-    if (gets_value(plan_.targets[i], destinations[i])) add_entries(i, entries);
-  }
+  Receipt receipt = {
+      .kind = outputs_.kind(), .program = LOADSTONE_VERSION, .sources = sources_.files(0)};
   std::atomic<std::size_t> next = 0;
   std::atomic<bool> stop = false;
   run_team(
       threads, stop, nullptr, [] { return Progress{}; },
       [&] {
-        for (std::size_t i = next++; i < entries.size() && !stop; i = next++) {
-          Entry& entry = entries[i];
-          // A view of a part of a file has no memory here, and no entry.
-          const bool is_readable =
-              entry.tensor.end == 0 || sink.has_memory(entry.target, entry.part);
-          if (entry.tensor.digest.empty() && is_readable) {
-            entry.tensor.digest = digest_in_memory(entry, sink);
-          }
+        for (std::size_t i = next++; i < entries_.size() && !stop; i = next++) {
+          complete(entries_[i]);
         }
       });
-  for (Entry& entry : entries) {
+  for (Entry& entry : entries_) {
     if (!entry.tensor.digest.empty()) receipt.targets.push_back(std::move(entry.tensor));
   }
   return std::make_shared<const Receipt>(std::move(receipt));

@@ -16,12 +16,13 @@
 namespace loadstone {
 
 // A target that is a whole tensor of a file, byte by byte, has that tensor's digest. All others are
-// hashed in memory, when all is there. Used from one thread, but for sources().
+// hashed as they are made; what is made in no order, or stands on a device, is read again at the end.
+// Used from one thread, except for sources() and the sink.
 class LoadDigests {
  public:
-  // All must live as long.
+  // Watches the sink. All must live as long.
   LoadDigests(const Plan& plan, const ValueSet& values, std::span<const Destination> destinations,
-              const OpenShards& shards, DigestKind kind);
+              const OpenShards& shards, MemorySink& sink, DigestKind kind);
 
   // What the load reads from.
   [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
@@ -29,25 +30,29 @@ class LoadDigests {
   }
 
   // After the threads have ended; starts so many of its own.
-  [[nodiscard]] std::shared_ptr<const Receipt> finish(std::span<const Destination> destinations,
-                                                      MemorySink& sink, unsigned threads);
+  [[nodiscard]] std::shared_ptr<const Receipt> finish(unsigned threads);
 
  private:
-  // Of a target's part; without a digest, where that is to be taken of its memory.
+  // Of a target's part.
   struct Entry {
     ReceiptTensor tensor;
     std::uint32_t target = 0;
     std::size_t part = 0;
+    std::uint32_t item = 0;
+    const Box* copied = nullptr;  // from a whole tensor of a file
   };
 
-  void add_entries(std::uint32_t target, std::vector<Entry>& entries);
-  [[nodiscard]] std::string digest_in_memory(const Entry& entry, MemorySink& sink) const;
+  void add_entries(std::uint32_t target);
+  void complete(Entry& entry);
   [[nodiscard]] ReceiptTensor entry_of(const PlannedTarget& target, Encoding encoding,
                                        const Shape& shape, std::uint64_t bytes) const;
 
   const Plan& plan_;
-  const DigestKind kind_;
+  MemorySink& sink_;
   SourceDigests sources_;
+  DigestTable outputs_;
+  std::vector<Entry> entries_;
+  std::vector<std::size_t> first_entry_;  // by target; of its parts
 };
 
 }  // namespace loadstone

@@ -76,12 +76,18 @@ void MemorySink::write(std::uint32_t target, std::size_t part, std::uint64_t off
                        std::span<std::byte> bytes) {
   if (bytes.empty()) return;
   note_begun(begun_, target);
+  if (watch_ && !is_on_device_[target]) watch_(target, part, offset, bytes);
   std::byte* const to = address(target, part) + offset;
   if (is_on_device_[target]) {
     ring_->send(target, to, bytes);
   } else {
     std::memcpy(to, bytes.data(), bytes.size());
   }
+}
+
+void MemorySink::made(std::uint32_t target, std::size_t part, std::span<const std::byte> bytes) {
+  if (!watch_) return;
+  watch_(target, part, static_cast<std::uint64_t>(bytes.data() - address(target, part)), bytes);
 }
 
 void MemorySink::complete() {

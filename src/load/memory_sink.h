@@ -4,9 +4,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/device_ring.h"
@@ -40,7 +42,14 @@ class MemorySink final : public ValueSink {
   [[nodiscard]] std::byte* room(std::uint32_t target, std::uint64_t bytes) override;
   void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
              std::span<std::byte> bytes) override;
+  void made(std::uint32_t target, std::size_t part, std::span<const std::byte> bytes) override;
   void finish(std::uint32_t target) override { written_[target] = true; }
+
+  // Is told of all bytes that are made in memory of the host: of which target and part, and the
+  // offset in that. Called by all threads.
+  using Watch =
+      std::function<void(std::uint32_t, std::size_t, std::uint64_t, std::span<const std::byte>)>;
+  void watch(Watch watch) { watch_ = std::move(watch); }
 
   // Once the threads have ended: all has arrived on the devices.
   void complete();
@@ -54,6 +63,7 @@ class MemorySink final : public ValueSink {
 
   const ValueSet& values_;
   std::uint8_t* begun_;
+  Watch watch_;
   std::vector<std::byte*> whole_;
   std::vector<std::vector<std::byte*>> parts_;  // of what is quantized or on a device
   std::vector<bool> is_on_device_;

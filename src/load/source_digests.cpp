@@ -4,9 +4,10 @@
 #include <filesystem>
 #include <utility>
 
-#include "boxes/dims.h"
-#include "boxes/merges.h"
+#include "base/checked.h"
+#include "boxes/sources.h"
 #include "catalog/assembled_file.h"
+#include "engine/box_read.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
 
@@ -33,38 +34,21 @@ void join(std::vector<ByteRange>& ranges) {
   ranges = std::move(joined);
 }
 
-// Of the bits of elements, those bytes that a box touches.
-std::vector<ByteRange> ranges_of(const Box& box, std::uint64_t element_bits) {
-  std::vector<BoxDim> dims = box.dims;
-  std::ranges::sort(dims, {}, &BoxDim::source_stride);
-  std::uint64_t span = element_bits;
-  std::size_t inner = 0;
+// The bytes of a source that a box touches.
+std::vector<ByteRange> ranges_of(const Box& box, Dtype dtype) {
+  BoxDims sorted;
+  for (const BoxDim& dim : box.dims) static_cast<void>(sorted.append(dim));
+  sorted.sort_by_source();
+  const auto dims = sorted.dims();
+  const InnerRun run = source_run(dims, hole_bytes_max * 8 / bits(dtype));
+  const auto outer = dims.first(run.outer_dims);
   std::uint64_t count = 1;
-  for (; inner < dims.size(); ++inner) {
-    const BoxDim& dim = dims[inner];
-    const std::uint64_t step = dim.source_stride * element_bits;
-    if (dim.extent > 1 && step > span + 8 * hole_bytes_max) break;
-    span += (dim.extent - 1) * step;
-  }
-  for (std::size_t i = inner; i < dims.size(); ++i) {
-    if (dims[i].extent > ranges_max || (count *= dims[i].extent) > ranges_max) {
-      for (; inner < dims.size(); ++inner) {
-        span += (dims[inner].extent - 1) * dims[inner].source_stride * element_bits;
-      }
-      break;
-    }
-  }
+  for (const BoxDim& dim : outer) count = saturating_mul(count, dim.extent);
+  if (count > ranges_max) return {bytes_of(source_range(box), dtype)};
   std::vector<ByteRange> ranges;
-  const auto add = [&](const auto& self, std::size_t level, std::uint64_t at) -> void {
-    if (level == dims.size()) {
-      ranges.push_back({at / 8, (at + span + 7) / 8});
-      return;
-    }
-    for (std::uint64_t i = 0; i < dims[level].extent; ++i) {
-      self(self, level + 1, at + i * dims[level].source_stride * element_bits);
-    }
-  };
-  add(add, inner, box.source_offset * element_bits);
+  visit_runs(outer, box.source_offset, [&](std::uint64_t begin) {
+    ranges.push_back(bytes_of({begin, begin + run.elements}, dtype));
+  });
   return ranges;
 }
 
@@ -147,7 +131,7 @@ void SourceDigests::need_box(std::size_t group, const Box& box) {
   if (!encoding.is_dtype()) {
     return add(group, box.source, {{0, tensors[box.source].byte_count()}});
   }
-  add(group, box.source, ranges_of(box, bits(encoding.dtype())));
+  add(group, box.source, ranges_of(box, encoding.dtype()));
 }
 
 void SourceDigests::need(std::size_t group, const Value& value) {

@@ -17,6 +17,7 @@ struct DigestTable::Block {
 
 // Bytes of a block that have come, but not all.
 struct DigestTable::OpenBlock {
+  std::mutex mutex;                 // taken behind the item's, and guards all that follows
   std::unique_ptr<BlockHash> hash;  // of all up to `at`
   std::uint64_t at = 0;
   std::map<std::uint64_t, std::vector<std::byte>> waiting;  // by their first byte
@@ -33,7 +34,7 @@ struct DigestTable::Item {
   std::uint64_t blocks_left = 0;
   std::vector<BlockDigest> blocks;  // none before the first one and after the last one
   std::vector<bool> is_there;
-  std::map<std::uint64_t, OpenBlock> open;
+  std::map<std::uint64_t, std::shared_ptr<OpenBlock>> open;
 };
 
 DigestTable::DigestTable(DigestKind kind, std::uint64_t waiting_bytes_max)
@@ -91,30 +92,37 @@ void DigestTable::update_block(Item& item, const Block& block, std::uint64_t beg
     store(item, block.index, digest);
     return;
   }
-  append(item, block, begin, bytes);
+  std::shared_ptr<OpenBlock>& known = item.open[block.index];
+  if (known == nullptr) {
+    known = std::make_shared<OpenBlock>();
+    known->at = block.begin;
+    known->is_given_up = ++open_blocks_ > open_blocks_max;
+  }
+  const std::shared_ptr<OpenBlock> open = known;
+  lock.unlock();
+  if (const auto digest = append(*open, block, begin, bytes)) {
+    lock.lock();
+    store(item, block.index, *digest);
+  }
 }
 
-// The item is locked: parts of one block come one at a time.
-void DigestTable::append(Item& item, const Block& block, std::uint64_t begin,
-                         std::span<const std::byte> bytes) {
-  const auto [found, is_new] = item.open.try_emplace(block.index);
-  OpenBlock& open = found->second;
-  if (is_new) {
-    open.at = block.begin;
-    if (++open_blocks_ > open_blocks_max) give_up(open);
-  }
-  if (open.is_given_up) return;
+std::optional<BlockDigest> DigestTable::append(OpenBlock& open, const Block& block,
+                                               std::uint64_t begin,
+                                               std::span<const std::byte> bytes) {
+  const std::lock_guard lock(open.mutex);
+  if (open.is_given_up) return std::nullopt;
   if (begin > open.at) {
     const auto known = open.waiting.find(begin);
-    if (known != open.waiting.end() && known->second.size() >= bytes.size()) return;
+    if (known != open.waiting.end() && known->second.size() >= bytes.size()) return {};
     if ((waiting_bytes_ += bytes.size()) > waiting_bytes_max_) {
       waiting_bytes_ -= bytes.size();
-      return give_up(open);
+      give_up(open);
+      return std::nullopt;
     }
     auto& copy = open.waiting[begin];
     waiting_bytes_ -= copy.size();
     copy.assign(bytes.begin(), bytes.end());
-    return;
+    return std::nullopt;
   }
   const auto take = [&](std::uint64_t from, std::span<const std::byte> part) {
     const std::uint64_t end = from + part.size();
@@ -130,7 +138,9 @@ void DigestTable::append(Item& item, const Block& block, std::uint64_t begin,
     waiting_bytes_ -= first->second.size();
     open.waiting.erase(first);
   }
-  if (open.at == block.end) store(item, block.index, open.hash->finish());
+  if (open.at != block.end) return std::nullopt;
+  open.is_given_up = true;  // nothing more is wanted
+  return open.hash->finish();
 }
 
 void DigestTable::give_up(OpenBlock& open) {
@@ -147,7 +157,10 @@ void DigestTable::store(Item& item, std::uint64_t index, const BlockDigest& dige
     item.blocks.resize(item.block_count);
   }
   if (const auto open = item.open.find(index); open != item.open.end()) {
-    give_up(open->second);
+    {
+      const std::lock_guard lock(open->second->mutex);
+      give_up(*open->second);
+    }
     item.open.erase(open);
     --open_blocks_;
   }

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,9 +18,10 @@
 namespace loadstone {
 
 // A block that comes in one update is hashed at once, without a lock. One that comes in parts is
-// hashed in order; a part that comes too early is copied until its turn. Of these copies there are
-// at most `waiting_bytes_max`; beyond, their blocks are given up, and complete() has them read
-// again. Bytes that come twice are hashed once. update() is thread-safe; add() comes before it.
+// hashed in order, under a lock of its own; a part that comes too early is copied until its turn.
+// Of these copies there are at most `waiting_bytes_max`; beyond, their blocks are given up, and
+// complete() has them read again. Bytes that come twice are hashed once. update() is thread-safe;
+// add() comes before it.
 class DigestTable {
  public:
   static constexpr std::uint64_t waiting_bytes_default = 8u << 20;
@@ -54,8 +56,10 @@ class DigestTable {
 
   void update_block(Item& item, const Block& block, std::uint64_t begin,
                     std::span<const std::byte> bytes);
-  void append(Item& item, const Block& block, std::uint64_t begin,
-              std::span<const std::byte> bytes);
+  // Returns the block's digest once all of it has come.
+  [[nodiscard]] std::optional<BlockDigest> append(OpenBlock& open, const Block& block,
+                                                  std::uint64_t begin,
+                                                  std::span<const std::byte> bytes);
   void give_up(OpenBlock& open);
   void store(Item& item, std::uint64_t index, const BlockDigest& digest);
 

@@ -1,0 +1,77 @@
+// Which bytes of which sources a box needs, and how the engine reads them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "boxes/check_boxes.h"
+#include "boxes/dims.h"
+#include "boxes/merges.h"
+#include "boxes/value.h"
+#include "codec/decode.h"
+#include "loadstone/byte_range.h"
+
+namespace loadstone {
+
+// Holes up to this size between pieces that are read into their places are read over: a second call
+// costs more.
+inline constexpr std::uint64_t skipped_bytes_max = 4096;
+// The same between staged pieces, which are read over into the slot.
+inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
+
+// A box that is not empty, its dimensions by source stride.
+struct BoxRead {
+  const Box* box = nullptr;
+  BoxDims dims;
+  Dtype stored = Dtype::f32;           // of the elements, once they are decoded
+  const Decoding* decoding = nullptr;  // null: the source's own bytes are copied
+  DecodeForm form;                     // of the decoding
+  bool is_direct = false;              // read into its place
+  bool is_transposed = false;
+  InnerRun run;            // read in one go
+  std::uint64_t runs = 1;  // how many; saturated
+
+  // Of all of it.
+  [[nodiscard]] ElementRange elements() const noexcept { return source_range(*box); }
+};
+
+// Nothing for boxes that are empty, and those that a reader refuses. `target`: what they become.
+[[nodiscard]] std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target);
+
+// Visits the sources that hold these elements of the box: their indices, and where in the shard the
+// bytes are.
+template <typename Visit>
+void visit_sources(const ValueSet& values, const BoxRead& read, ElementRange elements,
+                   const Visit& visit) {
+  const auto found = [&](std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
+    const std::uint64_t first = values.tensors()[source].offset_begin;
+    if (begin < end) visit(source, ByteRange{first + begin, first + end});
+  };
+  if (read.decoding == nullptr) {
+    const ByteRange bytes = bytes_of(elements, read.stored);
+    return found(read.box->source, bytes.begin, bytes.end);
+  }
+  for (std::size_t i = 0; i < read.decoding->sources.size(); ++i) {
+    const auto part = read.form.part_bytes(i, elements.begin, elements.end);
+    found(read.decoding->sources[i], part.begin, part.end);
+  }
+}
+
+// Visits the first element of each run.
+template <typename Visit>
+void visit_runs(std::span<const BoxDim> outer, std::uint64_t begin, const Visit& visit) {
+  if (outer.empty()) return visit(begin);
+  for (std::uint64_t i = 0; i < outer.front().extent; ++i) {
+    visit_runs(outer.subspan(1), begin + i * outer.front().source_stride, visit);
+  }
+}
+
+// Visits all boxes of a value, those of its merge too, each with the dtype that it becomes.
+template <typename Visit>
+void visit_boxes(const Value& value, const Visit& visit) {
+  const Dtype dtype = value.merge == nullptr ? value.dtype : Dtype::f32;
+  for_each_box(value, [&](const Box& box) { visit(box, dtype); });
+}
+
+}  // namespace loadstone
