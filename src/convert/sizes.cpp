@@ -100,37 +100,35 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const std::uint64_t reading_once = reading_bytes(catalog, 0);
   const std::uint64_t lists = list_bytes(conversion) + reading_once;
   const ValueSet values = values_of(conversion.plan);
-  const Needs needs(values, SinkKind::files);
+  const Limits limits(values, SinkKind::files);
   // A block that is read once more to be hashed has a buffer.
   const auto overhead_with = [&](std::uint64_t digest_bytes) {
     return thread_overhead + kept_by_allocator * digest_bytes + receipt_block_bytes +
-           needs.box_bytes() + reading_bytes(catalog, 1) - reading_once;
+           limits.box_bytes() + reading_bytes(catalog, 1) - reading_once;
   };
   std::uint64_t digest_bytes = thread_digest_bytes;
-  BudgetLimits limits = {
-      .threads = reading_threads(catalog, options.threads, defaults::threads_max),
-      .bytes_max = options.staging_bytes_max,
-      .thread_bytes_wanted = thread_bytes_wanted,
-      .thread_bytes_max = thread_bytes_max};
+  LimitOptions run = {.threads = reading_threads(catalog, options.threads, defaults::threads_max),
+                      .bytes_max = options.staging_bytes_max,
+                      .thread_bytes_wanted = thread_bytes_wanted,
+                      .thread_bytes_max = thread_bytes_max};
   if (const auto limit = options.memory_bytes_max) {
-    const std::uint64_t thread_least = needs.thread_bytes_least();
+    const std::uint64_t thread_least = limits.thread_bytes_least();
     const std::uint64_t least =
-        lists + overhead_with(thread_digest_bytes_min) + thread_least + needs.held_bytes(1);
+        lists + overhead_with(thread_digest_bytes_min) + thread_least + limits.held_bytes(1);
     if (*limit < least) refuse_memory(conversion, *limit, least, lists);
     const std::uint64_t most = std::max(*limit, least);
     digest_bytes = std::min(thread_digest_bytes, thread_digest_bytes_min + (most - least) / 64);
     const std::uint64_t room = most - lists;
     const std::uint64_t overhead = overhead_with(digest_bytes);
     const std::uint64_t wanted = overhead + std::max(thread_bytes_wanted, thread_least);
-    unsigned& threads = limits.threads;
-    while (threads > 1 && threads * wanted + needs.held_bytes(threads) > room) --threads;
-    limits.bytes_max =
-        std::min(limits.bytes_max, room - threads * overhead - needs.held_bytes(threads));
+    unsigned& threads = run.threads;
+    while (threads > 1 && threads * wanted + limits.held_bytes(threads) > room) --threads;
+    run.bytes_max = std::min(run.bytes_max, room - threads * overhead - limits.held_bytes(threads));
   }
-  conversion.budget = needs.budget(limits);
+  conversion.budget = limits.budget(run);
   const unsigned threads = conversion.budget.threads;
   conversion.digest_bytes = threads * digest_bytes;
-  conversion.bytes_to_read = needs.bytes_to_read();
+  conversion.bytes_to_read = limits.bytes_to_read();
   conversion.peak_bytes = lists + threads * overhead_with(digest_bytes) + conversion.budget.bytes();
 }
 

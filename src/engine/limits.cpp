@@ -98,51 +98,33 @@ std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcep
   return std::min(std::max(elements, step), form.elements);
 }
 
-// How much of a slot boxes may write to: see Reader. A window of bytes that are read into their
-// place may hold pieces that are staged, at their distance from its beginning.
-Slot Needs::Ways::slot(std::uint64_t most, std::uint64_t chunk_bytes) const {
-  const WindowLimits limits = window_limits(most, chunk_bytes);
-  Slot slot = {.bytes = most};
-  if (has_overlaps || (has_staged && has_direct)) slot.used_bytes = limits.direct_bytes;
-  if (has_staged) slot.used_bytes = std::max(slot.used_bytes, limits.staged_bytes);
-  if (has_transposed) slot.used_bytes = std::max(slot.used_bytes, limits.transposed_bytes);
-  if (has_decoded) {
-    const std::uint64_t numbers = std::min(
-        has_transposed ? limits.transposed_bytes : limits.staged_bytes, limits.decoded_bytes);
-    slot.used_bytes = std::max(slot.used_bytes, numbers) + pages(parts_bytes);
-  }
-  slot.used_bytes = std::min(most, pages(slot.used_bytes));
-  return slot;
-}
-
-Needs::Needs(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_max)
-    : values_(values), pinned_bytes_max_(pinned_bytes_max), sink_(sink) {
+Limits::Limits(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_max)
+    : values_(values), sink_(sink), pinned_bytes_max_(pinned_bytes_max) {
   std::map<std::string_view, std::size_t> shared;
   std::set<std::tuple<std::string_view, Dtype, bool, std::vector<std::uint64_t>>> kinds;
-  for (const Value& target : values.list) {
-    if (!target.is_made) continue;
+  for (const Value& value : values.list) {
+    if (!value.is_made) continue;
     QuantizeForm form;
     const bool is_quantized =
-        target.quantization &&
-        !prepare_quantization(*target.quantization, *target.shape, target.dtype, form);
-    const bool is_merged = target.merge != nullptr;
-    const bool is_apart = sink == SinkKind::files || target.goes_to_device();
-    const bool is_whole = !is_apart && !is_quantized && !is_merged;
-    if (is_merged) {
-      add_merge(target);
+        value.quantization != nullptr &&
+        !prepare_quantization(*value.quantization, *value.shape, value.dtype, form);
+    const bool is_apart = sink == SinkKind::files || value.goes_to_device();
+    const bool is_whole = !is_apart && !is_quantized && value.merge == nullptr;
+    if (value.merge != nullptr) {
+      add_merge(value);
     } else {
-      add_boxes(target, is_whole ? whole_ : windows_);
+      add_value(value, is_whole ? whole_ : windows_);
     }
     if (is_whole) continue;
-    has_device_ = has_device_ || target.goes_to_device();
-    has_numbers_ = has_numbers_ || is_quantized || !target.goes_to_device();
+    has_device_ = has_device_ || value.goes_to_device();
+    has_host_windows_ = has_host_windows_ || is_quantized || !value.goes_to_device();
     encodes_apart_ = encodes_apart_ || (is_quantized && is_apart);
-    boxes_most_ = std::max<std::uint64_t>(boxes_most_, target.boxes.size());
-    add_window_value(target, is_quantized ? &form : nullptr, shared);
+    boxes_most_ = std::max<std::uint64_t>(boxes_most_, value.boxes.size());
+    add_windows(value, is_quantized ? &form : nullptr, shared);
     if (is_quantized &&
         kinds
-            .emplace(target.quantization->encoding, target.dtype,
-                     target.quantization->importance != nullptr, target.shape->extents())
+            .emplace(value.quantization->encoding, value.dtype,
+                     value.quantization->importance != nullptr, value.shape->extents())
             .second) {
       forms_.push_back(std::move(form));
     }
@@ -151,67 +133,62 @@ Needs::Needs(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_m
   count_reads();
 }
 
-void Needs::add_window_value(const Value& target, const QuantizeForm* form,
-                             std::map<std::string_view, std::size_t>& shared) {
-  std::size_t group = groups_.size();
-  if (form != nullptr && shares_scale(*target.quantization, *form)) {
-    group = shared.try_emplace(target.quantization->group, group).first->second;
+void Limits::add_windows(const Value& value, const QuantizeForm* form,
+                         std::map<std::string_view, std::size_t>& shared) {
+  std::size_t index = groups_.size();
+  if (form != nullptr && shares_scale(*value.quantization, *form)) {
+    index = shared.try_emplace(value.quantization->group, index).first->second;
   }
-  if (group == groups_.size()) groups_.emplace_back();
-  Group& its = groups_[group];
-  const std::uint64_t elements = target.elements();
-  its.is_transposed = its.is_transposed || is_transposed(target);
-  ++its.members;
-  if (target.goes_to_device()) {
-    device_bytes_ = saturating_add(device_bytes_, aligned_part(bytes_of(elements, target.dtype)));
-  }
+  if (index == groups_.size()) groups_.emplace_back();
+  Group& group = groups_[index];
+  const std::uint64_t bytes = aligned_part(bytes_of(value.elements(), value.dtype));
+  group.value_bytes = saturating_add(group.value_bytes, bytes);
+  window_bytes_ = saturating_add(window_bytes_, bytes);
+  if (value.goes_to_device()) device_bytes_ = saturating_add(device_bytes_, bytes);
+  ++window_values_;
   if (form == nullptr) {
-    its.is_sent = target.goes_to_device();
-    its.number_bytes = bytes_of(elements, target.dtype);
-    number_bytes_ = saturating_add(number_bytes_, its.number_bytes);
-  } else {
-    its.is_quantized = true;
-    its.is_measured = its.is_measured || form->needs_amax;
-    its.step_bytes = std::max(its.step_bytes, form->step_bytes());
-    const std::uint64_t bytes = aligned_part(bytes_of(elements, target.dtype));
-    its.number_bytes = saturating_add(its.number_bytes, bytes);
-    number_bytes_ = saturating_add(number_bytes_, bytes);
-    const bool has_place = sink_ == SinkKind::memory && !target.goes_to_device();
-    its.held_bytes = saturating_add(its.held_bytes, held_bytes_of(*form, has_place));
-    step_bytes_ = std::max(step_bytes_, form->step_bytes());
+    group.has_large_windows = is_transposed(value);
+    return;
   }
+  group.has_large_windows = true;
+  group.step_bytes = std::max(group.step_bytes, form->step_bytes());
+  const bool has_place = sink_ == SinkKind::memory && !value.goes_to_device();
+  group.held_bytes = saturating_add(group.held_bytes, held_bytes_of(*form, has_place));
+  step_bytes_ = std::max(step_bytes_, form->step_bytes());
 }
 
-void Needs::add_boxes(const Value& target, Ways& ways) {
+void Limits::add_value(const Value& value, Staged& staged) {
   std::uint64_t bytes = 0;
-  for (const Box& box : target.boxes) bytes = saturating_add(bytes, add_box(target, box, ways));
-  ways.bytes = saturating_add(ways.bytes, bytes);
-  const bool has_holes = target.boxes.size() > 1 && bytes > 0;
-  ways.value_bytes = has_holes ? UINT64_MAX : std::max(ways.value_bytes, bytes);
+  for (const Box& box : value.boxes) bytes = saturating_add(bytes, add_box(value, box, staged));
+  staged.bytes = saturating_add(staged.bytes, bytes);
+  const bool has_holes = value.boxes.size() > 1 && bytes > 0;
+  staged.value_bytes = has_holes ? UINT64_MAX : std::max(staged.value_bytes, bytes);
 }
 
-void Needs::add_merge(const Value& target) {
-  const Merge& merge = *target.merge;
-  const std::uint64_t elements = target.elements();
+void Limits::add_merge(const Value& value) {
+  const Merge& merge = *value.merge;
+  const std::uint64_t elements = value.elements();
   // Whoever computes it refuses one that does not fit.
   if (check_merge(merge, elements, values_.tensors(), values_.decodings)) return;
-  Value numbers = {.shape = target.shape, .dtype = Dtype::f32, .boxes = target.boxes};
-  add_boxes(numbers, windows_);
-  for_each_operand(merge, [&](const Operand& operand) {
-    numbers.boxes = operand.boxes;
-    boxes_most_ = std::max<std::uint64_t>(boxes_most_, operand.boxes.size());
-    add_boxes(numbers, windows_);
+  Value operand = {.shape = value.shape, .dtype = Dtype::f32, .boxes = value.boxes};
+  add_value(operand, windows_);
+  for_each_operand(merge, [&](const Operand& each) {
+    operand.boxes = each.boxes;
+    boxes_most_ = std::max<std::uint64_t>(boxes_most_, each.boxes.size());
+    add_value(operand, windows_);
   });
   windows_.value_bytes = UINT64_MAX;  // of several values, one after the other
+  windows_.is_repeated = true;
   const MergeSizes sizes = merge_sizes(merge, elements);
-  merge_numbers_ = std::max(merge_numbers_, pages(sizes.number_bytes()));
-  merge_rights_ = std::max(merge_rights_, pages(sizes.right_bytes()));
-  merge_counts_ = std::max(merge_counts_, pages(sizes.count_bytes()));
-  merge_bytes_ = saturating_add(saturating_add(merge_numbers_, merge_rights_), merge_counts_);
+  merge_number_bytes_ = std::max(merge_number_bytes_, pages(sizes.number_bytes()));
+  merge_right_bytes_ = std::max(merge_right_bytes_, pages(sizes.right_bytes()));
+  merge_count_bytes_ = std::max(merge_count_bytes_, pages(sizes.count_bytes()));
+  merge_bytes_ =
+      saturating_add(saturating_add(merge_number_bytes_, merge_right_bytes_), merge_count_bytes_);
 }
 
-// Notes the bytes that the box reads, and how they reach their place. Returns how many are staged.
-std::uint64_t Needs::add_box(const Value& value, const Box& box, Ways& ways) {
+// Notes the bytes that the box reads. Returns how many are staged.
+std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged) {
   const auto read = box_read(values_, box, value.dtype);
   if (!read) return 0;
   const bool is_decoded = read->decoding != nullptr;
@@ -224,7 +201,7 @@ std::uint64_t Needs::add_box(const Value& value, const Box& box, Ways& ways) {
                           .begin = range.begin,
                           .end = range.end,
                           .bytes = range.size(),
-                          .ways = is_decoded ? nullptr : &ways,  // others may read components too
+                          .staged = is_decoded ? nullptr : &staged,
                           .is_direct = read->is_direct});
   });
   if (read->run.outer_dims > 0) {
@@ -236,89 +213,66 @@ std::uint64_t Needs::add_box(const Value& value, const Box& box, Ways& ways) {
       next = its - stretches_.begin() + 1;
     });
   }
-  if (read->is_direct) ways.has_direct = true;
-  if (read->is_transposed && !read->is_direct) ways.has_transposed = true;
-  if (is_decoded) {
-    ways.has_decoded = true;
-    ways.bytes_least = std::max(ways.bytes_least, decoding_bytes_least(read->form));
-    ways.parts_bytes = std::max(ways.parts_bytes, parts_bytes_max(read->form, UINT64_MAX));
-    return saturating_add(bytes_of(all.end - all.begin, read->stored),
-                          saturating_add(bytes, bytes));
-  }
-  ways.bytes_least = std::max<std::uint64_t>(ways.bytes_least, element_bytes(read->stored));
+  const std::uint64_t least =
+      is_decoded ? decoding_bytes_least(read->form) : element_bytes(read->stored);
+  staged.bytes_least = std::max(staged.bytes_least, least);
   if (read->is_direct) return 0;
-  ways.has_staged = ways.has_staged || !read->is_transposed;
-  return bytes;
+  staged.is_repeated = staged.is_repeated || read->is_transposed || is_decoded;
+  if (!is_decoded) return bytes;
+  return saturating_add(bytes_of(all.end - all.begin, read->stored), saturating_add(bytes, bytes));
 }
 
-// Bytes that are read into their place are staged where other boxes need some of them.
-void Needs::stage(const Stretch& first, const Stretch& second) {
-  for (const Stretch* const each : {&first, &second}) {
-    if (!each->is_direct) continue;
-    each->ways->has_overlaps = true;
-    each->ways->bytes = saturating_add(each->ways->bytes, each->end - each->begin + each->hole);
-    each->ways->value_bytes = UINT64_MAX;
-  }
-}
-
-void Needs::count_reads() {
+// Bytes that are read into their place are staged where other boxes need some of them, and holes
+// between staged bytes are read too.
+void Limits::count_reads() {
   std::ranges::sort(stretches_, {}, [](const Stretch& each) {
     return std::tuple(each.shard, each.begin, each.end, each.bytes);
   });
   ReadCount count;
   const Stretch* farthest = nullptr;
-  for (Stretch& next : stretches_) {
+  const auto stage = [](const Stretch& each) {
+    if (!each.is_direct) return;
+    const std::uint64_t bytes = each.end - each.begin + staged_hole_bytes_max;
+    each.staged->bytes = saturating_add(each.staged->bytes, bytes);
+    each.staged->value_bytes = UINT64_MAX;
+  };
+  for (const Stretch& next : stretches_) {
     count.add({next.begin, next.end, next.bytes, next.shard});
     if (farthest != nullptr && farthest->shard != next.shard) farthest = nullptr;
-    const std::uint64_t known = farthest != nullptr ? farthest->end : 0;
-    if (farthest != nullptr && next.begin < known) stage(*farthest, next);
-    if (farthest != nullptr && next.begin > known) {
-      next.hole = std::min(next.begin - known, staged_hole_bytes_max);
-      if (next.ways != nullptr && !next.is_direct) {
-        next.ways->bytes = saturating_add(next.ways->bytes, next.hole);
-      }
+    const std::uint64_t known = farthest != nullptr ? farthest->end : next.begin;
+    if (next.begin < known) {
+      stage(*farthest);
+      stage(next);
+    } else if (next.staged != nullptr && !next.is_direct) {
+      next.staged->bytes =
+          saturating_add(next.staged->bytes, std::min(next.begin - known, staged_hole_bytes_max));
     }
-    if (next.end > known) farthest = &next;
+    if (farthest == nullptr || next.end > known) farthest = &next;
   }
   bytes_to_read_ = count.total();
   stretches_ = {};
 }
 
-std::uint64_t Needs::box_bytes() const noexcept {
+std::uint64_t Limits::box_bytes() const noexcept {
   return boxes_most_ <= boxes_uncounted ? 0 : pages(boxes_most_ * bytes_of_a_box);
 }
 
-// How many there will be, those that are only measured included: a thread without a window touches
-// no memory for one.
-std::uint64_t Needs::window_count(std::uint64_t window_bytes, std::uint64_t slot_bytes) const {
-  std::uint64_t count = 0;
-  for (const Group& group : groups_) {
-    if (group.is_quantized && is_made_whole(group.number_bytes, window_bytes)) {
-      count = saturating_add(count, 1);
-      continue;
-    }
-    std::uint64_t most = largest_window(group.is_transposed, window_bytes);
-    if (group.is_sent) most = std::min(most, slot_bytes);
-    // Whole steps of it, and at least one.
-    const std::uint64_t window =
-        std::max(most - std::min(most, group.step_bytes), group.step_bytes);
-    const std::uint64_t each = saturating_add(
-        ceil_div(group.number_bytes, std::max<std::uint64_t>(window, 1)), group.members);
-    count = saturating_add(count, group.is_measured ? saturating_add(each, each) : each);
-  }
-  return count;
+// At least as many as there will be, those that are only measured included.
+std::uint64_t Limits::window_count(std::uint64_t window_bytes) const noexcept {
+  const std::uint64_t once =
+      window_values_ + window_bytes_ / std::max(window_bytes / 2, page_bytes);
+  return saturating_add(once, once);
 }
 
 // A thread may still bring whole values while others make windows.
-std::uint64_t Needs::bytes_under_way(const Budget& budget) const {
+std::uint64_t Limits::bytes_held(const Budget& budget) const {
   const std::uint64_t whole = std::min(budget.threads * budget.whole.used_bytes, whole_.bytes);
-  const std::uint64_t threads = std::min(std::uint64_t{budget.threads},
-                                         window_count(budget.window_bytes, budget.ring.slot_bytes));
+  const std::uint64_t threads =
+      std::min(std::uint64_t{budget.threads}, window_count(budget.window_bytes));
   std::uint64_t windows = threads * budget.window_thread_bytes();
-  // Each number is read once, and once more where it is measured before: unless windows need bytes
-  // that others needed.
-  if (!windows_.has_transposed && !windows_.has_decoded && merge_bytes_ == 0) {
-    const std::uint64_t once = saturating_add(number_bytes_, windows_.bytes);
+  // Each value is read once, and once more where it is measured before.
+  if (!windows_.is_repeated) {
+    const std::uint64_t once = saturating_add(window_bytes_, windows_.bytes);
     windows = std::min(windows,
                        saturating_add(saturating_add(once, once), threads * budget.encoded_bytes));
   }
@@ -328,7 +282,7 @@ std::uint64_t Needs::bytes_under_way(const Budget& budget) const {
                      threads * box_bytes()));
 }
 
-std::uint64_t Needs::held_bytes(unsigned threads) const {
+std::uint64_t Limits::held_bytes(unsigned threads) const {
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < groups_.size() && i <= threads; ++i) {
     bytes = saturating_add(bytes, groups_[i].held_bytes);
@@ -337,7 +291,7 @@ std::uint64_t Needs::held_bytes(unsigned threads) const {
 }
 
 // The most that so many bytes of numbers become.
-std::uint64_t Needs::encoded_bytes(std::uint64_t piece_bytes) const {
+std::uint64_t Limits::encoded_bytes(std::uint64_t piece_bytes) const {
   std::uint64_t bytes = 0;
   if (!encodes_apart_) return 0;  // they are encoded into their places
   for (const QuantizeForm& form : forms_) {
@@ -347,11 +301,11 @@ std::uint64_t Needs::encoded_bytes(std::uint64_t piece_bytes) const {
 }
 
 // That a thread has memory for at once: of numbers, and two that are copied to a device.
-std::uint64_t Needs::windows_in_hand() const noexcept {
-  return (has_numbers_ ? 1u : 0u) + (has_device_ ? 2u : 0u);
+std::uint64_t Limits::windows_in_hand() const noexcept {
+  return (has_host_windows_ ? 1u : 0u) + (has_device_ ? 2u : 0u);
 }
 
-std::uint64_t Needs::thread_bytes_least() const {
+std::uint64_t Limits::thread_bytes_least() const {
   std::uint64_t least = whole_.bytes_least;
   if (groups_.empty()) return least;
   const std::uint64_t window = std::max(pages(step_bytes_), window_bytes_least);
@@ -362,43 +316,39 @@ std::uint64_t Needs::thread_bytes_least() const {
 }
 
 // The largest window that there will be, of so many bytes at most.
-std::uint64_t Needs::window_use(std::uint64_t window_bytes, std::uint64_t slot_bytes) const {
+std::uint64_t Limits::window_use(std::uint64_t window_bytes) const {
   std::uint64_t use = 0;
   for (const Group& group : groups_) {
-    const bool is_whole = group.is_quantized && is_made_whole(group.number_bytes, window_bytes);
-    const std::uint64_t window =
-        is_whole ? window_bytes
-                 : std::max(largest_window(group.is_transposed, window_bytes), group.step_bytes);
-    const std::uint64_t most = group.is_sent ? std::min(window_bytes, slot_bytes) : window_bytes;
-    use = std::max(use, std::min({group.number_bytes, window, most}));
+    const std::uint64_t most = std::max(largest_window(group.has_large_windows, window_bytes),
+                                        std::min(group.step_bytes, window_bytes));
+    use = std::max(use, std::min(group.value_bytes, most));
   }
   return pages(use);
 }
 
 // Pinned memory cannot be paged out.
-std::uint64_t Needs::slot_bytes_max(unsigned threads) const noexcept {
+std::uint64_t Limits::slot_bytes_max(unsigned threads) const noexcept {
   if (pinned_bytes_max_ == UINT64_MAX) return UINT64_MAX;
   const std::uint64_t bytes = pinned_bytes_max_ / (2 * threads);
   return std::max(bytes / page_bytes * page_bytes, window_bytes_least);
 }
 
 // For windows of at most so many bytes, of which the largest has `use`. Small values share slots.
-Ring Needs::ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t use) const {
+Ring Limits::ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t use) const {
   const std::uint64_t slot_most = slot_bytes_max(threads);
-  const std::uint64_t count =
-      std::clamp<std::uint64_t>(window_count(window_bytes, slot_most), 1, 2 * threads);
+  const std::uint64_t count = std::clamp<std::uint64_t>(window_count(window_bytes), 1, 2 * threads);
   const std::uint64_t shared = std::min(batch_bytes, pages(ceil_div(device_bytes_, count)));
   const std::uint64_t slot = std::max({use, page_bytes, std::min(shared, window_bytes)});
   return {static_cast<unsigned>(count), std::min(slot, slot_most)};
 }
 
 // A thread's bytes, less those of merges: half for windows, and half for what they are made of.
-Budget Needs::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const {
+Budget Limits::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const {
   Budget budget = {.threads = threads, .chunk_bytes = chunk_bytes, .merge_bytes = merge_bytes_};
   budget.held_bytes = held_bytes(threads);
   std::uint64_t whole_bytes_max = std::min(each, std::max(2 * chunk_bytes, whole_.bytes_least));
   if (groups_.empty()) {
-    budget.whole = whole_.slot(whole_bytes_max, chunk_bytes);
+    budget.whole = whole_.slot(whole_bytes_max);
     return budget;
   }
   const std::uint64_t whole_and_ring = each;
@@ -414,33 +364,55 @@ Budget Needs::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_by
   std::uint64_t window = std::clamp(rest / (in_hand + 1), piece, (rest - staging_least) / in_hand);
   if (has_device_) window = std::min(window, (whole_and_ring - whole_.bytes_least) / 2);
   window = window / page_bytes * page_bytes;
-  budget.window_bytes = window_use(window, slot_bytes_max(threads));
-  budget.numbers_bytes = has_numbers_ ? budget.window_bytes : 0;
+  budget.window_bytes = window_use(window);
+  budget.numbers_bytes = has_host_windows_ ? budget.window_bytes : 0;
   if (has_device_) {
     budget.ring = ring(threads, window, budget.window_bytes);
     const std::uint64_t ring_bytes = ceil_div(budget.ring.bytes(), threads);
     whole_bytes_max = std::min(whole_bytes_max, whole_and_ring - ring_bytes);
   }
-  budget.whole = whole_.slot(whole_bytes_max, chunk_bytes);
-  budget.staging = windows_.slot((rest - in_hand * window) / page_bytes * page_bytes, chunk_bytes);
+  budget.whole = whole_.slot(whole_bytes_max);
+  budget.staging = windows_.slot((rest - in_hand * window) / page_bytes * page_bytes);
   budget.staging.used_bytes = std::min(budget.staging.used_bytes, windows_.value_bytes);
   return budget;
 }
 
-Budget Needs::budget(const BudgetLimits& limits) const {
+Budget Limits::budget(const LimitOptions& options) const {
   const std::uint64_t least = std::max<std::uint64_t>(thread_bytes_least(), 1);
-  const std::uint64_t bytes = std::max(limits.bytes_max, least);
+  const std::uint64_t bytes = std::max(options.bytes_max, least);
   std::uint64_t threads = std::clamp<std::uint64_t>(
-      bytes / std::max(limits.thread_bytes_wanted, least), 1, limits.threads);
+      bytes / std::max(options.thread_bytes_wanted, least), 1, options.threads);
   if (has_device_) {
     threads = std::clamp<std::uint64_t>(pinned_bytes_max_ / (2 * window_bytes_least), 1, threads);
   }
-  while (threads > 1 && held_bytes(static_cast<unsigned>(threads)) > limits.held_bytes_max) {
+  while (threads > 1 && held_bytes(static_cast<unsigned>(threads)) > options.held_bytes_max) {
     --threads;
   }
   const std::uint64_t each =
-      std::max(std::min(bytes / threads, std::max(limits.thread_bytes_max, least)), least);
-  return share(static_cast<unsigned>(threads), each, limits.chunk_bytes);
+      std::max(std::min(bytes / threads, std::max(options.thread_bytes_max, least)), least);
+  return share(static_cast<unsigned>(threads), each, options.chunk_bytes);
+}
+
+Budget Limits::load_budget(const Promise& promise, unsigned threads,
+                           std::uint64_t chunk_bytes) const {
+  Budget promised = budget({.threads = promise.threads, .bytes_max = promise.bytes_max});
+  const std::uint64_t most = bytes_held(promised);
+  // More threads may take more in all: then each has less, or there are fewer.
+  for (unsigned count = threads; count > 0; --count) {
+    for (const std::uint64_t bytes : {promise.bytes_max, most}) {
+      const Budget wished = budget({.threads = count,
+                                    .bytes_max = bytes,
+                                    .held_bytes_max = promised.held_bytes,
+                                    .chunk_bytes = chunk_bytes});
+      if (bytes_held(wished) <= most) return wished;
+    }
+  }
+  promised.threads = std::min(promised.threads, threads);
+  return promised;
+}
+
+std::uint64_t Limits::bytes_promised(const Promise& promise) const {
+  return bytes_held(load_budget(promise, promise.threads));
 }
 
 }  // namespace loadstone

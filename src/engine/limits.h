@@ -62,40 +62,32 @@ struct WindowLimits {
 // Of small values that are copied to a device in one call: so much takes longer than the call.
 inline constexpr std::uint64_t batch_bytes = 256 << 10;
 
-// Where values go, and so how: into memory of the host whole values are read in the
-// order of the file, and only what is quantized is made window by window; into files and devices
-// all are.
+// Where values go, and so how: into memory of the host whole values are read in the order of the
+// file, and only what is quantized is made window by window; into files and devices all are.
 enum class SinkKind : std::uint8_t { memory, files };
 
-// The limits of a budget. Threads are fewer where each would have less than is worth a thread.
-struct BudgetLimits {
+// What a run is given. Threads are fewer where each would have less than is worth a thread.
+struct LimitOptions {
   unsigned threads = 1;
-  std::uint64_t bytes_max = 0;  // all threads, less what values hold
+  std::uint64_t bytes_max = 0;  // all threads, without what values hold
   std::uint64_t held_bytes_max = UINT64_MAX;
   std::uint64_t thread_bytes_wanted = 64 << 10;
   std::uint64_t thread_bytes_max = 2 * defaults::chunk_bytes;
   std::uint64_t chunk_bytes = defaults::chunk_bytes;  // of one read
 };
 
-class Needs;
-
 // What was promised for a load.
 struct Promise {
   unsigned threads = 1;
   std::uint64_t bytes_max = 0;  // asked for, all threads together
 };
-// The bytes that a load by these threads holds at most, besides those of the values themselves.
-[[nodiscard]] std::uint64_t bytes_promised(const Needs& needs, const Promise& promise);
-// The budget of a load by any number of threads and any chunk, which holds no more than promised.
-[[nodiscard]] Budget load_budget(const Needs& needs, const Promise& promise, unsigned threads,
-                                 std::uint64_t chunk_bytes = defaults::chunk_bytes);
 
-// The needs of values, whatever the budget. Refers to the values.
-
-class Needs {
+// What values ask of a run, in sums and in the largest of them: a run holds no more than its
+// options and these allow. Made once; refers to the values.
+class Limits {
  public:
   // `pinned_bytes_max`: of the ring, all threads together.
-  Needs(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_max = UINT64_MAX);
+  Limits(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_max = UINT64_MAX);
 
   // Of the sources, each byte once.
   [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
@@ -105,87 +97,81 @@ class Needs {
   [[nodiscard]] std::uint64_t held_bytes(unsigned threads) const;
   // Of each thread: for the boxes of the value that has most, once they are cut and walked.
   [[nodiscard]] std::uint64_t box_bytes() const noexcept;
-  // That so many threads take with this budget: less than it, where there is less to move.
-  [[nodiscard]] std::uint64_t bytes_under_way(const Budget& budget) const;
 
-  [[nodiscard]] Budget budget(const BudgetLimits& limits) const;
+  [[nodiscard]] Budget budget(const LimitOptions& options) const;
+  // The most that a run holds with this budget: less than it if there is less to move.
+  [[nodiscard]] std::uint64_t bytes_held(const Budget& budget) const;
+
+  // The bytes that a load by these threads holds at most, besides those of the values themselves.
+  [[nodiscard]] std::uint64_t bytes_promised(const Promise& promise) const;
+  // The budget of a load by any number of threads and any chunk, which holds no more than promised.
+  [[nodiscard]] Budget load_budget(const Promise& promise, unsigned threads,
+                                   std::uint64_t chunk_bytes = defaults::chunk_bytes) const;
 
  private:
-  // How bytes reach memory.
-  struct Ways {
-    bool has_direct = false;    // read into their place
-    bool has_overlaps = false;  // but for those that have more places than one
-    bool has_staged = false;    // cast or scattered
-    bool has_transposed = false;
-    bool has_decoded = false;
-    std::uint64_t bytes_least = 0;
-    std::uint64_t parts_bytes = 0;  // that components of what is decoded may take
-    std::uint64_t bytes = 0;        // that go through slots, of all values
-    std::uint64_t value_bytes = 0;  // of the value that has most; no bound where it has holes
+  // Bytes that go through slots.
+  struct Staged {
+    std::uint64_t bytes = 0;        // of all values
+    std::uint64_t value_bytes = 0;  // of the largest value; no bound if it has holes
+    std::uint64_t bytes_least = 0;  // of a slot: an element, and what it is decoded from
+    bool is_repeated = false;       // a source is looked through again for other windows
 
-    [[nodiscard]] Slot slot(std::uint64_t bytes, std::uint64_t chunk_bytes) const;
+    [[nodiscard]] Slot slot(std::uint64_t most) const noexcept {
+      return {.bytes = most, .used_bytes = bytes > 0 ? most : 0};
+    }
   };
-  // ValueSet that are made together, by windows.
+  // Values that are made together, by windows.
   struct Group {
-    std::uint64_t number_bytes = 0;
+    std::uint64_t value_bytes = 0;
     std::uint64_t held_bytes = 0;
-    std::uint64_t step_bytes = 0;  // of the largest step of windows
-    std::uint64_t members = 0;
-    bool is_quantized = false;
-    bool is_measured = false;
-    bool is_transposed = false;
-    bool is_sent = false;  // made in a slot of the ring
+    std::uint64_t step_bytes = 0;    // of the largest step of windows
+    bool has_large_windows = false;  // as large as there is memory for
   };
   // Bytes of a shard.
   struct Stretch {
     std::uint32_t shard = 0;
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
-    std::uint64_t bytes = 0;  // fewer than from begin to end where holes are passed over
-    Ways* ways = nullptr;     // none: a component of what is decoded
+    std::uint64_t bytes = 0;   // fewer than from begin to end where holes are passed over
+    Staged* staged = nullptr;  // null: a component of what is decoded
     bool is_direct = false;
-    std::uint64_t hole = 0;  // before it, that is read over
   };
 
-  void add_boxes(const Value& value, Ways& ways);
-  // Of a target with a merge: each of its operands is read as a value of F32.
+  void add_value(const Value& value, Staged& staged);
   void add_merge(const Value& value);
-  // How much of it is staged.
-  [[nodiscard]] std::uint64_t add_box(const Value& value, const Box& box, Ways& ways);
-  void add_window_value(const Value& value, const QuantizeForm* form,
-                        std::map<std::string_view, std::size_t>& shared);
+  [[nodiscard]] std::uint64_t add_box(const Value& value, const Box& box, Staged& staged);
+  void add_windows(const Value& value, const QuantizeForm* form,
+                   std::map<std::string_view, std::size_t>& shared);
   void count_reads();
-  void stage(const Stretch& first, const Stretch& second);
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;
   [[nodiscard]] std::uint64_t windows_in_hand() const noexcept;
-  [[nodiscard]] std::uint64_t window_use(std::uint64_t window_bytes,
-                                         std::uint64_t slot_bytes) const;
-  [[nodiscard]] std::uint64_t window_count(std::uint64_t window_bytes,
-                                           std::uint64_t slot_bytes) const;
+  [[nodiscard]] std::uint64_t window_use(std::uint64_t window_bytes) const;
+  [[nodiscard]] std::uint64_t window_count(std::uint64_t window_bytes) const noexcept;
   [[nodiscard]] std::uint64_t slot_bytes_max(unsigned threads) const noexcept;
   [[nodiscard]] Ring ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t use) const;
   [[nodiscard]] Budget share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const;
 
   const ValueSet& values_;
-  std::uint64_t pinned_bytes_max_;
-  SinkKind sink_;
+  const SinkKind sink_;
+  const std::uint64_t pinned_bytes_max_;
   bool has_device_ = false;          // some value goes to one
-  bool has_numbers_ = false;         // windows are made in memory of their thread
+  bool has_host_windows_ = false;    // windows are made in memory of their thread
   bool encodes_apart_ = false;       // what is quantized has no place yet
-  Ways whole_;                       // of whole values
-  Ways windows_;                     // of values that are made by windows
+  Staged whole_;                     // of whole values
+  Staged windows_;                   // of values that are made by windows
   std::vector<Stretch> stretches_;   // until they are counted
   std::vector<Group> groups_;        // the largest held_bytes first
   std::vector<QuantizeForm> forms_;  // one of each kind
-  std::uint64_t number_bytes_ = 0;   // of all that is made by windows
-  std::uint64_t device_bytes_ = 0;   // of that, what goes to devices
+  std::uint64_t window_values_ = 0;  // how many are made by windows
+  std::uint64_t window_bytes_ = 0;   // of all of them
+  std::uint64_t device_bytes_ = 0;   // of these, what goes to devices
   std::uint64_t boxes_most_ = 0;     // of one of them
-  std::uint64_t step_bytes_ = 0;     // of numbers, that no form can do with less than
-  // That merges are computed in: each region is that of the target that needs most of it.
-  std::uint64_t merge_numbers_ = 0;
-  std::uint64_t merge_rights_ = 0;
-  std::uint64_t merge_counts_ = 0;
-  std::uint64_t merge_bytes_ = 0;  // all of them
+  std::uint64_t step_bytes_ = 0;     // that no form can do with less than
+  // Of merges: each region is that of the value that needs most of it.
+  std::uint64_t merge_number_bytes_ = 0;
+  std::uint64_t merge_right_bytes_ = 0;
+  std::uint64_t merge_count_bytes_ = 0;
+  std::uint64_t merge_bytes_ = 0;  // all three
   std::uint64_t bytes_to_read_ = 0;
 };
 

@@ -133,7 +133,7 @@ void fill_report(const Plan& plan, const MemorySink& sink, RunReport& done, Repo
 }  // namespace
 
 static Budget budget_of(const Plan& plan, const ValueSet& values, const ExecuteOptions& options) {
-  return load_budget(needs_of(plan, values), promise_of(plan),
+  return limits_of(plan, values).load_budget(promise_of(plan),
                      options.threads != 0 ? options.threads : plan.threads,
                      std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
 }

@@ -16,7 +16,7 @@
 namespace loadstone {
 
 // A target that is a whole tensor of a file, byte by byte, has that tensor's digest. All others are
-// hashed as they are made; what is made in no order, or stands on a device, is read again at the end.
+// hashed as they are made; what is made in no order, or is on a device, is read again at the end.
 // Used from one thread, except for sources() and the sink.
 class LoadDigests {
  public:

@@ -100,14 +100,14 @@ void count_costs(Plan& plan) {
     }
   }
   const ValueSet values = values_of(plan);
-  const Needs needs = needs_of(plan, values);
-  plan.bytes_to_read = needs.bytes_to_read();
+  const Limits limits = limits_of(plan, values);
+  plan.bytes_to_read = limits.bytes_to_read();
   for (const TieCheck& check : plan.tie_checks) {
     for (const std::uint32_t tensor : {check.taken, check.other}) {
       plan.bytes_to_read = saturating_add(plan.bytes_to_read, tie_bytes(*plan.catalog, tensor));
     }
   }
-  cpu = saturating_add(cpu, bytes_promised(needs, promise_of(plan)));
+  cpu = saturating_add(cpu, limits.bytes_promised(promise_of(plan)));
   if (plan.bytes_to_read > 0) cpu = saturating_add(cpu, reading_bytes(*plan.catalog, plan.threads));
   if (plan.bytes_to_write > 0) plan.peak_bytes["disk"] = plan.bytes_to_write;
 }

@@ -31,7 +31,7 @@ ValueSet values_of(const Plan& plan) {
 }
 
 // Ranks of a machine share the pinned memory that one of them may have.
-Needs needs_of(const Plan& plan, const ValueSet& values) {
+Limits limits_of(const Plan& plan, const ValueSet& values) {
   const std::uint64_t pinned =
       plan.local_ranks > 1 ? plan.staging_bytes_max / plan.local_ranks : UINT64_MAX;
   return {values, SinkKind::memory, pinned};

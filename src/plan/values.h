@@ -12,7 +12,7 @@ namespace loadstone {
 [[nodiscard]] Value value_of(const PlannedTarget& target) noexcept;
 
 // What limits a load of the plan. `values` are the plan's, and must live as long.
-[[nodiscard]] Needs needs_of(const Plan& plan, const ValueSet& values);
+[[nodiscard]] Limits limits_of(const Plan& plan, const ValueSet& values);
 [[nodiscard]] Promise promise_of(const Plan& plan) noexcept;
 
 }  // namespace loadstone

@@ -98,7 +98,7 @@ std::size_t load_random_plan(unsigned seed) {
                               .storage = &builder.storage},
                              drivers[random() % drivers.size()]);
   const ValueSet values = values_of(plan);
-  const Needs needs = needs_of(plan, values);
+  const Limits limits = limits_of(plan, values);
   const std::uint64_t promised = testing::bytes_promised(plan);
   EXPECT_LE(report.staging_bytes_peak, promised);
   EXPECT_LE(fake_cuda_pinned_peak(), promised);
@@ -106,7 +106,7 @@ std::size_t load_random_plan(unsigned seed) {
     EXPECT_LE(fake_cuda_pinned_peak(),
               std::max(builder.staging_bytes_max / plan.local_ranks, ring_bytes_least));
   }
-  EXPECT_LE(promised, std::max(builder.staging_bytes_max, needs.thread_bytes_least()));
+  EXPECT_LE(promised, std::max(builder.staging_bytes_max, limits.thread_bytes_least()));
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     EXPECT_TRUE(value_of(memory.destinations()[i]) == value_of(plain.destinations()[i]))
         << plan.targets[i].name << " on " << plan.targets[i].device;

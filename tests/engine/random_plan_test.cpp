@@ -115,10 +115,10 @@ void load_random_plan(unsigned seed) {
                                  .storage = &builder.storage,
                                  .receipt = digest_of_seed(seed)});
   const ValueSet values = values_of(plan);
-  const Needs needs = needs_of(plan, values);
+  const Limits limits = limits_of(plan, values);
   const std::uint64_t promised = testing::bytes_promised(plan);
   EXPECT_LE(report.staging_bytes_peak, promised);
-  EXPECT_LE(promised, std::max(builder.staging_bytes_max, needs.thread_bytes_least()));
+  EXPECT_LE(promised, std::max(builder.staging_bytes_max, limits.thread_bytes_least()));
   expect_all_asked(plan, builder);
   ASSERT_EQ(report.receipt != nullptr, seed % 2 == 1);
   if (report.receipt != nullptr) expect_true(*report.receipt, builder, memory);

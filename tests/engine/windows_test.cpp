@@ -93,10 +93,10 @@ std::size_t quantize_random_plan(unsigned seed) {
   plan.allow_non_finite = true;
   const HostMemory memory(plan);
   const ValueSet values = values_of(plan);
-  const Needs needs = needs_of(plan, values);
+  const Limits limits = limits_of(plan, values);
   const std::uint64_t promised = testing::bytes_promised(plan);
   for (const unsigned threads : {1, 2, 3, 4, 16}) {
-    EXPECT_LE(needs.bytes_under_way(load_budget(needs, promise_of(plan), threads)), promised)
+    EXPECT_LE(limits.bytes_held(limits.load_budget(promise_of(plan), threads)), promised)
         << threads;
   }
   const Report report =

@@ -29,7 +29,7 @@ class BytesToRead : public ::testing::Test {
 
   void expect(std::uint64_t planned, std::uint64_t read) {
     const Plan plan = builder_.build();
-    EXPECT_EQ(needs_of(plan, values_of(plan)).bytes_to_read(), planned);
+    EXPECT_EQ(limits_of(plan, values_of(plan)).bytes_to_read(), planned);
     const HostMemory memory(plan);
     const ExecuteOptions options = {.threads = 1, .storage = &builder_.storage};
     EXPECT_EQ(execute(plan, memory.destinations(), options).bytes_read, read);

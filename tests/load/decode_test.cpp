@@ -25,7 +25,7 @@ Box decoded_box(const PlanBuilder& builder, std::uint32_t decoding, const Shape&
   return box;
 }
 
-// Weights in one shard, scales in another, a plain tensor between them; whole, transposed, cast, twice.
+// Weights in one shard, scales in another, a plain tensor between them; whole, turned, cast, twice.
 Plan decoding_plan(PlanBuilder& builder) {
   const auto scales = builder.add_tensor("s", Dtype::u8, {3, 5}, Bytes(15, std::byte{129}));
   builder.add_shard();

@@ -15,7 +15,7 @@ namespace loadstone::testing {
 
 std::uint64_t bytes_promised(const Plan& plan) {
   const ValueSet values = values_of(plan);
-  return loadstone::bytes_promised(needs_of(plan, values), promise_of(plan));
+  return limits_of(plan, values).bytes_promised(promise_of(plan));
 }
 
 namespace {
