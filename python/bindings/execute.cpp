@@ -6,11 +6,11 @@
 
 #include "bindings.h"
 #include "convert/recorder.h"
-#include "engine/limits.h"
 #include "load/mapped_shard.h"
 #include "load/report.h"
 #include "observer.h"
 #include "offload/offload_folder.h"
+#include "plan/values.h"
 #include "receipt/receipt_file.h"
 #include "shared_plan.h"
 
@@ -100,7 +100,7 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   }
   const std::shared_ptr<const Plan> plan = shared.keep();
   for (std::size_t i = 0; device != nullptr && i < plan->targets.size(); ++i) {
-    if (goes_to_device(plan->targets[i])) destinations.at(i).kind = MemoryKind::device;
+    if (value_of(plan->targets[i]).goes_to_device()) destinations.at(i).kind = MemoryKind::device;
   }
   PythonObserver observer(std::move(callback));
   ExecuteOptions options;

@@ -98,6 +98,21 @@ std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcep
   return std::min(std::max(elements, step), form.elements);
 }
 
+// A window of bytes that are read into their place may hold pieces that are staged, at their
+// distance from its beginning.
+Slot Limits::Staged::slot(std::uint64_t most, std::uint64_t chunk_bytes) const noexcept {
+  const WindowLimits limits = window_limits(most, chunk_bytes);
+  std::uint64_t used = 0;
+  if (is_mixed && bytes > 0) used = limits.direct_bytes;
+  if (is_cast) used = std::max(used, limits.staged_bytes);
+  if (is_transposed) used = std::max(used, limits.transposed_bytes);
+  if (parts_bytes > 0) {
+    const std::uint64_t window = is_transposed ? limits.transposed_bytes : limits.staged_bytes;
+    used = std::max(used, std::min(window, limits.decoded_bytes)) + pages(parts_bytes);
+  }
+  return {.bytes = most, .used_bytes = std::min(most, pages(used))};
+}
+
 Limits::Limits(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_max)
     : values_(values), sink_(sink), pinned_bytes_max_(pinned_bytes_max) {
   std::map<std::string_view, std::size_t> shared;
@@ -216,9 +231,17 @@ std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged
   const std::uint64_t least =
       is_decoded ? decoding_bytes_least(read->form) : element_bytes(read->stored);
   staged.bytes_least = std::max(staged.bytes_least, least);
-  if (read->is_direct) return 0;
+  if (read->is_direct) {
+    staged.is_mixed = true;
+    return 0;
+  }
+  staged.is_transposed = staged.is_transposed || read->is_transposed;
   staged.is_repeated = staged.is_repeated || read->is_transposed || is_decoded;
-  if (!is_decoded) return bytes;
+  if (!is_decoded) {
+    staged.is_cast = staged.is_cast || !read->is_transposed;
+    return bytes;
+  }
+  staged.parts_bytes = std::max(staged.parts_bytes, parts_bytes_max(read->form, UINT64_MAX));
   return saturating_add(bytes_of(all.end - all.begin, read->stored), saturating_add(bytes, bytes));
 }
 
@@ -348,7 +371,7 @@ Budget Limits::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_b
   budget.held_bytes = held_bytes(threads);
   std::uint64_t whole_bytes_max = std::min(each, std::max(2 * chunk_bytes, whole_.bytes_least));
   if (groups_.empty()) {
-    budget.whole = whole_.slot(whole_bytes_max);
+    budget.whole = whole_.slot(whole_bytes_max, chunk_bytes);
     return budget;
   }
   const std::uint64_t whole_and_ring = each;
@@ -371,8 +394,8 @@ Budget Limits::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_b
     const std::uint64_t ring_bytes = ceil_div(budget.ring.bytes(), threads);
     whole_bytes_max = std::min(whole_bytes_max, whole_and_ring - ring_bytes);
   }
-  budget.whole = whole_.slot(whole_bytes_max);
-  budget.staging = windows_.slot((rest - in_hand * window) / page_bytes * page_bytes);
+  budget.whole = whole_.slot(whole_bytes_max, chunk_bytes);
+  budget.staging = windows_.slot((rest - in_hand * window) / page_bytes * page_bytes, chunk_bytes);
   budget.staging.used_bytes = std::min(budget.staging.used_bytes, windows_.value_bytes);
   return budget;
 }

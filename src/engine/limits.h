@@ -114,11 +114,14 @@ class Limits {
     std::uint64_t bytes = 0;        // of all values
     std::uint64_t value_bytes = 0;  // of the largest value; no bound if it has holes
     std::uint64_t bytes_least = 0;  // of a slot: an element, and what it is decoded from
-    bool is_repeated = false;       // a source is looked through again for other windows
+    std::uint64_t parts_bytes = 0;  // that components of what is decoded may take
+    bool is_mixed = false;          // with bytes that are read into their place
+    bool is_cast = false;           // or scattered
+    bool is_transposed = false;
+    bool is_repeated = false;  // a source is looked through again for other windows
 
-    [[nodiscard]] Slot slot(std::uint64_t most) const noexcept {
-      return {.bytes = most, .used_bytes = bytes > 0 ? most : 0};
-    }
+    // What these take of a slot of so many bytes.
+    [[nodiscard]] Slot slot(std::uint64_t most, std::uint64_t chunk_bytes) const noexcept;
   };
   // Values that are made together, by windows.
   struct Group {
