@@ -35,7 +35,7 @@ struct Value {
   [[nodiscard]] bool goes_to_device() const noexcept { return !device.empty(); }
 };
 
-// ValueSet of one catalog. A view, as each of them. Thread-safe while nobody writes to it.
+// Values of one catalog. A view, like each of them. Thread-safe while nobody writes to it.
 struct ValueSet {
   const Catalog& catalog;
   std::vector<Value> list{};

@@ -1,4 +1,4 @@
-// ValueSet that are made together: partners of one scale, or one alone.
+// Values that are made together: partners of one scale, or one alone.
 #pragma once
 
 #include <cstddef>

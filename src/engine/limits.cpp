@@ -293,7 +293,7 @@ std::uint64_t Limits::bytes_held(const Budget& budget) const {
   const std::uint64_t threads =
       std::min(std::uint64_t{budget.threads}, window_count(budget.window_bytes));
   std::uint64_t windows = threads * budget.window_thread_bytes();
-  // Each value is read once, and once more where it is measured before.
+  // Each value is read once, or twice if it is measured first.
   if (!windows_.is_repeated) {
     const std::uint64_t once = saturating_add(window_bytes_, windows_.bytes);
     windows = std::min(windows,
@@ -313,7 +313,7 @@ std::uint64_t Limits::held_bytes(unsigned threads) const {
   return pages(bytes);
 }
 
-// The most that so many bytes of numbers become.
+// The most bytes that a piece becomes.
 std::uint64_t Limits::encoded_bytes(std::uint64_t piece_bytes) const {
   std::uint64_t bytes = 0;
   if (!encodes_apart_) return 0;  // they are encoded into their places
@@ -338,7 +338,7 @@ std::uint64_t Limits::thread_bytes_least() const {
                   windows_in_hand() * window + encoded_bytes(window) + merge_bytes_ + staging);
 }
 
-// The largest window that there will be, of so many bytes at most.
+// The largest window of this run, at most `window_bytes`.
 std::uint64_t Limits::window_use(std::uint64_t window_bytes) const {
   std::uint64_t use = 0;
   for (const Group& group : groups_) {
@@ -356,7 +356,7 @@ std::uint64_t Limits::slot_bytes_max(unsigned threads) const noexcept {
   return std::max(bytes / page_bytes * page_bytes, window_bytes_least);
 }
 
-// For windows of at most so many bytes, of which the largest has `use`. Small values share slots.
+// `use`: of the largest window. Small values share slots.
 Ring Limits::ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t use) const {
   const std::uint64_t slot_most = slot_bytes_max(threads);
   const std::uint64_t count = std::clamp<std::uint64_t>(window_count(window_bytes), 1, 2 * threads);
@@ -365,7 +365,7 @@ Ring Limits::ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t us
   return {static_cast<unsigned>(count), std::min(slot, slot_most)};
 }
 
-// A thread's bytes, less those of merges: half for windows, and half for what they are made of.
+// A thread's bytes without those of merges: half for windows, and half to stage their sources.
 Budget Limits::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const {
   Budget budget = {.threads = threads, .chunk_bytes = chunk_bytes, .merge_bytes = merge_bytes_};
   budget.held_bytes = held_bytes(threads);
@@ -375,7 +375,7 @@ Budget Limits::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_b
     return budget;
   }
   const std::uint64_t whole_and_ring = each;
-  each -= std::min(each, merge_bytes_);  // what is least was more
+  each -= std::min(each, merge_bytes_);  // the least was more
   const std::uint64_t least = std::max(pages(step_bytes_), window_bytes_least);
   const std::uint64_t staging_least = std::max(pages(windows_.bytes_least), staging_bytes_least);
   const std::uint64_t in_hand = windows_in_hand();

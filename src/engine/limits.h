@@ -1,4 +1,4 @@
-// What a run may hold at most: the plan promises it, and the engine sizes itself by nothing else.
+// The memory that a run may hold: the plan promises it, and the engine sizes itself by it alone.
 #pragma once
 
 #include <cstdint>
@@ -20,53 +20,52 @@
 namespace loadstone {
 
 inline constexpr std::uint64_t page_bytes = 4096;
-// No reader of a value takes less: a block and its numbers have to fit.
+// The least staging of a reader: a block and its decoded values must fit.
 inline constexpr std::uint64_t reader_bytes_least = 4096;
 
-// The most that a decoding's components take beside its numbers, in a slot of so many bytes.
+// Returns the most that components take in a slot, besides the decoded values.
 [[nodiscard]] std::uint64_t parts_bytes_max(const DecodeForm& form,
                                             std::uint64_t slot_bytes) noexcept;
 
-// How much of a file is looked at in one go.
+// Window sizes of one job, by how its pieces are brought to their places.
 struct WindowLimits {
   std::uint64_t direct_bytes = 0;      // pieces that are read into their place
   std::uint64_t staged_bytes = 0;      // pieces that are cast or scattered: what fits near caches
   std::uint64_t transposed_bytes = 0;  // transposed: more rows make longer runs in the target
-  std::uint64_t decoded_bytes = 0;  // of what is decoded, at most: what it is made of is there too
+  std::uint64_t decoded_bytes = 0;     // decoded: the components need the rest of the slot
 };
 
-// For a reader whose slot of staging has so many bytes, and that reads as much in one go.
+// Returns the window sizes of a reader with such a slot and chunk.
 [[nodiscard]] WindowLimits window_limits(std::uint64_t slot_bytes,
                                          std::uint64_t chunk_bytes) noexcept;
 
-// Whether the target's elements stand in another order than those of a source, so that each window
-// has to look through more of the source than it takes.
+// Returns true if the target orders its elements differently from a source: each window then reads
+// through more of the source than it takes.
 [[nodiscard]] bool is_transposed(const Value& value) noexcept;
-// Whether the numbers of a group, each value at an address for kernels, are read once, measured and
-// encoded in one window.
+// Returns true if a group's values are read once, measured and encoded in one window.
 [[nodiscard]] constexpr bool is_made_whole(std::uint64_t number_bytes,
                                            std::uint64_t window_bytes) noexcept {
   return number_bytes <= window_bytes;
 }
-// Of a target, where windows may have so many.
+// Returns the window size of a value, given the largest one.
 [[nodiscard]] std::uint64_t window_bytes_of(const Value& value,
                                             std::uint64_t window_bytes) noexcept;
 
-// With what follows at an address that any kernel can write to.
+// Rounds up, so that the next part has an address that any kernel can write to.
 [[nodiscard]] constexpr std::uint64_t aligned_part(std::uint64_t bytes) noexcept {
   return round_up(bytes, 64);
 }
-// As many as so many bytes hold: at least one step, unless the value has less.
+// Returns how many elements fit: whole steps, and at least one unless the value has fewer elements.
 [[nodiscard]] std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept;
 
-// Of small values that are copied to a device in one call: so much takes longer than the call.
+// Bytes of small values that are copied to a device in one call: more take longer than the call.
 inline constexpr std::uint64_t batch_bytes = 256 << 10;
 
-// Where values go, and so how: into memory of the host whole values are read in the order of the
-// file, and only what is quantized is made window by window; into files and devices all are.
+// The destination of values. In host memory, whole values are read in file order, and only
+// quantized ones are made window by window; for files and devices, all are.
 enum class SinkKind : std::uint8_t { memory, files };
 
-// What a run is given. Threads are fewer where each would have less than is worth a thread.
+// The memory and threads that a run is given. It has fewer threads if each would get too little.
 struct LimitOptions {
   unsigned threads = 1;
   std::uint64_t bytes_max = 0;  // all threads, without what values hold
@@ -76,26 +75,26 @@ struct LimitOptions {
   std::uint64_t chunk_bytes = defaults::chunk_bytes;  // of one read
 };
 
-// What was promised for a load.
+// The options for which a plan promised its peak.
 struct Promise {
   unsigned threads = 1;
   std::uint64_t bytes_max = 0;  // asked for, all threads together
 };
 
-// What values ask of a run, in sums and in the largest of them: a run holds no more than its
-// options and these allow. Made once; refers to the values.
+// Limits that follow from values: sums of bytes to move, and the largest of each kind. A run holds
+// no more than its options and these allow. Made once; refers to the values.
 class Limits {
  public:
   // `pinned_bytes_max`: of the ring, all threads together.
   Limits(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_max = UINT64_MAX);
 
-  // Of the sources, each byte once.
+  // Bytes of the sources, each once.
   [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
   // One thread cannot do with less.
   [[nodiscard]] std::uint64_t thread_bytes_least() const;
-  // Of the largest values that so many threads have in hand: one more waits for its last window.
+  // Bytes held by the largest values that `threads` work on: one more waits for its last window.
   [[nodiscard]] std::uint64_t held_bytes(unsigned threads) const;
-  // Of each thread: for the boxes of the value that has most, once they are cut and walked.
+  // Bytes of each thread for the boxes of the value that has most, once they are cut and walked.
   [[nodiscard]] std::uint64_t box_bytes() const noexcept;
 
   [[nodiscard]] Budget budget(const LimitOptions& options) const;
@@ -113,14 +112,14 @@ class Limits {
   struct Staged {
     std::uint64_t bytes = 0;        // of all values
     std::uint64_t value_bytes = 0;  // of the largest value; no bound if it has holes
-    std::uint64_t bytes_least = 0;  // of a slot: an element, and what it is decoded from
-    std::uint64_t parts_bytes = 0;  // that components of what is decoded may take
+    std::uint64_t bytes_least = 0;  // of a slot: an element with its components
+    std::uint64_t parts_bytes = 0;  // of components, at most
     bool is_mixed = false;          // with bytes that are read into their place
     bool is_cast = false;           // or scattered
     bool is_transposed = false;
     bool is_repeated = false;  // a source is looked through again for other windows
 
-    // What these take of a slot of so many bytes.
+    // Returns a slot of `most` bytes, and how many of them these take.
     [[nodiscard]] Slot slot(std::uint64_t most, std::uint64_t chunk_bytes) const noexcept;
   };
   // Values that are made together, by windows.
@@ -136,7 +135,7 @@ class Limits {
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
     std::uint64_t bytes = 0;   // fewer than from begin to end where holes are passed over
-    Staged* staged = nullptr;  // null: a component of what is decoded
+    Staged* staged = nullptr;  // null: a component
     bool is_direct = false;
   };
 
@@ -159,7 +158,7 @@ class Limits {
   const std::uint64_t pinned_bytes_max_;
   bool has_device_ = false;          // some value goes to one
   bool has_host_windows_ = false;    // windows are made in memory of their thread
-  bool encodes_apart_ = false;       // what is quantized has no place yet
+  bool encodes_apart_ = false;       // quantized values have no place yet
   Staged whole_;                     // of whole values
   Staged windows_;                   // of values that are made by windows
   std::vector<Stretch> stretches_;   // until they are counted
@@ -170,7 +169,7 @@ class Limits {
   std::uint64_t device_bytes_ = 0;   // of these, what goes to devices
   std::uint64_t boxes_most_ = 0;     // of one of them
   std::uint64_t step_bytes_ = 0;     // that no form can do with less than
-  // Of merges: each region is that of the value that needs most of it.
+  // Regions of merges, each of the value that needs most of it.
   std::uint64_t merge_number_bytes_ = 0;
   std::uint64_t merge_right_bytes_ = 0;
   std::uint64_t merge_count_bytes_ = 0;

@@ -9,7 +9,7 @@ namespace loadstone {
 
 namespace {
 
-// ValueSet that point the same way, or opposite ways, have no arc between them, and zeros point
+// Values that point the same way, or opposite ways, have no arc between them, and zeros point
 // nowhere.
 constexpr double dot_linear = 0.9995;
 constexpr double norm_least = 1e-8;

@@ -1,4 +1,4 @@
-// ValueSet of merges, computed range by range from what a ValueReader brings.
+// Values of merges, computed range by range from what a ValueReader brings.
 #pragma once
 
 #include <atomic>

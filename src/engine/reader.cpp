@@ -16,7 +16,7 @@ namespace {
 
 // More parts than one system call takes would be several anyhow.
 constexpr std::size_t parts_max = 256;
-// Of all holes of a read.
+// The most bytes of holes in one read.
 constexpr std::size_t holes_bytes_max = 64 * skipped_bytes_max;
 
 // Whether a number is not finite although its code is: a scale is to blame. Codes other than floats

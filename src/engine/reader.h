@@ -38,7 +38,7 @@ struct ReadContext {
   // Memory that is read into is populated before. Of no use where it is written to again and again.
   bool populates = true;
   std::uint8_t* begun = nullptr;  // see note_begun()
-  ValueSink* sink = nullptr;      // is told what is made; null: nobody
+  ValueSink* sink = nullptr;      // null: nobody watches
 };
 
 // Not thread-safe.

@@ -20,7 +20,7 @@
 
 namespace loadstone {
 
-// What is made, of what and where. All that it refers to must live as long as the run.
+// The values to make, their sources and their sink. Everything it refers to must outlive the run.
 struct Run {
   const ValueSet& values;
   std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from

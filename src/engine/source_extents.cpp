@@ -32,7 +32,7 @@ class SourceExtents {
   // Most targets have one source or two: those are found without an index.
   static constexpr std::size_t unindexed_max = 8;
 
-  // Of the source's extent; their count where it has none yet, and is about to get one.
+  // Index of the source's extent; their count if it has none yet.
   [[nodiscard]] std::size_t place_of(std::uint32_t source) {
     if (extents_.size() < unindexed_max) {
       const auto found = std::ranges::find(extents_, source, &SourceExtent::source);

@@ -1,4 +1,4 @@
-// ValueSet read in parts, on demand: the pull side of the engine. What execute() pushes into whole
+// Values read in parts, on demand: the pull side of the engine. What execute() pushes into whole
 // destinations, this brings range by range into a buffer that is as small as the caller likes.
 #pragma once
 
@@ -37,7 +37,7 @@ class ValueReader {
   ValueReader(const ValueReader&) = delete;
   ValueReader& operator=(const ValueReader&) = delete;
 
-  // What read() reads from now on: the value's boxes, which may copy from these decodings. Throws
+  // Makes read() read this value, whose boxes may copy from these decodings. Throws
   // Error "plan.box" where boxes or decodings do not fit.
   void open(const Value& value, std::span<const Decoding> decodings);
 
@@ -65,7 +65,7 @@ class ValueReader {
   void open_decodings(std::span<const Decoding> decodings);
 
   std::uint64_t slot_bytes_;
-  // Of one value: the range that is read.
+  // A set of one value: the range to read.
   ValueSet values_;
   Shape range_;
   std::vector<Box> boxes_;

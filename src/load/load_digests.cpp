@@ -13,7 +13,7 @@ namespace loadstone {
 
 namespace {
 
-// Whether this call gives the target a value that a receipt can tell.
+// Returns true if this load gives the target a value that a receipt can record.
 bool gets_value(const PlannedTarget& target, const Destination& destination) {
   const Origin origin = target.recipe.origin;
   if (origin != Origin::checkpoint && origin != Origin::zeros && origin != Origin::constant) {

@@ -1,4 +1,4 @@
-// The digests of a load: its sources as they are read, and its targets as they stand in memory.
+// The digests of a load: its sources as they are read, its targets as they are made.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace loadstone {
 
 // A target that is a whole tensor of a file, byte by byte, has that tensor's digest. All others are
-// hashed as they are made; what is made in no order, or is on a device, is read again at the end.
+// hashed as they are made; transposed values and those on devices are read again at the end.
 // Used from one thread, except for sources() and the sink.
 class LoadDigests {
  public:
@@ -24,16 +24,16 @@ class LoadDigests {
   LoadDigests(const Plan& plan, const ValueSet& values, std::span<const Destination> destinations,
               const OpenShards& shards, MemorySink& sink, DigestKind kind);
 
-  // What the load reads from.
+  // The sources that the load must read through.
   [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
     return sources_.sources();
   }
 
-  // After the threads have ended; starts so many of its own.
+  // Call it after the threads have ended; it starts `threads` of its own.
   [[nodiscard]] std::shared_ptr<const Receipt> finish(unsigned threads);
 
  private:
-  // Of a target's part.
+  // One part of a target.
   struct Entry {
     ReceiptTensor tensor;
     std::uint32_t target = 0;

@@ -45,8 +45,8 @@ class MemorySink final : public ValueSink {
   void made(std::uint32_t target, std::size_t part, std::span<const std::byte> bytes) override;
   void finish(std::uint32_t target) override { written_[target] = true; }
 
-  // Is told of all bytes that are made in memory of the host: of which target and part, and the
-  // offset in that. Called by all threads.
+  // Receives all bytes that are made in host memory: target, part, and the offset in that. All
+  // threads call it.
   using Watch =
       std::function<void(std::uint32_t, std::size_t, std::uint64_t, std::span<const std::byte>)>;
   void watch(Watch watch) { watch_ = std::move(watch); }

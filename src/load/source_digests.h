@@ -31,7 +31,7 @@ class SourceDigests {
   void need(std::size_t group, const Value& value);
   void prepare();
 
-  // The shards' sources, which hash what is read through them.
+  // The shards' sources; they hash the bytes that pass.
   [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
     return sources_;
   }

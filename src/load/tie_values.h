@@ -1,4 +1,4 @@
-// ValueSet of tied names that a checkpoint holds twice.
+// Values of tied names that a checkpoint holds twice.
 #pragma once
 
 #include <atomic>

@@ -11,7 +11,7 @@ namespace loadstone {
 [[nodiscard]] ValueSet values_of(const Plan& plan);
 [[nodiscard]] Value value_of(const PlannedTarget& target) noexcept;
 
-// What limits a load of the plan. `values` are the plan's, and must live as long.
+// Returns the limits of a load. `values` are the plan's, and must outlive them.
 [[nodiscard]] Limits limits_of(const Plan& plan, const ValueSet& values);
 [[nodiscard]] Promise promise_of(const Plan& plan) noexcept;
 

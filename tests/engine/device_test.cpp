@@ -215,7 +215,7 @@ TEST(Devices, CopiesGoOnWhileOthersAreRead) {
   expect_overlap(20);
 }
 
-// ValueSet that fill more than half of a slot, and less than a batch.
+// Values that fill more than half of a slot, and less than a batch.
 TEST(Devices, CopiesOfHalvesOfSlotsGoOnToo) {
   for (const std::uint64_t bytes : {140'000, 200'000, 250'000}) {
     SCOPED_TRACE(bytes);

@@ -1,4 +1,4 @@
-// ValueSet that are quantized on their way have the bytes of encoding them whole, however they are
+// Values that are quantized on their way have the bytes of encoding them whole, however they are
 // cut, moved and read.
 #include <gmock/gmock.h>
 

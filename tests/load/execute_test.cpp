@@ -280,7 +280,7 @@ TEST(ExecuteTest, ProvenanceNamesTheBytes) {
   EXPECT_THAT(json, HasSubstr(R"("tie_of": "t")"));
 }
 
-// ValueSet of a few pages stand close to each other: what they leave unused is no part of the plan.
+// Values of a few pages stand close to each other: what they leave unused is no part of the plan.
 TEST(HostMemoryTest, TakesLittleMoreThanItsValues) {
   PlanBuilder builder;
   builder.add_shard();

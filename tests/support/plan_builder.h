@@ -22,7 +22,7 @@ namespace loadstone::testing {
 
 using Bytes = std::vector<std::byte>;
 
-// What a load of the plan may hold, besides the values themselves.
+// Returns the bytes that a load may hold, besides the values themselves.
 [[nodiscard]] std::uint64_t bytes_promised(const Plan& plan);
 
 // Bytes that differ from place to place; the same for the same seed.
