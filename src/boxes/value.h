@@ -1,4 +1,4 @@
-// ValueSet as plain data: all that the engine is told of a plan, a conversion or one tensor.
+// Values as plain data: all that the engine is told of a plan, a conversion or one tensor.
 #pragma once
 
 #include <cstddef>

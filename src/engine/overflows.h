@@ -1,4 +1,4 @@
-// ValueSet with finite numbers that the dtype they become cannot hold: one rule, and one sentence.
+// Values with finite numbers that the dtype they become cannot hold: one rule, and one sentence.
 #pragma once
 
 #include <cstdint>

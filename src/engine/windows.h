@@ -1,4 +1,4 @@
-// ValueSet cut into windows that one thread makes in one go.
+// Values cut into windows that one thread makes in one go.
 #pragma once
 
 #include <atomic>

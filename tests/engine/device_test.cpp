@@ -309,7 +309,7 @@ TEST(Devices, AFailingBatchNamesATensor) {
   }
 }
 
-// ValueSet larger than a batch do not wait for others, and those that are left over are sent at
+// Values larger than a batch do not wait for others, and those that are left over are sent at
 // last.
 TEST(Devices, LargeAndSmallValuesShareARing) {
   PlanBuilder builder;
