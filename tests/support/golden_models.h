@@ -1,0 +1,11 @@
+// Small checkpoints of many kinds, with values from fixed seeds.
+#pragma once
+
+#include "support/files.h"
+
+namespace loadstone::test {
+
+// Folders with a config each ("moe", "gpt2", "adapter" ...), and files ("llama.safetensors").
+void write_golden_models(const TemporaryFolder& folder);
+
+}  // namespace loadstone::test
