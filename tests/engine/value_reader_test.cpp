@@ -12,18 +12,8 @@
 #include "support/plan_builder.h"
 #include "support/random_plan.h"
 
-namespace loadstone {
+namespace loadstone::testing {
 namespace {
-
-using testing::add_all_movements;
-using testing::Bytes;
-using testing::error_of;
-using testing::pattern;
-using testing::PlanBuilder;
-using testing::random_plan;
-using testing::ReadEvent;
-using testing::value_of;
-using testing::whole;
 
 Value value_for(const Plan& plan, const PlannedTarget& target) {
   return {.name = target.name,
@@ -240,4 +230,4 @@ TEST(ValueReaderTest, AFailedReadNamesFileTensorAndOffset) {
 }
 
 }  // namespace
-}  // namespace loadstone
+}  // namespace loadstone::testing
