@@ -10,7 +10,6 @@ memory and ``pread`` the same files into it, 4 MiB at a time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -135,15 +134,9 @@ def record(results: dict[str, list[measure.Result]], size: int) -> dict[str, Any
 
 def main() -> None:
     """Runs or, as a child, is run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("build/bench-data"))
-    parser.add_argument("--gigabytes", type=float, default=3.0)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--settle", type=float, default=measure.SETTLE_SECONDS)
+    parser = measure.table_parser(__doc__)
     parser.add_argument("--limits", type=Path, default=Path("build/bench/bin/limits"))
     parser.add_argument("--only", action="append", help="a checkpoint: small, mixture ...")
-    parser.add_argument("--json", type=Path, help="where all runs are written too")
-    parser.add_argument("--child")
     arguments = parser.parse_args()
     if arguments.child:
         measure.child(lambda: CASES[arguments.child](arguments.data))

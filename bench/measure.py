@@ -7,6 +7,7 @@ child had before the work (the interpreter's own) is reported apart.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -52,6 +53,18 @@ class Result:
     def grown_file(self) -> int:
         """Peak memory of mapped files beside what the interpreter had."""
         return self.peak_file - self.base_file
+
+
+def table_parser(about: str | None) -> argparse.ArgumentParser:
+    """The options of every program that prints tables of runs; a child gets ``--child``."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--data", type=Path, default=Path("build/bench-data"))
+    parser.add_argument("--gigabytes", type=float, default=3.0)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--settle", type=float, default=SETTLE_SECONDS)
+    parser.add_argument("--json", type=Path, help="where all runs are written too")
+    parser.add_argument("--child")
+    return parser
 
 
 def memory(pid: int | str = "self") -> dict[str, int]:

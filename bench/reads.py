@@ -14,7 +14,6 @@ many: the same bytes in large tensors.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -102,15 +101,9 @@ def one(case: str, folder: Path, programs: Path, settle: float) -> measure.Resul
 
 def main() -> None:
     """Runs or, as a child, is run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("build/bench-data"))
-    parser.add_argument("--gigabytes", type=float, default=3.0)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--settle", type=float, default=measure.SETTLE_SECONDS)
+    parser = measure.table_parser(__doc__)
     parser.add_argument("--programs", type=Path, default=Path("build/bench/bin"))
     parser.add_argument("--only", action="append", help="a table: cold, many ...")
-    parser.add_argument("--json", type=Path, help="where all runs are written too")
-    parser.add_argument("--child")
     arguments = parser.parse_args()
     if arguments.child:
         case = OWN.get(arguments.child) or CASES[arguments.child]

@@ -189,12 +189,7 @@ void run_all(Input& input) {
 }  // namespace loadstone::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  loadstone::fuzz::Input input({data, size});
-  try {
-    loadstone::fuzz::run_all(input);
-  } catch (const loadstone::Error& error) {
-    const bool is_known = loadstone::find_code(error.code()) != nullptr;
-    loadstone::fuzz::require_allowed(error, is_known && error.code() != "internal");
-  }
-  return 0;
+  return loadstone::fuzz::run_input({data, size}, loadstone::fuzz::run_all, [](const auto& error) {
+    return loadstone::find_code(error.code()) != nullptr && error.code() != "internal";
+  });
 }

@@ -1,9 +1,12 @@
 // What must hold for every input.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 
+#include "fuzz/input.h"
 #include "loadstone/error.h"
 
 namespace loadstone::fuzz {
@@ -21,6 +24,18 @@ inline void require_allowed(const Error& error, bool is_allowed) {
   if (is_allowed) return;
   std::fprintf(stderr, "unexpected error: %s\n", error.what());
   std::abort();
+}
+
+// The body of an entry point: runs one input, of whose errors those may come out that are allowed.
+template <typename Run, typename IsAllowed>
+int run_input(std::span<const std::uint8_t> bytes, const Run& run, const IsAllowed& is_allowed) {
+  Input input(bytes);
+  try {
+    run(input);
+  } catch (const Error& error) {
+    require_allowed(error, is_allowed(error));
+  }
+  return 0;
 }
 
 }  // namespace loadstone::fuzz

@@ -14,7 +14,6 @@ import importlib.util
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any
 
 from loadstone._errors import make, unknown
@@ -304,12 +303,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
         _begin(entry)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with _lock:
             here = [each for each in _entries.get() if each.alive and each.owner is self]
             entry = (here or self._open)[-1]  # entered in one context and left in another

@@ -89,7 +89,7 @@ def add_int8(made: Checkpoint, module: str, shape: tuple[int, int]) -> None:
         "absmax": (f"{module}.SCB", torch.from_numpy(absmax)),
     }
     numbers = torch.from_numpy(bnb_oracle.decode_int8(data, absmax))
-    made.add_named(f"{module}.weight", "int8", components, numbers)
+    made.add(f"{module}.weight", "int8", components, numbers, stem="")
     made.add_beside(f"{module}.weight_format", torch.tensor(0, dtype=torch.uint8))
 
 

@@ -79,28 +79,20 @@ class Checkpoint:
         encoding: str,
         components: dict[str, tuple[str, torch.Tensor]],
         numbers: torch.Tensor,
+        stem: str | None = None,
     ) -> None:
         """A quantized tensor.
 
         Args:
-            components: the name behind ``name`` and the tensor, by role.
+            components: the name behind ``stem`` and the tensor, by role.
             numbers: what the oracle makes of them, in F32.
+            stem: None: ``name``.
         """
-        whole = {role: (name + suffix, tensor) for role, (suffix, tensor) in components.items()}
-        self.add_named(name, encoding, whole, numbers)
-
-    def add_named(
-        self,
-        name: str,
-        encoding: str,
-        components: dict[str, tuple[str, torch.Tensor]],
-        numbers: torch.Tensor,
-    ) -> None:
-        """The same with the components' whole names."""
+        stem = name if stem is None else stem
         assert numbers.dtype == torch.float32 and numbers.isfinite().all()
-        for tensor_name, tensor in components.values():
-            self.stored[tensor_name] = tensor.contiguous()
-        names = {role: tensor_name for role, (tensor_name, _) in components.items()}
+        for suffix, tensor in components.values():
+            self.stored[stem + suffix] = tensor.contiguous()
+        names = {role: stem + suffix for role, (suffix, _) in components.items()}
         self.numbers[name] = numbers.contiguous()
         self.quantized[name] = Quantized(encoding, names)
 

@@ -124,19 +124,23 @@ def write_nvfp4(folder: Path) -> Written:
     return made.save(folder)
 
 
+def add_nvfp4_divided(made: Checkpoint, name: str, rows: int, columns: int) -> None:
+    parts = {
+        "data": made.bytes(rows, columns // 2),
+        "scale": positive_fp8(made, rows, columns // 16),
+        "scale_2": made.uniform(100, 9000, 1),
+    }
+    scale = (parts["scale"].float() / parts["scale_2"]).repeat_interleave(16, -1)
+    numbers = low_first(parts["data"]) * scale
+    made.add(name, "nvfp4", named(parts, OF_COMPRESSED_TENSORS), numbers)
+
+
 def write_nvfp4_divided(folder: Path) -> Written:
     """Of compressed-tensors: a block's scale is divided by the global one, which is an inverse."""
     made = Checkpoint(34)
     made.add_layers()
     for i, (rows, columns) in enumerate(((7, 32), (24, 80), (130, 256))):
-        parts = {
-            "data": made.bytes(rows, columns // 2),
-            "scale": positive_fp8(made, rows, columns // 16),
-            "scale_2": made.uniform(100, 9000, 1),
-        }
-        scale = (parts["scale"].float() / parts["scale_2"]).repeat_interleave(16, -1)
-        numbers = low_first(parts["data"]) * scale
-        made.add(f"{LAYER}.{i}.weight", "nvfp4", named(parts, OF_COMPRESSED_TENSORS), numbers)
+        add_nvfp4_divided(made, f"{LAYER}.{i}.weight", rows, columns)
         made.add_beside(f"{LAYER}.{i}.input_global_scale", torch.tensor([50.0]))
     return made.save(folder)
 

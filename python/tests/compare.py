@@ -99,22 +99,9 @@ def tie_groups(model: torch.nn.Module) -> set[frozenset[str]]:
     return {frozenset(names) for names in places.values() if len(names) > 1}
 
 
-def assert_same_state(
-    ours: Any,
-    library: Any,
-    ours_info: dict[str, Any] | None,
-    library_info: dict[str, Any] | None,
-    random_names: Collection[str] = (),
-    uninitialised: Collection[str] = (),
-) -> None:
-    """Fails with a line for each difference.
-
-    Args:
-        random_names: tensors that an initialiser drew: compared in everything but their value, and
-            in that too where the library's is the same throughout (zeros, ones).
-        uninitialised: tensors that the library leaves unwritten: ours must be finite.
-    """
-    found = differences(ours, library, ours_info, library_info, random_names, uninitialised)
+def assert_same_state(*loaded: Any, **apart: Collection[str]) -> None:
+    """Fails with a line for each of the ``differences``."""
+    found = differences(*loaded, **apart)
     shown = found[:20] + ([f"... and {len(found) - 20} more"] if len(found) > 20 else [])
     assert not found, "\n".join(shown)
 
@@ -127,7 +114,13 @@ def differences(
     random_names: Collection[str] = (),
     uninitialised: Collection[str] = (),
 ) -> list[str]:
-    """A line for each difference; see ``assert_same_state``."""
+    """A line for each difference.
+
+    Args:
+        random_names: tensors that an initialiser drew: compared in everything but their value, and
+            in that too where the library's is the same throughout (zeros, ones).
+        uninitialised: tensors that the library leaves unwritten: ours must be finite.
+    """
     return [
         *_tensors(ours, library, set(random_names), set(uninitialised)),
         *_ties(ours, library),

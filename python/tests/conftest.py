@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,21 @@ def torchs_own_functions() -> Iterator[None]:
     linear = torch.nn.functional.linear
     yield
     torch.nn.functional.linear = linear
+
+
+@pytest.fixture
+def no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reader of a library may run."""
+    import gguf
+    import safetensors.torch
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a library reads weights itself")
+
+    monkeypatch.setattr(safetensors.torch, "load_file", refuse)
+    monkeypatch.setattr(safetensors.torch, "load", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    monkeypatch.setattr(gguf, "GGUFReader", refuse)
 
 
 def pytest_configure(config: pytest.Config) -> None:

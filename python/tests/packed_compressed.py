@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from codec_checkpoint import Checkpoint, Written
-from codec_nibbles import OF_COMPRESSED_TENSORS, low_first, named, positive_fp8
+from codec_nibbles import add_nvfp4_divided
 from codec_scaled import blocks_of_128
 from packed_words import pack
 
@@ -186,15 +186,7 @@ def write_nvfp4(folder: Path) -> Written:
     made = Checkpoint(84)
     made.add_layers()
     for i, (rows, columns) in enumerate(((20, 256), (33, 48))):
-        parts = {
-            "data": made.bytes(rows, columns // 2),
-            "scale": positive_fp8(made, rows, columns // 16),
-            "scale_2": made.uniform(100, 9000, 1),
-        }
-        scale = (parts["scale"].float() / parts["scale_2"]).repeat_interleave(16, -1)
-        numbers = low_first(parts["data"]) * scale
-        components = named(parts, OF_COMPRESSED_TENSORS)
-        made.add(f"{LAYER}.{i}.weight", "nvfp4", components, numbers)
+        add_nvfp4_divided(made, f"{LAYER}.{i}.weight", rows, columns)
     made.config = how.config("nvfp4-pack-quantized")
     return made.save(folder)
 

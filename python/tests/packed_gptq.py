@@ -87,7 +87,7 @@ def add_gptq(
     }
     if has_g_idx:
         components["g_idx"] = (f"{module}.g_idx", g_idx.to(torch.int32))
-    made.add_named(f"{module}.weight", "gptq", components, numbers)
+    made.add(f"{module}.weight", "gptq", components, numbers, stem="")
     made.add_plain(f"{module}.bias", made.normal(outputs).half())
 
 
@@ -162,7 +162,7 @@ def add_awq(
         "zero_point": (f"{module}.qzeros", pack_awq(zeros)),
     }
     numbers = ((codes - zeros[each]).float() * scales.float()[each]).T
-    made.add_named(f"{module}.weight", "awq", components, numbers)
+    made.add(f"{module}.weight", "awq", components, numbers, stem="")
 
 
 def write_awq(group_size: int, folder: Path, **options: Any) -> Written:

@@ -10,6 +10,7 @@ import accelerate
 import diffusers
 import pytest
 import torch
+from diffusers_pipelines import unet
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
@@ -170,12 +171,7 @@ def test_a_model_on_meta_by_its_makers_wish_is_left_alone(llama):
 
 @torch.no_grad()
 def test_an_adapter_of_a_diffusers_model(tmp_path):
-    model = diffusers.UNet2DConditionModel(
-        block_out_channels=(8, 16), layers_per_block=1, sample_size=8, norm_num_groups=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=8, attention_head_dim=2,
-    ).eval()  # fmt: skip
+    model = unet(8).eval()
     model.save_pretrained(tmp_path / "base")
     inputs = torch.randn(1, 4, 8, 8), torch.tensor(3), torch.randn(1, 4, 8)
     model.add_adapter(LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False))

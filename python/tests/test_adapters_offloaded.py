@@ -13,6 +13,7 @@ import diffusers
 import peft
 import pytest
 import torch
+from diffusers_pipelines import unet
 from peft import LoraConfig, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -229,12 +230,7 @@ def test_fuse_lora_of_a_diffusers_model_on_disk(
     tmp_path: Path, way: str, use_dora: bool, places: dict[str, str]
 ) -> None:
     torch.manual_seed(0)
-    model = diffusers.UNet2DConditionModel(
-        block_out_channels=(8, 16), layers_per_block=1, sample_size=8, norm_num_groups=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=8, attention_head_dim=2,
-    ).eval()  # fmt: skip
+    model = unet(8).eval()
     model.save_pretrained(tmp_path / "base")
     inputs = torch.randn(1, 4, 8, 8), torch.tensor(3), torch.randn(1, 4, 8)
     base = model(*inputs).sample

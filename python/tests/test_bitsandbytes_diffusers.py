@@ -18,6 +18,7 @@ pytest.importorskip("bitsandbytes")
 diffusers = pytest.importorskip("diffusers")
 
 import bitsandbytes as bnb  # noqa: E402
+import bitsandbytes_checkpoints  # noqa: E402
 from bitsandbytes_checkpoints import raw  # noqa: E402
 from diffusers.quantizers.bitsandbytes import bnb_quantizer  # noqa: E402
 from diffusers_models import by_name, write_single_file  # noqa: E402
@@ -31,14 +32,7 @@ from loadstone._skeleton_walk import walk  # noqa: E402
 
 QUANTIZERS = (bnb_quantizer.BnB4BitDiffusersQuantizer, bnb_quantizer.BnB8BitDiffusersQuantizer)
 KINDS: dict[str, dict[str, Any]] = {
-    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-    "nf4 nested": {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": True,
-        "bnb_4bit_compute_dtype": torch.bfloat16,
-    },
-    "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    **{kind: bitsandbytes_checkpoints.KINDS[kind] for kind in ("nf4", "nf4 nested", "fp4")},
     "int8": {"load_in_8bit": True, "llm_int8_skip_modules": ["proj_out"]},
 }
 FLUX = {

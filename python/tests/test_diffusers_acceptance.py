@@ -41,8 +41,8 @@ import torch
 from diffusers_layouts import COMFY
 from diffusers_models import (
     Case,
+    assert_same,
     by_name,
-    differences,
     write_config,
     write_header_only,
     write_single_file,
@@ -61,12 +61,6 @@ POSITIONS_TARGET = "condition_embedder.image_embedder.pos_embed"
 
 def from_file(case: Case, file: str, config: str, **options: Any) -> Any:
     return loadstone.diffusers.from_single_file(case.cls, file, config=config, **options)
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    lines = differences(found, expected)
-    assert not lines, "\n".join(lines[:20])
-    assert loadstone.audit(found).ok
 
 
 @pytest.mark.parametrize("prefix", [COMFY, ""], ids=["prefixed", "bare"])

@@ -17,6 +17,7 @@ from diffusers_models import (
     cast_copy,
     differences,
     library_converted,
+    refuse,
     state_of,
     write_single_file,
 )
@@ -41,20 +42,6 @@ def sampled(left_out: tuple[str, ...] = ()) -> list[Any]:
         for case in FURTHER_CASES
         if case.name not in left_out
     ]
-
-
-def refuse(*_: Any, **__: Any) -> Any:
-    raise AssertionError("a library reads weights itself")
-
-
-@pytest.fixture
-def no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    import safetensors.torch
-
-    monkeypatch.setattr(safetensors.torch, "load_file", refuse)
-    monkeypatch.setattr(safetensors.torch, "load", refuse)
-    monkeypatch.setattr(torch, "load", refuse)
-    monkeypatch.setattr(gguf, "GGUFReader", refuse)
 
 
 def test_every_class_with_a_converter_has_a_case() -> None:

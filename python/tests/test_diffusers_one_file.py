@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 
 import diffusers_pipelines as tiny  # noqa: E402
 from diffusers_pipelines import assert_real  # noqa: E402
-from test_diffusers_single_file import combined_ltx  # noqa: E402
+from test_diffusers_single_file import ltx_pipeline  # noqa: E402
 
 
 @pytest.fixture
@@ -209,13 +209,7 @@ def frames(pipe: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("device_map", LTX_MAPS, ids=["cpu", "component", "parts"])
 def test_a_video_of_one_file(tmp_path: Path, device_map: Any) -> None:
-    file, transformer, vae = combined_ltx(tmp_path)
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
-    whole = diffusers.LTXPipeline(
-        scheduler=scheduler, vae=vae, text_encoder=None, tokenizer=None, transformer=transformer
-    )
-    whole.save_config(tmp_path / "config")
-    scheduler.save_config(tmp_path / "config" / "scheduler")
+    file, whole = ltx_pipeline(tmp_path)
     pipe = loadstone.diffusers.from_single_file(
         diffusers.LTXPipeline, file, config=str(tmp_path / "config"), text_encoder=None,
         tokenizer=None, device_map=device_map, offload_folder=tmp_path / "off",

@@ -15,6 +15,7 @@ import torch
 from diffusers_gguf import BLOCK_CASES, Kind, mixed, packed
 from diffusers_models import (
     Case,
+    assert_same,
     by_name,
     cast_copy,
     differences,
@@ -51,26 +52,6 @@ def untouched() -> Iterator[None]:
     assert [name for name, _ in before] == [name for name, _ in after]
     for (name, was), (_, now) in zip(before, after, strict=True):
         assert was is now, name
-
-
-def refuse(*_: Any, **__: Any) -> Any:
-    raise AssertionError("a library reads weights itself")
-
-
-@pytest.fixture
-def no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gguf
-    import safetensors.torch
-
-    monkeypatch.setattr(safetensors.torch, "load_file", refuse)
-    monkeypatch.setattr(torch, "load", refuse)
-    monkeypatch.setattr(gguf, "GGUFReader", refuse)
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    lines = differences(found, expected)
-    assert not lines, "\n".join(lines[:20])
-    assert loadstone.audit(found).ok
 
 
 def file_of(case: Case, folder: Path, *dropped: str) -> tuple[Any, str, str]:

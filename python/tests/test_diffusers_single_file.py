@@ -15,6 +15,7 @@ from diffusers_models import (
     CONSTRUCTED,
     OWN_CASES,
     Case,
+    assert_same,
     by_name,
     cast_copy,
     differences,
@@ -57,28 +58,6 @@ def sampled(cases: list[Case]) -> list[Any]:
         case if case.name in SAMPLE else pytest.param(case, marks=pytest.mark.sweep)
         for case in cases
     ]
-
-
-def refuse(*_: Any, **__: Any) -> Any:
-    raise AssertionError("a library reads weights itself")
-
-
-@pytest.fixture
-def no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reader of a library may run."""
-    import gguf
-    import safetensors.torch
-
-    monkeypatch.setattr(safetensors.torch, "load_file", refuse)
-    monkeypatch.setattr(safetensors.torch, "load", refuse)
-    monkeypatch.setattr(torch, "load", refuse)
-    monkeypatch.setattr(gguf, "GGUFReader", refuse)
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    lines = differences(found, expected)
-    assert not lines, "\n".join(lines[:20])
-    assert loadstone.audit(found).ok
 
 
 def from_file(case: Case, file: str, config: str, **options: Any) -> Any:
@@ -425,17 +404,25 @@ def test_combined_file_by_its_components(
         assert_same(from_file(by_name(name), file, str(folder)), rights[name])
 
 
-def test_combined_file_as_a_pipeline(tmp_path: Path, no_readers: None) -> None:
-    """Every component sees all tensors, though the library's converters drain what they get."""
+def ltx_pipeline(folder: Path) -> tuple[str, Any]:
+    """A combined file and its pipeline, whose configs are in ``folder / "config"``."""
     import diffusers
 
-    file, transformer, vae = combined_ltx(tmp_path)
+    file, transformer, vae = combined_ltx(folder)
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     whole = diffusers.LTXPipeline(
         scheduler=scheduler, vae=vae, text_encoder=None, tokenizer=None, transformer=transformer
     )
-    whole.save_config(tmp_path / "config")
-    scheduler.save_config(tmp_path / "config" / "scheduler")
+    whole.save_config(folder / "config")
+    scheduler.save_config(folder / "config" / "scheduler")
+    return file, whole
+
+
+def test_combined_file_as_a_pipeline(tmp_path: Path, no_readers: None) -> None:
+    """Every component sees all tensors, though the library's converters drain what they get."""
+    import diffusers
+
+    file, whole = ltx_pipeline(tmp_path)
     pipe = loadstone.diffusers.from_single_file(
         diffusers.LTXPipeline,
         file,
@@ -443,5 +430,5 @@ def test_combined_file_as_a_pipeline(tmp_path: Path, no_readers: None) -> None:
         text_encoder=None,
         tokenizer=None,
     )
-    assert_same(pipe.transformer, transformer)
-    assert_same(pipe.vae, vae)
+    assert_same(pipe.transformer, whole.transformer)
+    assert_same(pipe.vae, whole.vae)

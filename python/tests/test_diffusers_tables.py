@@ -13,6 +13,7 @@ from diffusers_models import (
     TABLE_CASES,
     WEIGHT_NORM_CASES,
     Case,
+    assert_same,
     by_name,
     cast_copy,
     differences,
@@ -75,12 +76,6 @@ def renew_products(model: Any) -> set[str]:
                 setattr(module, hook.name, hook.compute_weight(module).detach())
                 made.add(f"{path}.{hook.name}")
     return made
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    lines = differences(found, expected)
-    assert not lines, "\n".join(lines[:20])
-    assert loadstone.audit(found).ok
 
 
 def folder_of(model: Any, folder: Path) -> str:

@@ -53,18 +53,23 @@ def state() -> dict[str, torch.Tensor]:
     return {name: tensor.to(like[name].dtype) for name, tensor in tensors.items()}
 
 
-def offload(state, tmp_path, **options):
-    """Plans and executes with everything on disk; returns the folder."""
+def planned(state, tmp_path, **options):
+    """A model, which a plan does not keep, and its plan with everything on disk."""
     save_file(state, tmp_path / "model.safetensors")
     with loadstone.skeleton():
         model = Holder(DTYPES)
-    plan = loadstone.plan(
+    return model, loadstone.plan(
         model,
         tmp_path / "model.safetensors",
         device_map={"": "disk"},
         offload_folder=tmp_path / "offload",
         **options,
     )
+
+
+def offload(state, tmp_path, **options):
+    """Executes such a plan; returns it, the report and the folder."""
+    _model, plan = planned(state, tmp_path, **options)
     return plan, plan.execute(), tmp_path / "offload"
 
 
@@ -136,16 +141,7 @@ def test_the_plans_index_is_the_folders(state, tmp_path):
 
 def test_a_failed_load_leaves_no_folder(state, tmp_path):
     state["weight"] = state["weight"].T.contiguous()
-    save_file(state, tmp_path / "model.safetensors")
-    with loadstone.skeleton():
-        model = Holder(DTYPES)
-    plan = loadstone.plan(
-        model,
-        tmp_path / "model.safetensors",
-        device_map={"": "disk"},
-        offload_folder=tmp_path / "offload",
-        rules=TURN,
-    )
+    _model, plan = planned(state, tmp_path, rules=TURN)
     (tmp_path / "model.safetensors").write_bytes(b"another file")
     with pytest.raises(loadstone.LoadError) as caught:
         plan.execute()

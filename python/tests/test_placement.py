@@ -24,7 +24,7 @@ transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
 from diffusers_gguf import BLOCK_CASES, mixed  # noqa: E402
-from diffusers_models import by_name, write_single_file  # noqa: E402
+from diffusers_models import Case, by_name, write_single_file  # noqa: E402
 from test_diffusers_gguf import File, Kind, quantization  # noqa: E402
 
 
@@ -215,18 +215,22 @@ WAN_MAPS = [
 ]
 
 
+def of_diffusers(kind: str, case: Case, model: Any, tmp_path: Path, **options: Any) -> Any:
+    """The model, through a file or a folder of its own."""
+    if kind == "file":
+        file, config = write_single_file(case, model, tmp_path / "model.safetensors")
+        return loadstone.diffusers.from_single_file(case.cls, file, config=config, **options)
+    model.save_pretrained(tmp_path / "model")
+    return loadstone.diffusers.from_pretrained(case.cls, tmp_path / "model", **options)
+
+
 @pytest.mark.parametrize("kind", ["file", "folder"])
 @pytest.mark.parametrize("device_map", WAN_MAPS, ids=str)
 def test_a_model_of_diffusers(tmp_path: Path, device_map: Any, kind: str) -> None:
     case = by_name("wan_t2v")
     model = case.build()
     options = {"device_map": device_map, "offload_folder": tmp_path / "offload"}
-    if kind == "file":
-        file, config = write_single_file(case, model, tmp_path / "model.safetensors")
-        found = loadstone.diffusers.from_single_file(case.cls, file, config=config, **options)
-    else:
-        model.save_pretrained(tmp_path / "model")
-        found = loadstone.diffusers.from_pretrained(case.cls, tmp_path / "model", **options)
+    found = of_diffusers(kind, case, model, tmp_path, **options)
     assert loadstone.audit(found).ok
     on_meta = {slot.name for slot in walk(found) if slot.tensor.is_meta}
     inner = {name for name in model.state_dict() if name.startswith("blocks.1.")}
@@ -245,12 +249,7 @@ def test_memory_for_a_part_of_a_model(tmp_path: Path, kind: str) -> None:
     size = sum(parameter.nbytes for parameter in model.parameters())
     options: dict[str, Any] = {"device_map": "auto", "max_memory": {"cpu": int(size * 0.8)}}
     options["offload_folder"] = tmp_path / "offload"
-    if kind == "file":
-        file, config = write_single_file(case, model, tmp_path / "model.safetensors")
-        found = loadstone.diffusers.from_single_file(case.cls, file, config=config, **options)
-    else:
-        model.save_pretrained(tmp_path / "model")
-        found = loadstone.diffusers.from_pretrained(case.cls, tmp_path / "model", **options)
+    found = of_diffusers(kind, case, model, tmp_path, **options)
     assert set(found.hf_device_map.values()) == {"cpu", "disk"}
     held = sum(value.nbytes for value in found.parameters() if not value.is_meta)
     assert 0 < held <= size * 0.8

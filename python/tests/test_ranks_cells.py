@@ -6,14 +6,11 @@ of docs/ say.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ranks
 from docs_worlds import llama, qwen_moe
 
 import loadstone
@@ -36,19 +33,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dict[st
     for name, build in BUILDS.items():
         plain = build(folder / f"{name}, bf16", num_key_value_heads=4)
         loadstone.convert(plain, folder / f"{name}, fp8-block", quantize="fp8-block")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(number), str(folder)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(rank_cells.WORLD)
-    ]
-    said = [each.communicate()[0] for each in ranks]
-    assert [each.returncode for each in ranks] == [0] * len(ranks), "\n".join(said)[-8000:]
-    found = [json.loads((folder / f"{each}.json").read_text()) for each in range(len(ranks))]
+    found = ranks.run(PROGRAM, folder, rank_cells.WORLD)
     totals = {
         each.name: loadstone.inspect(each).total_bytes for each in folder.iterdir() if each.is_dir()
     }

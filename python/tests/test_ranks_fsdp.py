@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import rank_program
+import ranks
 import torch
 from safetensors.torch import save_file
 
@@ -40,20 +37,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         quantize={r"experts\..*": "fp8-block"},
         include=r"experts\.",
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(number), str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(rank_program.WORLD)
-    ]
-    said = [each.communicate()[0] for each in ranks]
-    assert [each.returncode for each in ranks] == [0] * len(ranks), "\n".join(said)[-8000:]
-    return [json.loads((folder / f"{each}.json").read_text()) for each in range(len(ranks))]
+    return ranks.run(PROGRAM, folder, rank_program.WORLD)
 
 
 @pytest.mark.parametrize("case", rank_program.CASES)

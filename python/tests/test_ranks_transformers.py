@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import ranks
 from docs_worlds import llama, qwen_moe
 from safetensors.torch import load_file, save_file
 
@@ -36,19 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     state = load_file(file)
     del state["lm_head.weight"]
     save_file(state, file, {"format": "pt"})
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(number), str(folder)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(rank_transformers.WORLD)
-    ]
-    said = [each.communicate()[0] for each in ranks]
-    assert [each.returncode for each in ranks] == [0] * len(ranks), "\n".join(said)[-8000:]
-    return [json.loads((folder / f"{each}.json").read_text()) for each in range(len(ranks))]
+    return ranks.run(PROGRAM, folder, rank_transformers.WORLD)
 
 
 @pytest.mark.parametrize("way", rank_transformers.WAYS)

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <tuple>
-#include <utility>
 
+#include "base/named.h"
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
 #include "loadstone/error.h"
@@ -12,17 +12,7 @@
 namespace loadstone {
 
 std::string_view name(FileFormat format) noexcept {
-  switch (format) {
-    case FileFormat::safetensors:
-      return "safetensors";
-    case FileFormat::gguf:
-      return "gguf";
-    case FileFormat::torch:
-      return "torch";
-    case FileFormat::dcp:
-      return "dcp";
-  }
-  return {};
+  return name_among({"safetensors", "gguf", "torch", "dcp"}, format);
 }
 
 Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,

@@ -4,12 +4,10 @@
 #include <simdjson.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <charconv>
 #include <cstddef>
 #include <iterator>
-#include <optional>
 #include <span>
 #include <utility>
 

@@ -4,11 +4,9 @@
 #include <fnmatch.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <map>
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include "base/natural_order.h"

@@ -5,10 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
-#include <span>
 #include <string>
-#include <utility>
 
 #include "base/digest.h"
 #include "base/version_text.h"

@@ -7,9 +7,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstring>
-#include <limits>
 #include <type_traits>
-#include <utility>
 
 #include "base/only_errors.h"
 

@@ -7,7 +7,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "catalog/open_shards.h"
 #include "engine/value_reader.h"

@@ -8,11 +8,7 @@
 namespace loadstone {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::StartsWith;
+using namespace ::testing;
 
 // A plan and the report of a load that did all of it.
 struct Load {

@@ -16,11 +16,7 @@ namespace loadstone::test {
 
 namespace {
 
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
+using namespace ::testing;
 
 std::string one(const std::string& name) { return safetensors_bytes({{name, "U8", {2}, "ab"}}); }
 

@@ -18,12 +18,7 @@
 namespace loadstone::test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::Field;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
+using namespace ::testing;
 
 FileTensor tensor(const std::string& name, const std::string& dtype,
                   const std::vector<std::uint64_t>& shape, std::uint64_t bytes_each) {

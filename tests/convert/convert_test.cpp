@@ -19,12 +19,7 @@ namespace loadstone::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
-using ::testing::UnorderedElementsAre;
+using namespace ::testing;
 
 TEST(Convert, ShardsAndBackGiveTheSameBytes) {
   const TemporaryFolder folder;

@@ -17,10 +17,7 @@ namespace loadstone::test {
 
 namespace {
 
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Not;
+using namespace ::testing;
 
 // Finite numbers of BF16 around one.
 std::string numbers(std::uint64_t count, unsigned seed) {

@@ -16,11 +16,7 @@ namespace loadstone::test {
 
 namespace {
 
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
+using namespace ::testing;
 
 constexpr std::uint32_t q8_0 = 8;
 constexpr std::uint32_t q4_k = 12;

@@ -6,7 +6,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <random>
 
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
@@ -16,24 +15,14 @@
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/plans.h"
+#include "support/random_numbers.h"
 
 namespace loadstone::test {
 
 namespace {
 
-using ::testing::AnyOf;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
+using namespace ::testing;
 using Numbers = std::vector<float>;
-
-Numbers random_numbers(std::size_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  Numbers numbers(count);
-  for (float& number : numbers) number = normal(generator);
-  return numbers;
-}
 
 FileTensor f32(const std::string& name, const std::vector<std::uint64_t>& shape, unsigned seed) {
   const std::uint64_t count = Shape(shape).numel().value();

@@ -24,11 +24,7 @@ namespace loadstone::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
+using namespace ::testing;
 
 // Numbers of BF16 between -size and size.
 std::string numbers(std::size_t count, float size, unsigned seed) {

@@ -21,13 +21,7 @@ namespace loadstone::test {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::AllOf;
-using ::testing::Contains;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
+using namespace ::testing;
 
 constexpr ConvertRun resume = {.resume = true};
 constexpr ConvertRun finish = {.finish = true};

@@ -16,17 +16,10 @@
 #include "support/plan_builder.h"
 #include "support/random_plan.h"
 
-namespace loadstone {
+namespace loadstone::testing {
 namespace {
 
-using testing::Bytes;
-using testing::error_of;
-using testing::expected_value;
 using ::testing::HasSubstr;
-using testing::pattern;
-using testing::PlanBuilder;
-using testing::random_plan;
-using testing::value_of;
 
 // Memory for each target of a plan where it names a device, told to the fake driver.
 class DeviceMemory {
@@ -470,4 +463,4 @@ TEST(Devices, MemoryAndPlanAgree) {
 }
 
 }  // namespace
-}  // namespace loadstone
+}  // namespace loadstone::testing

@@ -18,15 +18,8 @@
 #include "receipt/file_digest.h"
 #include "support/plan_builder.h"
 
-namespace loadstone {
+namespace loadstone::testing {
 namespace {
-
-using testing::expected_value;
-using testing::pattern;
-using testing::PlanBuilder;
-using testing::random_plan;
-using testing::ReadEvent;
-using testing::value_of;
 
 using Ranges = std::map<std::string, std::vector<ByteRange>>;
 
@@ -168,4 +161,4 @@ TEST(RandomPlanTest, TheComparisonSeesOneWrongByte) {
 }
 
 }  // namespace
-}  // namespace loadstone
+}  // namespace loadstone::testing

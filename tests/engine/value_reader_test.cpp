@@ -13,18 +13,9 @@
 #include "support/plan_builder.h"
 #include "support/random_plan.h"
 
-namespace loadstone {
+namespace loadstone::testing {
 namespace {
 
-using testing::add_all_movements;
-using testing::Bytes;
-using testing::error_of;
-using testing::pattern;
-using testing::PlanBuilder;
-using testing::random_plan;
-using testing::ReadEvent;
-using testing::value_of;
-using testing::whole;
 
 // A reader of the builder's shards. Not thread-safe.
 class Pulled {
@@ -234,4 +225,4 @@ TEST(ValueReaderTest, AFailedReadNamesFileTensorAndOffset) {
 }
 
 }  // namespace
-}  // namespace loadstone
+}  // namespace loadstone::testing

@@ -15,16 +15,11 @@
 #include "support/plan_builder.h"
 #include "support/random_plan.h"
 
-namespace loadstone {
+namespace loadstone::testing {
 namespace {
 
-using testing::Bytes;
-using testing::error_of;
 using ::testing::IsEmpty;
-using testing::PlanBuilder;
-using testing::random_plan;
 using ::testing::SizeIs;
-using testing::value_of;
 
 bool is_encodable(const PlannedTarget& target, const Quantization& quantization) {
   QuantizeForm form;
@@ -338,4 +333,4 @@ TEST(Windows, AFailureNamesTheTensor) {
 }
 
 }  // namespace
-}  // namespace loadstone
+}  // namespace loadstone::testing

@@ -18,17 +18,13 @@
 #include "support/offload_values.h"
 #include "support/plan_builder.h"
 
-namespace loadstone {
+namespace loadstone::testing {
 namespace {
 
 namespace fs = std::filesystem;
 using test::FaultyFiles;
 using test::FileCall;
 using test::FileFault;
-using testing::Bytes;
-using testing::offload_values;
-using testing::pattern;
-using testing::PlanBuilder;
 
 constexpr FileFault error_of_disk = {.problem = EIO};
 constexpr FileFault full_disk = {.problem = ENOSPC};
@@ -245,4 +241,4 @@ TEST(LoadFaults, EveryReadFailsOnce) {
 }
 
 }  // namespace
-}  // namespace loadstone
+}  // namespace loadstone::testing

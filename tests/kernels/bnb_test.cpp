@@ -3,7 +3,6 @@
 #include "kernels/bnb.h"
 
 #include <gtest/gtest.h>
-#include <hwy/highway.h>
 
 #include <algorithm>
 #include <array>
@@ -19,6 +18,7 @@
 
 #include "kernels/bnb_reference.h"
 #include "kernels/cast.h"
+#include "kernels/forced_target.h"
 #include "kernels/number.h"
 #include "support/sha256.h"
 
@@ -422,21 +422,6 @@ TEST(BnbTest, ANaNIsThePlainOne) {
   EXPECT_EQ(rows.absmax, bytes_of(std::vector<std::uint32_t>{0x7fc00000}));
   EXPECT_EQ(decode8(rows, 64, Dtype::bf16), bytes_of(std::vector<std::uint16_t>(64, 0x7fc0)));
 }
-
-// Puts all instruction sets back.
-class ForcedTarget {
- public:
-  explicit ForcedTarget(std::int64_t target) { force(target); }
-  ~ForcedTarget() { force(0); }
-  ForcedTarget(const ForcedTarget&) = delete;
-  ForcedTarget& operator=(const ForcedTarget&) = delete;
-
- private:
-  static void force(std::int64_t sets) {
-    hwy::SetSupportedTargetsForTest(sets);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
 
 // All that the kernels make of some numbers.
 std::vector<Bytes> everything_of(const Bytes& source, Dtype dtype) {

@@ -1,7 +1,6 @@
 #include "kernels/cast.h"
 
 #include <gtest/gtest.h>
-#include <hwy/highway.h>
 
 #include <algorithm>
 #include <array>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/forced_target.h"
 #include "kernels/number.h"
 
 namespace loadstone {
@@ -352,21 +352,6 @@ TEST(CastTest, EveryLengthAndAlignmentStaysInside) {
     }
   }
 }
-
-// Puts all instruction sets back.
-class ForcedTarget {
- public:
-  explicit ForcedTarget(std::int64_t target) { force(target); }
-  ~ForcedTarget() { force(0); }
-  ForcedTarget(const ForcedTarget&) = delete;
-  ForcedTarget& operator=(const ForcedTarget&) = delete;
-
- private:
-  static void force(std::int64_t targets) {
-    hwy::SetSupportedTargetsForTest(targets);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
 
 TEST(CastTest, EveryInstructionSetGivesTheSameBytes) {
   std::size_t compared = 0;

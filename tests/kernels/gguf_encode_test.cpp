@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/cast.h"
+#include "kernels/forced_target.h"
 #include "kernels/gguf.h"
 #include "kernels/golden_words.h"
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/cast.h"
+#include "kernels/forced_target.h"
 #include "kernels/gguf_reference.h"
 #include "kernels/golden_words.h"
 #include "kernels/number.h"

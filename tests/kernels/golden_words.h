@@ -1,8 +1,6 @@
 // Numbers that tests and the scripts of tests/golden make by the same integer arithmetic, so that
-// only fingerprints of results are kept; and instruction sets by force.
+// only fingerprints of results are kept.
 #pragma once
-
-#include <hwy/highway.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -29,20 +27,5 @@ inline std::uint64_t fingerprint(const std::vector<std::byte>& bytes) {
   }
   return sum;
 }
-
-// Puts all instruction sets back.
-class ForcedTarget {
- public:
-  explicit ForcedTarget(std::int64_t target) { force(target); }
-  ~ForcedTarget() { force(0); }
-  ForcedTarget(const ForcedTarget&) = delete;
-  ForcedTarget& operator=(const ForcedTarget&) = delete;
-
- private:
-  static void force(std::int64_t sets) {
-    hwy::SetSupportedTargetsForTest(sets);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
 
 }  // namespace loadstone

@@ -1,28 +1,21 @@
 #include "kernels/merge.h"
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "base/ceil_div.h"
+#include "kernels/forced_target.h"
+#include "support/random_numbers.h"
 
 namespace loadstone {
 namespace {
 
 using Numbers = std::vector<float>;
-
-Numbers random_numbers(std::size_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  Numbers numbers(count);
-  for (float& number : numbers) number = normal(generator);
-  return numbers;
-}
+using test::random_numbers;
 
 // NaN and the sign of zeros too.
 void expect_same_bits(const Numbers& found, const Numbers& expected) {
@@ -30,21 +23,14 @@ void expect_same_bits(const Numbers& found, const Numbers& expected) {
   EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)), 0);
 }
 
-// 0: all of them again.
-void force(std::int64_t targets) {
-  hwy::SetSupportedTargetsForTest(targets);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
-
 // With every instruction set that this machine has.
 template <typename Check>
 void on_every_target(const Check& check) {
   for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
     SCOPED_TRACE(hwy::TargetName(target));
-    force(target);
+    const ForcedTarget forced(target);
     check();
   }
-  force(0);
 }
 
 struct Matrices {

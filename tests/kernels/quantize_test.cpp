@@ -4,7 +4,6 @@
 #include "kernels/quantize.h"
 
 #include <gtest/gtest.h>
-#include <hwy/highway.h>
 
 #include <algorithm>
 #include <cmath>
@@ -19,6 +18,7 @@
 
 #include "codec/encode.h"
 #include "kernels/cast.h"
+#include "kernels/forced_target.h"
 
 namespace loadstone {
 namespace {
@@ -298,20 +298,6 @@ TEST(Quantize, WhatIsDecodedIsNear) {
   }
 }
 
-class ForcedSet {
- public:
-  explicit ForcedSet(std::int64_t target) { force(target); }
-  ~ForcedSet() { force(0); }
-  ForcedSet(const ForcedSet&) = delete;
-  ForcedSet& operator=(const ForcedSet&) = delete;
-
- private:
-  static void force(std::int64_t sets) {
-    hwy::SetSupportedTargetsForTest(sets);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
-
 TEST(Quantize, InstructionSetsGiveTheSame) {
   std::set<std::int64_t> seen;
   for (const Case& one : cases()) {
@@ -321,7 +307,7 @@ TEST(Quantize, InstructionSetsGiveTheSame) {
       Parts expected = encoded(form, numbers);
       const Bytes back = decoded(form, expected, dtype, {{0, form.elements}});
       for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
-        const ForcedSet forced(isa);
+        const ForcedTarget forced(isa);
         seen.insert(hwy::SupportedTargets());  // the control: one at a time
         EXPECT_EQ(encoded(form, numbers), expected)
             << hwy::TargetName(isa) << " " << one.encoding << " " << name(dtype);

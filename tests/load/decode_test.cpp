@@ -7,17 +7,10 @@
 #include "plan/costs.h"
 #include "support/plan_builder.h"
 
-namespace loadstone {
+namespace loadstone::testing {
 namespace {
 
-using testing::Bytes;
 using ::testing::ElementsAre;
-using testing::error_of;
-using testing::expected_value;
-using testing::pattern;
-using testing::PlanBuilder;
-using testing::value_of;
-using testing::whole;
 
 Box decoded_box(const PlanBuilder& builder, std::uint32_t decoding, const Shape& shape) {
   Box box = whole(builder.decodings[decoding].sources[0], shape);
@@ -165,4 +158,4 @@ TEST(DecodeTest, DecodingsThatDoNotFitAreRefusedBeforeMemoryIsWritten) {
 }
 
 }  // namespace
-}  // namespace loadstone
+}  // namespace loadstone::testing

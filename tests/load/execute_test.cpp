@@ -8,19 +8,10 @@
 #include "loadstone/error.h"
 #include "support/plan_builder.h"
 
-namespace loadstone {
+namespace loadstone::testing {
 namespace {
 
-using testing::add_all_movements;
-using testing::Bytes;
-using testing::error_of;
 using ::testing::HasSubstr;
-using testing::load_and_compare;
-using testing::pattern;
-using testing::PlanBuilder;
-using testing::ReadEvent;
-using testing::value_of;
-using testing::whole;
 
 TEST(ExecuteTest, MovesEverythingToItsPlace) {
   PlanBuilder builder;
@@ -295,4 +286,4 @@ TEST(HostMemoryTest, TakesLittleMoreThanItsValues) {
 }
 
 }  // namespace
-}  // namespace loadstone
+}  // namespace loadstone::testing

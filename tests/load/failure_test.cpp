@@ -13,17 +13,10 @@
 #include "loadstone/execute.h"
 #include "support/plan_builder.h"
 
-namespace loadstone {
+namespace loadstone::testing {
 namespace {
 
-using testing::add_all_movements;
-using testing::Bytes;
-using testing::error_of;
 using ::testing::HasSubstr;
-using testing::load_and_compare;
-using testing::pattern;
-using testing::PlanBuilder;
-using testing::ReadEvent;
 
 // Threads of this process, from the system: a thread that outlives its load would show.
 std::size_t thread_count() {
@@ -271,4 +264,4 @@ TEST(ExecuteFailureTest, AnObserverThatThrowsEndsTheLoad) {
 }
 
 }  // namespace
-}  // namespace loadstone
+}  // namespace loadstone::testing

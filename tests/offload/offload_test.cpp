@@ -21,18 +21,13 @@
 #include "support/offload_values.h"
 #include "support/plan_builder.h"
 
-namespace loadstone {
+namespace loadstone::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::Bytes;
 using ::testing::ElementsAre;
-using testing::expected_value;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::offload_values;
-using testing::pattern;
-using testing::PlanBuilder;
 
 // A folder that goes when the test ends.
 class Folder {
@@ -409,4 +404,4 @@ TEST(OffloadTest, ManyFilesAtOnce) {
 }
 
 }  // namespace
-}  // namespace loadstone
+}  // namespace loadstone::testing

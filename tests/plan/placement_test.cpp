@@ -11,10 +11,7 @@
 namespace loadstone::test {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Pair;
+using namespace ::testing;
 
 using Entries = std::vector<std::pair<std::string, std::string>>;
 

@@ -12,10 +12,7 @@
 namespace loadstone::test {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
+using namespace ::testing;
 
 Target part_of(const std::string& name, Shape shape, Slice slice, Dtype dtype = Dtype::f32) {
   Target target = target_of(name, std::move(shape), dtype);

@@ -20,12 +20,7 @@
 namespace loadstone::test {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
-using ::testing::Field;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::SizeIs;
+using namespace ::testing;
 
 constexpr std::uint64_t rows = 70;
 constexpr std::uint64_t columns = 1000;

@@ -24,10 +24,7 @@ namespace loadstone::test {
 
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAreArray;
+using namespace ::testing;
 
 struct Opened {
   std::unique_ptr<MemoryStorage> storage = std::make_unique<MemoryStorage>();

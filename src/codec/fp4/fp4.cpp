@@ -1,11 +1,12 @@
-#include "codec/fp4/fp4.h"
-
+// E2M1 codes with scales of blocks: NVFP4 and MXFP4, under four sets of names.
+// docs/formats/modelopt.md
 #include <fmt/format.h>
 
 #include <array>
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "codec/families.h"
 #include "codec/fp4/blocks.h"
 #include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"

@@ -1,7 +1,6 @@
 #include "codec/scaled/encode.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -43,7 +43,14 @@ class WordDecoder : public Decoder {
  public:
   explicit WordDecoder(const Form& form) : form_(form) {}
 
+  [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
+                                     std::uint64_t end) const noexcept final {
+    return part_of_rows(part, begin / form_.columns, (end - 1) / form_.columns + 1);
+  }
+
  protected:
+  [[nodiscard]] virtual ByteRange part_of_rows(std::size_t part, std::uint64_t first,
+                                               std::uint64_t last) const noexcept = 0;
   // A run of numbers of one row: the scale times what is left of the code.
   void write(const float* values, std::uint64_t count, std::byte* target) const noexcept {
     round_.run(reinterpret_cast<const std::byte*>(values), target, count);
@@ -70,10 +77,8 @@ class GroupedRows final : public WordDecoder {
  public:
   using WordDecoder::WordDecoder;
 
-  [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
-                                     std::uint64_t end) const noexcept override {
-    const std::uint64_t first = begin / form_.columns;
-    const std::uint64_t last = (end - 1) / form_.columns + 1;
+  [[nodiscard]] ByteRange part_of_rows(std::size_t part, std::uint64_t first,
+                                       std::uint64_t last) const noexcept override {
     const auto of_rows = [](ByteRange rows, std::uint64_t bytes) {
       return ByteRange{rows.begin * bytes, rows.end * bytes};
     };
@@ -178,10 +183,8 @@ class GroupedColumns final : public WordDecoder {
  public:
   using WordDecoder::WordDecoder;
 
-  [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
-                                     std::uint64_t end) const noexcept override {
-    const std::uint64_t first = begin / form_.columns;
-    const std::uint64_t last = (end - 1) / form_.columns + 1;
+  [[nodiscard]] ByteRange part_of_rows(std::size_t part, std::uint64_t first,
+                                       std::uint64_t last) const noexcept override {
     if (part == 0) return {first * row_words() * word_bytes, last * row_words() * word_bytes};
     if (part == 1) {
       const std::uint64_t size = element_bytes(form_.scale);

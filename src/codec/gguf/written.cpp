@@ -1,5 +1,4 @@
-#include "codec/gguf/encode.h"
-
+// Numbers to blocks of GGUF. docs/formats/gguf-blocks.md
 #include <fmt/format.h>
 
 #include <algorithm>

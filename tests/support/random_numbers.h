@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstddef>
+#include <random>
+#include <vector>
+
+namespace loadstone::test {
+
+// From the normal distribution; the same for the same seed.
+[[nodiscard]] inline std::vector<float> random_numbers(std::size_t count, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> numbers(count);
+  for (float& number : numbers) number = normal(generator);
+  return numbers;
+}
+
+}  // namespace loadstone::test
