@@ -11,7 +11,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/finding_json.h"
@@ -27,6 +29,8 @@ namespace loadstone::python {
 namespace nb = nanobind;
 
 using Extents = std::vector<std::uint64_t>;
+// Of each adapter its factor, and the patterns of what is left out of it.
+using AdapterRows = std::vector<std::pair<float, std::vector<std::string>>>;
 
 // For each function that may read or write files: they can be on another machine. The interpreter's
 // lock is held while arguments and results are converted, and not during the call.
@@ -58,6 +62,13 @@ template <typename Enum>
 [[nodiscard]] Enum enum_argument(const char* field, std::string_view text) {
   if (const auto known = from_name<Enum>(text)) return *known;
   throw Error("usage", unknown_word("word", text, names_of<Enum>()), {.field = field});
+}
+
+[[nodiscard]] inline std::vector<MergeAdapter> adapters_of(const AdapterRows& rows) {
+  std::vector<MergeAdapter> adapters;
+  for (const auto& [factor, ignore] : rows)
+    adapters.push_back({.factor = factor, .ignore = ignore});
+  return adapters;
 }
 
 // The numbers that reports of work share, by name.

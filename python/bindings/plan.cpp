@@ -7,6 +7,7 @@
 #include "catalog/module_patterns.h"
 #include "catalog/series.h"
 #include "loadstone/page.h"
+#include "named_options.h"
 #include "offload/offload.h"
 #include "plan/decodings.h"
 #include "plan/devices.h"
@@ -23,6 +24,7 @@ using QuantizeRow = std::tuple<std::string, std::string, std::string, std::uint3
                                std::optional<float>, std::string>;
 using LackingRow =
     std::tuple<std::string, std::vector<std::string>, std::uint64_t, std::vector<std::string>>;
+using Names = std::vector<std::string>;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 std::optional<Held> held_on(std::string device, Dtype dtype) {
@@ -89,61 +91,8 @@ std::pair<std::uint32_t, std::uint64_t> view_of(const SharedPlan& plan, std::siz
   return {source.shard, source.offset_begin};
 }
 
-// The type that Python's signatures show: of "@what is taken@what is returned@" the first.
-template <typename Value>
-std::string python_type() {
-  const std::string_view text = nb::detail::make_caster<Value>::Name.text;
-  std::string name;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%') {
-      name += "loadstone.Recipes";  // the one class among options
-    } else if (text[i] != '@') {
-      name += text[i];
-    } else {
-      const std::size_t taken_end = text.find('@', i + 1);
-      name += text.substr(i + 1, taken_end - i - 1);
-      i = text.find('@', taken_end + 1);
-    }
-  }
-  return std::is_unsigned_v<Value> && name == "int" ? "int, 0 or more" : name;
-}
-
-// Options by name, each of which is taken; one that is left out has the core's default.
-class NamedOptions {
- public:
-  explicit NamedOptions(const nb::kwargs& given) : left_(given) {}
-
-  template <typename Value>
-  void take(const char* name, Value& value) {
-    if (!left_.contains(name)) return;
-    const nb::object given = left_[name];
-    if (!nb::try_cast(given, value)) {
-      throw Error("plan.options", "an option has a value of the wrong type",
-                  {.field = name,
-                   .found = printable(nb::repr(given).c_str()),
-                   .expected = python_type<Value>()});
-    }
-    nb::del(left_[name]);
-  }
-  template <typename Value>
-  [[nodiscard]] Value take(const char* name) {
-    Value value{};
-    take(name, value);
-    return value;
-  }
-  void done() const {
-    for (const auto [name, value] : left_) {
-      throw Error("usage", "no such option", {.field = nb::cast<std::string>(name)});
-    }
-  }
-
- private:
-  nb::dict left_;
-};
-
 SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> targets,
                     bool values_known, const nb::kwargs& given) {
-  using Names = std::vector<std::string>;
   NamedOptions named(given);
   PlanOptions options;
   const auto rules = named.take<std::string>("rules");
@@ -163,7 +112,7 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
   const auto policy = [](const std::string& text) {
     return enum_argument<MissingPolicy>("missing", text);
   };
-  options.missing = policy(named.take<std::string>("missing"));
+  named.take("missing", options.missing);
   for (auto& [pattern, text] : named.take<Pairs>("missing_patterns")) {
     options.missing_patterns.emplace_back(std::move(pattern), policy(text));
   }
@@ -171,8 +120,7 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
   for (const auto& [target, text] : named.take<Pairs>("missing_of")) {
     options.missing_of.emplace(target, policy(text));
   }
-  options.unexpected =
-      enum_argument<UnexpectedPolicy>("unexpected", named.take<std::string>("unexpected"));
+  named.take("unexpected", options.unexpected);
   named.take("staging_bytes_max", options.staging_bytes_max);
   named.take("threads", options.threads);
   named.take("local_ranks", options.local_ranks);
@@ -194,13 +142,8 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
                                 .nested_offset = nested_offset,
                                 .group = group};
   }
-  for (auto& [factor, ignore] :
-       named.take<std::vector<std::pair<float, std::vector<std::string>>>>("adapters")) {
-    options.adapters.push_back({.factor = factor, .ignore = std::move(ignore)});
-  }
-  if (const auto tie = named.take<std::string>("tie"); !tie.empty()) {
-    options.tie = enum_argument<TiePolicy>("tie", tie);
-  }
+  options.adapters = adapters_of(named.take<AdapterRows>("adapters"));
+  named.take("tie", options.tie);
   named.done();
   const Skeleton skeleton = {.targets = std::move(targets), .values_known = values_known};
   const nb::gil_scoped_release release;

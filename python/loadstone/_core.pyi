@@ -241,14 +241,7 @@ def execute(
     destinations: Sequence[tuple[int, int, str]],
     threads: int = 0,
     progress: Callable[[int, int], object] | None = None,
-    partial: bool = False,
-    parts: Sequence[tuple[int, Sequence[tuple[int, int]]]] = (),
-    receipt: str = "",
-    has_pages: bool = False,
-    device: Device | None = None,
-    read_ahead_bytes: int = ...,
-    interleave: bool = False,
-    begun: int = 0,
+    **options: Any,
 ) -> Report: ...
 
 class Device: ...
@@ -320,35 +313,7 @@ def merge_options(
     seed: int | None,
     tie: str = "split",
 ) -> MergeOptions: ...
-def make_conversion(
-    catalog: Catalog,
-    rules: str = "",
-    recipes: Recipes | None = None,
-    dtype: str = "",
-    block_dtype: str = "BF16",
-    unexpected: str = "warn",
-    one_file: bool = True,
-    stem: str = "model",
-    shard_bytes_max: int | None = None,
-    memory_bytes_max: int | None = None,
-    threads: int = 0,
-    formats: Sequence[tuple[str, str]] = (),
-    mode: str = "exact",
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    style: str = "",
-    allow_non_finite: bool = False,
-    folder: str = "",
-    copy_code: bool = False,
-    dequantize: bool = False,
-    experts: str = "keep",
-    format: str = "safetensors",
-    metadata: str = "",
-    beyond_ggml: bool = False,
-    is_split: bool = False,
-    merge: MergeOptions | None = None,
-    imatrix: str = "",
-) -> Conversion: ...
+def make_conversion(catalog: Catalog, **options: Any) -> Conversion: ...
 def convert(
     conversion: Conversion,
     target: str,
