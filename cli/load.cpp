@@ -182,12 +182,10 @@ int load(const LoadArgs& args, bool json) {
   const Outcome outcome = do_load(plan, args);
   const std::vector<Finding> found = found_since(plan.findings, outcome.report.findings);
   if (!json) print_warnings(found);
-  write_page(plan, args.plan,
-             LoadFigures{.seconds = outcome.report.seconds,
-                         .bytes_read = outcome.report.bytes_read,
-                         .staging_bytes_peak = outcome.report.staging_bytes_peak,
-                         .process_bytes_peak = outcome.memory.peak_bytes,
-                         .progress = outcome.progress});
+  LoadFigures figures = figures_of(outcome.report);
+  figures.process_bytes_peak = outcome.memory.peak_bytes;
+  figures.progress = outcome.progress;
+  write_page(plan, args.plan, figures);
   print_report(json ? load_json(plan, outcome) : load_text(plan, outcome), json);
   return args.plan.open.strict && has_warnings(found) ? 3 : 0;
 }

@@ -19,6 +19,7 @@
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "plan/devices.h"
+#include "plan/origins.h"
 #include "plan/rules.h"
 #include "tensor/unknown_dtype.h"
 
@@ -248,7 +249,8 @@ std::vector<Option> add_plan_options(Command command, PlanArgs& args) {
   add("--offload-folder", args.options.offload_folder, "DIR",
       "Where tensors placed on disk are written");
   add("--missing", args.missing, "P", "Tensors that the checkpoint lacks")
-      .one_of({"error", "zeros"});
+      .one_of(names_of<MissingPolicy>(
+          [](MissingPolicy policy) { return !missing_row(policy).needs_model; }));
   add("--unexpected", args.unexpected, "P", "Tensors that the model does not need")
       .one_of(names_of<UnexpectedPolicy>());
   add("--staging", args.staging, "SIZE",

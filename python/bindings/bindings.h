@@ -71,12 +71,13 @@ template <typename Enum>
   return adapters;
 }
 
-// The numbers that reports of work share, by name.
+// The numbers of a report by name.
 template <typename Report>
-[[nodiscard]] nb::dict work_of(const Report& report) {
-  nb::dict work;
-  visit_work<Report>([&](const char* name, auto member) { work[name] = report.*member; });
-  return work;
+[[nodiscard]] nb::dict numbers_of(const Report& report) {
+  nb::dict numbers;
+  visit_numbers<Report>(
+      [&](const char* name, auto member, Joined) { numbers[name] = report.*member; });
+  return numbers;
 }
 
 }  // namespace loadstone::python

@@ -184,11 +184,14 @@ void bind_convert(nb::module_& module) {
   nb::class_<ConvertReport>(module, "ConvertReport")
       .def_ro("outputs", &ConvertReport::outputs)
       .def_ro("findings", &ConvertReport::findings)
-      .def("work", &work_of<ConvertReport>)
-      .def_ro("bytes_kept", &ConvertReport::bytes_kept)
+      .def("numbers", &numbers_of<ConvertReport>)
       .def_prop_ro("page_cache", [](const ConvertReport& self) { return name(self.page_cache); })
-      .def_ro("peak_bytes", &ConvertReport::peak_bytes)
       .def("to_json", [](const ConvertReport& self) { return to_json(self); });
+  nb::list sums;
+  visit_numbers<ConvertReport>([&](const char* name, auto, Joined how) {
+    if (how == Joined::sum) sums.append(name);
+  });
+  module.attr("CONVERT_SUMS") = nb::tuple(sums);
   nb::class_<MergeOptions>(module, "MergeOptions");
   module.def("merge_options", &merge_options, nb::arg("weights"), nb::arg("adapters"),
              nb::arg("method"), nb::arg("normalise").none(), nb::arg("scale").none(),

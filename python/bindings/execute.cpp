@@ -1,7 +1,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/unique_ptr.h>
 
-#include <algorithm>
 #include <functional>
 
 #include "bindings.h"
@@ -147,10 +146,7 @@ Report merge_reports(const std::vector<Report>& reports, const SharedPlan* plan)
         all.provenance[t] = more.provenance[t];
       }
     }
-    visit_work<Report>([&](const char*, auto member) { all.*member += more.*member; });
-    all.staging_bytes_peak = std::max(all.staging_bytes_peak, more.staging_bytes_peak);
-    all.readers = std::max(all.readers, more.readers);
-    all.is_interleaved = all.is_interleaved && more.is_interleaved;
+    join_numbers(all, more);
   }
   if (plan != nullptr) {
     const auto& targets = (*plan)->targets;
@@ -210,10 +206,7 @@ void bind_execute(nb::module_& module) {
            })
       .def_ro("offload", &Report::offload)
       .def_ro("findings", &Report::findings)
-      .def("work", &work_of<Report>)
-      .def_ro("staging_bytes_peak", &Report::staging_bytes_peak)
-      .def_ro("readers", &Report::readers)
-      .def_ro("is_interleaved", &Report::is_interleaved)
+      .def("numbers", &numbers_of<Report>)
       .def("receipt_json",
            [](const Report& self) -> std::optional<std::string> {
              if (self.receipt == nullptr) return std::nullopt;

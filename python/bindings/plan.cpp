@@ -11,6 +11,7 @@
 #include "offload/offload.h"
 #include "plan/decodings.h"
 #include "plan/devices.h"
+#include "plan/origins.h"
 #include "plan/prefix.h"
 #include "plan/rules.h"
 #include "shared_plan.h"
@@ -162,24 +163,26 @@ auto get(const SharedPlan& self) {
   return (*self).*member;
 }
 
-using Measured = std::tuple<double, std::uint64_t, std::uint64_t, std::uint64_t>;
+// By the names of the package's Report.
+LoadFigures figures_from(const nb::dict& loaded) {
+  Report report;
+  visit_numbers<Report>([&](const char* name, auto member, Joined) {
+    report.*member = nb::cast<std::decay_t<decltype(report.*member)>>(loaded[name]);
+  });
+  LoadFigures figures = figures_of(report);
+  figures.process_bytes_peak = nb::cast<std::uint64_t>(loaded["process_bytes_peak"]);
+  return figures;
+}
 
-// `loaded`: seconds, bytes read, the most that was staged, and the process's peak.
 std::string page_of(const SharedPlan& plan, const std::string& model,
                     const std::vector<std::pair<std::string, std::uint64_t>>& max_memory,
                     const std::map<std::string, std::uint64_t>& held,
-                    const std::optional<Measured>& loaded) {
+                    const std::optional<nb::dict>& loaded) {
   PageOptions options;
   options.model = model;
   options.max_memory = max_memory;
   options.held_bytes = held;
-  if (loaded) {
-    options.loaded = {.seconds = std::get<0>(*loaded),
-                      .bytes_read = std::get<1>(*loaded),
-                      .staging_bytes_peak = std::get<2>(*loaded),
-                      .process_bytes_peak = std::get<3>(*loaded),
-                      .progress = {}};
-  }
+  if (loaded) options.loaded = figures_from(*loaded);
   const nb::gil_scoped_release release;
   return to_html(*plan, options);
 }
@@ -266,6 +269,13 @@ void bind_defaults(nb::module_& module) {
   module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
   module.attr("READ_AHEAD_BYTES") = defaults::read_ahead_bytes;
   module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
+  nb::dict origins;
+  for (const std::string& each : names_of<Origin>()) {
+    const OriginRow row = origin_row(*from_name<Origin>(each));
+    const bool is_written = row.given_by == GivenBy::execute || row.given_by == GivenBy::caller;
+    origins[nb::str(each.c_str())] = nb::make_tuple(is_written, row.filled);
+  }
+  module.attr("ORIGINS") = origins;
 }
 
 void bind_plan(nb::module_& module) {
@@ -291,7 +301,7 @@ void bind_plan(nb::module_& module) {
       .def("to_json", [](const SharedPlan& self) { return to_json(*self); })
       .def("to_table", [](const SharedPlan& self) { return to_table(*self); })
       .def("to_html", &page_of, nb::arg("model"), nb::arg("max_memory"), nb::arg("held"),
-           nb::arg("loaded"));
+           nb::arg("loaded").none());
   bind_defaults(module);
   module.attr("MISSING_POLICIES") = nb::tuple(nb::cast(names_of<MissingPolicy>()));
   module.attr("DEVICE_MAP_MODES") = nb::tuple(nb::cast(names_of<DeviceMapMode>()));

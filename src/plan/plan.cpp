@@ -8,6 +8,7 @@
 #include "codec/encode.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
+#include "plan/origins.h"
 
 namespace loadstone {
 
@@ -27,41 +28,9 @@ std::string_view name(Delivery delivery) noexcept {
   return {};
 }
 
-std::string_view name(Origin origin) noexcept {
-  switch (origin) {
-    case Origin::checkpoint:
-      return "checkpoint";
-    case Origin::constructor:
-      return "constructor";
-    case Origin::initialiser:
-      return "initialiser";
-    case Origin::zeros:
-      return "zeros";
-    case Origin::constant:
-      return "constant";
-    case Origin::kept:
-      return "kept";
-    case Origin::tie:
-      return "tie";
-    case Origin::excluded:
-      return "excluded";
-  }
-  return {};
-}
+std::string_view name(Origin origin) noexcept { return origin_row(origin).name; }
 
-std::string_view name(MissingPolicy policy) noexcept {
-  switch (policy) {
-    case MissingPolicy::error:
-      return "error";
-    case MissingPolicy::initialise:
-      return "initialise";
-    case MissingPolicy::zeros:
-      return "zeros";
-    case MissingPolicy::keep:
-      return "keep";
-  }
-  return {};
-}
+std::string_view name(MissingPolicy policy) noexcept { return missing_row(policy).name; }
 
 std::string_view name(TiePolicy policy) noexcept {
   switch (policy) {
