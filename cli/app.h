@@ -1,18 +1,10 @@
 // The command line: parsing, dispatch, and the one place where errors become exit statuses.
 #pragma once
 
-#include <CLI/CLI.hpp>
-#include <string>
-
-#include "loadstone/error.h"
-
 namespace loadstone::cli {
 
 // Runs one command and returns its exit status: 0 done, 1 done and found something, 2 wrong usage,
 // 3 a bad or unsupported file, 4 input/output, 5 does not fit in memory, 130 interrupted.
 int run(int argc, const char* const* argv);
-
-// Error "usage" that names the commands which are like the word, or all where none is.
-[[nodiscard]] Error unknown_command(const CLI::App& app, const std::string& typed);
 
 }  // namespace loadstone::cli

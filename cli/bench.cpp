@@ -271,29 +271,28 @@ int bench(const BenchArgs& args, bool json) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, Chosen& chosen) {
-  auto* command =
-      app.add_subcommand("bench", "The limits of this machine, and how near a load comes");
+void add_bench(Program& program, Chosen& chosen) {
+  const Command command =
+      program.add_subcommand("bench", "The limits of this machine, and how near a load comes");
   const auto args = std::make_shared<BenchArgs>();
-  add_checkpoint(*command, args->plan.open)->required();
-  add_plan_options(*command, args->plan);
-  add_threads_option(*command, args->plan.options.threads, "Readers");
+  add_checkpoint(command, args->plan.open).required();
+  add_plan_options(command, args->plan);
+  add_threads_option(command, args->plan.options.threads, "Readers");
   command
-      ->add_option(
+      .add_option(
           "--seconds", args->seconds,
           "About so long: rounds are measured until then, at least one" + default_text("30"))
-      ->type_name("S")
-      ->check(CLI::Range(0.0, 86'400.0));
+      .type_name("S")
+      .in_range(0.0, 86'400.0);
   command
-      ->add_option("--sample", args->sample,
-                   "Bytes of tensors that are measured, from the first one on; never more than\n"
-                   "a quarter of the free memory" +
-                       default_text(args->sample))
-      ->type_name("SIZE");
-  add_open_options(*command, args->plan.open);
-  add_json_flag(*command, chosen.json);
-  command->callback(
-      [args, &chosen] { chosen.action = [args, &chosen] { return bench(*args, chosen.json); }; });
+      .add_option("--sample", args->sample,
+                  "Bytes of tensors that are measured, from the first one on; never more than\n"
+                  "a quarter of the free memory" +
+                      default_text(args->sample))
+      .type_name("SIZE");
+  add_open_options(command, args->plan.open);
+  add_json_flag(command, chosen.json);
+  command.set_action([args, &chosen] { return bench(*args, chosen.json); });
 }
 
 }  // namespace loadstone::cli

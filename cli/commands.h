@@ -1,31 +1,28 @@
 // One function a command: it describes the command to the parser and says what to run.
 #pragma once
 
-#include <CLI/CLI.hpp>
-#include <functional>
-
+#include "cli/parser.h"
 #include "cli/voice.h"
 
 namespace loadstone::cli {
 
-// What the parser leaves behind. Not thread-safe.
+// The options that every command has. Not thread-safe.
 struct Chosen {
   bool json = false;
   Voice voice;
-  std::function<int()> action;  // returns the exit status; throws for failures
 };
 
-void add_inspect(CLI::App& app, Chosen& chosen);
-void add_plan(CLI::App& app, Chosen& chosen);
-void add_load(CLI::App& app, Chosen& chosen);
-void add_convert(CLI::App& app, Chosen& chosen);
-void add_merge(CLI::App& app, Chosen& chosen);
-void add_verify(CLI::App& app, Chosen& chosen);
-void add_bench(CLI::App& app, Chosen& chosen);
-void add_explain(CLI::App& app, Chosen& chosen);
-// These three look at `app` when they run, so that they know every command.
-void add_help(CLI::App& app, Chosen& chosen);
-void add_completion(CLI::App& app, Chosen& chosen);
-void add_man(CLI::App& app, Chosen& chosen);
+void add_inspect(Program& program, Chosen& chosen);
+void add_plan(Program& program, Chosen& chosen);
+void add_load(Program& program, Chosen& chosen);
+void add_convert(Program& program, Chosen& chosen);
+void add_merge(Program& program, Chosen& chosen);
+void add_verify(Program& program, Chosen& chosen);
+void add_bench(Program& program, Chosen& chosen);
+void add_explain(Program& program, Chosen& chosen);
+// These three look at the program when they run, so that they know every command.
+void add_help(Program& program, Chosen& chosen);
+void add_completion(Program& program, Chosen& chosen);
+void add_man(Program& program, Chosen& chosen);
 
 }  // namespace loadstone::cli

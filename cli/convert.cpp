@@ -62,38 +62,37 @@ int convert(const ConvertArgs& args, bool json) {
 
 }  // namespace
 
-void add_convert(CLI::App& app, Chosen& chosen) {
-  auto* command = app.add_subcommand("convert", "Write a checkpoint anew, in bounded memory");
+void add_convert(Program& program, Chosen& chosen) {
+  const Command command =
+      program.add_subcommand("convert", "Write a checkpoint anew, in bounded memory");
   const auto args = std::make_shared<ConvertArgs>();
   args->open.paths.resize(1);
   args->open.gguf_rank_max = gguf_rank_max;
+  command.add_option("SOURCE", args->open.paths.front(), "A file, a folder, an index, or a pattern")
+      .type_name("")
+      .required();
   command
-      ->add_option("SOURCE", args->open.paths.front(), "A file, a folder, an index, or a pattern")
-      ->type_name("")
-      ->required();
-  command
-      ->add_option("TARGET", args->write.target,
-                   "NAME.safetensors or NAME.gguf: one file; else a folder for shards and index")
-      ->type_name("")
-      ->required();
+      .add_option("TARGET", args->write.target,
+                  "NAME.safetensors or NAME.gguf: one file; else a folder for shards and index")
+      .type_name("")
+      .required();
   const auto add = [&](const char* names, std::string& value, const char* type,
                        const std::string& help) {
-    return command->add_option(names, value, help)->type_name(type);
+    return command.add_option(names, value, help).type_name(type);
   };
   add("--to", args->to, "FORMAT", "Format to write, which TARGET says already");
   add("--rules", args->rules_path, "FILE", rules_help);
   add("--unexpected", args->unexpected, "P", "Tensors that recipes leave over")
-      ->check(one_of(names_of<UnexpectedPolicy>()));
-  add_write_options(*command, args->write);
-  command->add_flag("--dequantize", args->dequantize,
-                    "Make numbers (--dtype, or bf16) of what is quantized in SOURCE");
+      .one_of(names_of<UnexpectedPolicy>());
+  add_write_options(command, args->write);
+  command.add_flag("--dequantize", args->dequantize,
+                   "Make numbers (--dtype, or bf16) of what is quantized in SOURCE");
   add("--experts", args->experts, "LAYOUT",
       "fused: all experts of a layer in one tensor; separate: each by itself")
-      ->check(one_of({"keep", "fused", "separate"}));
-  add_open_options(*command, args->open);
-  add_json_flag(*command, chosen.json);
-  command->callback(
-      [args, &chosen] { chosen.action = [args, &chosen] { return convert(*args, chosen.json); }; });
+      .one_of({"keep", "fused", "separate"});
+  add_open_options(command, args->open);
+  add_json_flag(command, chosen.json);
+  command.set_action([args, &chosen] { return convert(*args, chosen.json); });
 }
 
 }  // namespace loadstone::cli

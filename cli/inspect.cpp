@@ -26,15 +26,15 @@ int inspect(const InspectArgs& args, bool json) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app, Chosen& chosen) {
-  auto* command = app.add_subcommand("inspect", "What a checkpoint holds; reads headers only");
+void add_inspect(Program& program, Chosen& chosen) {
+  const Command command =
+      program.add_subcommand("inspect", "What a checkpoint holds; reads headers only");
   const auto args = std::make_shared<InspectArgs>();
-  add_checkpoint(*command, args->open)->required();
-  command->add_flag("--tensors", args->tensors, "List every tensor");
-  add_open_options(*command, args->open);
-  add_json_flag(*command, chosen.json);
-  command->callback(
-      [args, &chosen] { chosen.action = [args, &chosen] { return inspect(*args, chosen.json); }; });
+  add_checkpoint(command, args->open).required();
+  command.add_flag("--tensors", args->tensors, "List every tensor");
+  add_open_options(command, args->open);
+  add_json_flag(command, chosen.json);
+  command.set_action([args, &chosen] { return inspect(*args, chosen.json); });
 }
 
 }  // namespace loadstone::cli

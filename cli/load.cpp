@@ -31,8 +31,8 @@ namespace {
 struct LoadArgs {
   PlanArgs plan;
   std::string plan_path;
-  std::vector<CLI::Option*> plan_options;  // none of them goes with plan_path
-  std::string receipt;                     // the kind of digest; empty: none
+  std::vector<Option> plan_options;  // none of them goes with plan_path
+  std::string receipt;               // the kind of digest; empty: none
   std::string receipt_path;
   std::string read_ahead;
   bool interleave = false;
@@ -53,11 +53,10 @@ Plan planned(const LoadArgs& args) {
     if (open.paths.empty()) throw Error("usage", "a CHECKPOINT or --plan is needed");
     return make_plan(args.plan);
   }
-  for (const CLI::Option* option : args.plan_options) {
+  for (const Option option : args.plan_options) {
     // A path that a plan names needs the user's word.
-    if (option->count() == 0 || option->get_name() == "--offload-folder") continue;
-    throw Error("usage",
-                fmt::format("--plan has decided all; {} comes too late", option->get_name()));
+    if (!option.is_typed() || option.name() == "--offload-folder") continue;
+    throw Error("usage", fmt::format("--plan has decided all; {} comes too late", option.name()));
   }
   // One for each checkpoint of the plan: adapters come behind the model.
   std::vector<std::string> roots = open.paths;
@@ -183,51 +182,49 @@ int load(const LoadArgs& args, bool json) {
   const Outcome outcome = do_load(plan, args);
   const std::vector<Finding> found = found_since(plan.findings, outcome.report.findings);
   if (!json) print_warnings(found);
-  write_page(plan, args.plan,
-             LoadFigures{.seconds = outcome.report.seconds,
-                         .bytes_read = outcome.report.bytes_read,
-                         .staging_bytes_peak = outcome.report.staging_bytes_peak,
-                         .process_bytes_peak = outcome.memory.peak_bytes,
-                         .progress = outcome.progress});
+  LoadFigures figures = figures_of(outcome.report);
+  figures.process_bytes_peak = outcome.memory.peak_bytes;
+  figures.progress = outcome.progress;
+  write_page(plan, args.plan, figures);
   print_report(json ? load_json(plan, outcome) : load_text(plan, outcome), json);
   return args.plan.open.strict && has_warnings(found) ? 3 : 0;
 }
 
 }  // namespace
 
-void add_load(CLI::App& app, Chosen& chosen) {
-  auto* command = app.add_subcommand("load", "Load into memory, audited; shows speed and memory");
+void add_load(Program& program, Chosen& chosen) {
+  const Command command =
+      program.add_subcommand("load", "Load into memory, audited; shows speed and memory");
   const auto args = std::make_shared<LoadArgs>();
-  add_checkpoint(*command, args->plan.open);
+  add_checkpoint(command, args->plan.open);
   command
-      ->add_option("--plan", args->plan_path,
-                   "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
-                   "the folder that the shards are in now, where they have moved;\n"
-                   "one for each adapter follows.\n"
-                   "Where it writes to disk, --offload-folder is needed again")
-      ->type_name("FILE");
-  args->plan_options = add_plan_options(*command, args->plan);
-  add_threads_option(*command, args->plan.options.threads, "Readers");
+      .add_option("--plan", args->plan_path,
+                  "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
+                  "the folder that the shards are in now, where they have moved;\n"
+                  "one for each adapter follows.\n"
+                  "Where it writes to disk, --offload-folder is needed again")
+      .type_name("FILE");
+  args->plan_options = add_plan_options(command, args->plan);
+  add_threads_option(command, args->plan.options.threads, "Readers");
   command
-      ->add_option("--read-ahead", args->read_ahead,
-                   "How far ahead of the readers the system is asked for bytes that its\n"
-                   "page cache lacks; 0: never" +
-                       default_text(human_bytes(defaults::read_ahead_bytes)))
-      ->type_name("SIZE");
-  command->add_flag("--interleave", args->interleave,
-                    "Take memory from all memory nodes of the machine in turns");
-  add_html_option(*command, args->plan.html_path);
-  add_receipt_option(*command, args->receipt,
+      .add_option("--read-ahead", args->read_ahead,
+                  "How far ahead of the readers the system is asked for bytes that its\n"
+                  "page cache lacks; 0: never" +
+                      default_text(human_bytes(defaults::read_ahead_bytes)))
+      .type_name("SIZE");
+  command.add_flag("--interleave", args->interleave,
+                   "Take memory from all memory nodes of the machine in turns");
+  add_html_option(command, args->plan.html_path);
+  add_receipt_option(command, args->receipt,
                      "Write digests of what was read and of every tensor in memory, by KIND, to\n"
                      "--receipt-file; 'verify CHECKPOINT --receipt-file FILE' compares later:\n");
-  command->add_option("--receipt-file", args->receipt_path, "Where --receipt writes it")
-      ->type_name("FILE");
-  command->add_flag("--allow-remote", args->plan.open.remote.allow_remote,
-                    "Contact the host that the plan's checkpoint is on");
-  add_open_options(*command, args->plan.open);
-  add_json_flag(*command, chosen.json);
-  command->callback(
-      [args, &chosen] { chosen.action = [args, &chosen] { return load(*args, chosen.json); }; });
+  command.add_option("--receipt-file", args->receipt_path, "Where --receipt writes it")
+      .type_name("FILE");
+  command.add_flag("--allow-remote", args->plan.open.remote.allow_remote,
+                   "Contact the host that the plan's checkpoint is on");
+  add_open_options(command, args->plan.open);
+  add_json_flag(command, chosen.json);
+  command.set_action([args, &chosen] { return load(*args, chosen.json); });
 }
 
 }  // namespace loadstone::cli

@@ -1,7 +1,6 @@
 #include "cli/options.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -14,13 +13,13 @@
 #include "base/json_fields.h"
 #include "base/named.h"
 #include "base/text.h"
-#include "base/unknown_word.h"
 #include "cli/machine.h"
 #include "cli/output.h"
 #include "formats/document.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "plan/devices.h"
+#include "plan/origins.h"
 #include "plan/rules.h"
 #include "tensor/unknown_dtype.h"
 
@@ -28,7 +27,7 @@ namespace loadstone::cli {
 
 namespace {
 
-constexpr std::string_view plan_group = "The plan";
+constexpr const char* plan_group = "The plan";
 constexpr std::size_t map_bytes_max = 64u << 20;
 
 [[noreturn]] void refuse_value(std::string_view option, std::string_view text,
@@ -136,16 +135,6 @@ Dtype dtype_option(std::string_view option, const std::string& text,
   throw Error("usage", fmt::format("{}: {}", option, unknown_dtype(text, std::move(others))));
 }
 
-CLI::Validator one_of(std::vector<std::string> words) {
-  // The description is CLI::IsMember's.
-  std::string described = fmt::format("{{{}}}", fmt::join(words, ","));
-  return {[words = std::move(words)](const std::string& typed) {
-            const bool is_known = std::ranges::find(words, typed) != words.end();
-            return is_known ? std::string() : unknown_word("value", typed, words);
-          },
-          std::move(described)};
-}
-
 OpenOptions OpenArgs::options() const {
   OpenOptions options;
   options.allow_links = allow_links;
@@ -154,31 +143,31 @@ OpenOptions OpenArgs::options() const {
   return options;
 }
 
-CLI::Option* add_checkpoint(CLI::App& command, OpenArgs& args) {
+Option add_checkpoint(Command command, OpenArgs& args) {
   return command
       .add_option("CHECKPOINT", args.paths,
                   "A file, a folder, an index, a pattern in quotes, or all files of one;\n"
                   "https://, hf://ORG/NAME[@REVISION][/FILE] and s3://BUCKET/KEY too")
-      ->type_name("");
+      .type_name("");
 }
 
-void add_open_options(CLI::App& command, OpenArgs& args) {
+void add_open_options(Command command, OpenArgs& args) {
   command.add_flag("--allow-links", args.allow_links,
                    "Follow links that leave the checkpoint's folder");
   command
       .add_option("--gguf-rank-max", args.gguf_rank_max,
                   "Most dims of a GGUF tensor; video models may have 5 (default: " +
                       std::to_string(args.gguf_rank_max) + ")")
-      ->type_name("N")
-      ->check(CLI::Range(1u, 8u, "1-8"));
+      .type_name("N")
+      .in_range(1u, 8u, "1-8");
   command
       .add_option("--ca-file", args.remote.ca_file,
                   "Trusted authorities of https, as PEM (default: SSL_CERT_FILE, the system's)")
-      ->type_name("FILE");
+      .type_name("FILE");
   command
       .add_option("--proxy", args.remote.proxy,
                   "Proxy for other machines (default: HTTPS_PROXY, ALL_PROXY)")
-      ->type_name("URL");
+      .type_name("URL");
   command.add_flag("--strict", args.strict, "Take warnings for errors (exit status 3)");
 }
 
@@ -219,59 +208,59 @@ std::vector<MergeAdapter> AdapterArgs::open(
   return opened;
 }
 
-std::vector<CLI::Option*> add_adapter_options(CLI::App& command, AdapterArgs& args) {
+std::vector<Option> add_adapter_options(Command command, AdapterArgs& args) {
   return {command
               .add_option("--lora", args.adapters,
                           "An adapter with the factor of what it adds: a:0.8; repeatable")
-              ->type_name("ADAPTER")
-              ->allow_extra_args(false),
+              .type_name("ADAPTER")
+              .one_each(),
           command
               .add_option("--lora-ignore", args.ignore,
                           "Tensors of adapters that are left out, by a pattern; repeatable")
-              ->type_name("PATTERN")
-              ->allow_extra_args(false),
+              .type_name("PATTERN")
+              .one_each(),
           command
               .add_option("--tie", args.tie,
                           "Other names of a tied tensor that an adapter changes: split (default):\n"
                           "they keep the base's value; keep: they change with it")
-              ->type_name("P")
-              ->check(CLI::IsMember(names_of<TiePolicy>()))};
+              .type_name("P")
+              .one_of(names_of<TiePolicy>())};
 }
 
-std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
-  std::vector<CLI::Option*> options;
+std::vector<Option> add_plan_options(Command command, PlanArgs& args) {
+  std::vector<Option> options;
   const auto add = [&](const char* names, auto& value, const char* type, const std::string& help) {
-    CLI::Option* option = command.add_option(names, value, help)->type_name(type);
-    options.push_back(option->group(std::string(plan_group)));
+    const Option option = command.add_option(names, value, help).type_name(type);
+    options.push_back(option.group(plan_group));
     return option;
   };
-  CLI::Option* const skeleton =
-      add("--skeleton", args.skeleton_path, "FILE",
-          "What the model needs, as JSON (default: the checkpoint's tensors)");
-  add("--rules", args.rules_path, "FILE", rules_help)->needs(skeleton);
+  const Option skeleton = add("--skeleton", args.skeleton_path, "FILE",
+                              "What the model needs, as JSON (default: the checkpoint's tensors)");
+  add("--rules", args.rules_path, "FILE", rules_help).needs(skeleton);
   add("--strip-prefix", args.strip_prefixes, "P",
       "Taken from names where all have it; repeatable (default: module. and _orig_mod.)")
-      ->allow_extra_args(false)
-      ->needs(skeleton);
+      .one_each()
+      .needs(skeleton);
   add("--dtype", args.dtype, "T", "Cast parameters to this dtype; auto: keep the file's");
   add("--device-map", args.device_map, "M",
       either(names_of<DeviceMapMode>()) + "; MODULE=DEVICE,...;\na JSON file");
   add("--max-memory", args.max_memory, "D=SIZE", "Limit of a device, as in cpu=8GiB; repeatable")
-      ->allow_extra_args(false);
+      .one_each();
   add("--offload-folder", args.options.offload_folder, "DIR",
       "Where tensors placed on disk are written");
   add("--missing", args.missing, "P", "Tensors that the checkpoint lacks")
-      ->check(one_of({"error", "zeros"}));
+      .one_of(names_of<MissingPolicy>(
+          [](MissingPolicy policy) { return !missing_row(policy).needs_model; }));
   add("--unexpected", args.unexpected, "P", "Tensors that the model does not need")
-      ->check(one_of(names_of<UnexpectedPolicy>()));
+      .one_of(names_of<UnexpectedPolicy>());
   add("--staging", args.staging, "SIZE",
       "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
   options.push_back(command
                         .add_flag("--allow-non-finite", args.options.allow_non_finite,
                                   "Go on where merged or quantized numbers are NaN or infinite")
-                        ->group(std::string(plan_group)));
-  for (CLI::Option* const option : add_adapter_options(command, args.lora)) {
-    options.push_back(option->group(std::string(plan_group)));
+                        .group(plan_group));
+  for (const Option option : add_adapter_options(command, args.lora)) {
+    options.push_back(option.group(plan_group));
   }
   return options;
 }
@@ -316,28 +305,28 @@ void write_page(const Plan& plan, const PlanArgs& args, const std::optional<Load
   write_document(args.html_path, to_html(plan, options));
 }
 
-void add_json_flag(CLI::App& command, bool& json) {
+void add_json_flag(Command command, bool& json) {
   command.add_flag("--json", json, "One JSON document on stdout, and nothing else there");
 }
 
-void add_threads_option(CLI::App& command, unsigned& threads, const std::string& help,
+void add_threads_option(Command command, unsigned& threads, const std::string& help,
                         unsigned most) {
   const std::string how_many = default_text(fmt::format("one per core, at most {}", most));
   command.add_option("--threads", threads, help + how_many)
-      ->type_name("N")
-      ->check(CLI::Range(0u, defaults::threads_most, fmt::format("0-{}", defaults::threads_most)));
+      .type_name("N")
+      .in_range(0u, defaults::threads_most, fmt::format("0-{}", defaults::threads_most));
 }
 
-void add_receipt_option(CLI::App& command, std::string& kind, const std::string& help) {
+void add_receipt_option(Command command, std::string& kind, const std::string& help) {
   command
       .add_option("--receipt", kind,
                   help + "xxh3-128 detects accidents, sha256-tree is proof against tampering")
-      ->type_name("KIND")
-      ->check(one_of({"xxh3-128", "sha256-tree"}));
+      .type_name("KIND")
+      .one_of({"xxh3-128", "sha256-tree"});
 }
 
-void add_html_option(CLI::App& command, std::string& path) {
-  command.add_option("--html", path, "Also write the plan as a page to look at")->type_name("FILE");
+void add_html_option(Command command, std::string& path) {
+  command.add_option("--html", path, "Also write the plan as a page to look at").type_name("FILE");
 }
 
 DeviceMap device_map_from_user(const std::string& text) {

@@ -1,12 +1,12 @@
 // Options that several commands share, and what is made from them.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/parser.h"
 #include "cli/remote.h"
 #include "loadstone/catalog.h"
 #include "loadstone/defaults.h"
@@ -27,8 +27,8 @@ struct OpenArgs {
 };
 
 // CHECKPOINT: all its words are one checkpoint.
-CLI::Option* add_checkpoint(CLI::App& command, OpenArgs& args);
-void add_open_options(CLI::App& command, OpenArgs& args);
+Option add_checkpoint(Command command, OpenArgs& args);
+void add_open_options(Command command, OpenArgs& args);
 
 [[nodiscard]] std::shared_ptr<const Catalog> open_paths(const OpenArgs& args);
 
@@ -52,7 +52,7 @@ struct AdapterArgs {
       const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const;
 };
 // Returns the options.
-std::vector<CLI::Option*> add_adapter_options(CLI::App& command, AdapterArgs& args);
+std::vector<Option> add_adapter_options(Command command, AdapterArgs& args);
 
 // What makes a plan, as typed.
 struct PlanArgs {
@@ -73,7 +73,7 @@ struct PlanArgs {
 
 // Returns those of the options that decide what the plan is: none of them goes with a plan from a
 // file.
-std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args);
+std::vector<Option> add_plan_options(Command command, PlanArgs& args);
 
 // Opens the checkpoint and plans. Throws Error "usage" for text that is no size, dtype or device
 // map.
@@ -96,12 +96,12 @@ inline constexpr const char* rules_help =
     "standard input";
 
 // Options that stand alone.
-void add_json_flag(CLI::App& command, bool& json);
-void add_threads_option(CLI::App& command, unsigned& threads, const std::string& help,
+void add_json_flag(Command command, bool& json);
+void add_threads_option(Command command, unsigned& threads, const std::string& help,
                         unsigned most = defaults::threads_max);
-void add_html_option(CLI::App& command, std::string& path);
+void add_html_option(Command command, std::string& path);
 // `help` says what of; the kinds are told behind it.
-void add_receipt_option(CLI::App& command, std::string& kind, const std::string& help);
+void add_receipt_option(Command command, std::string& kind, const std::string& help);
 
 // " (default: TEXT)", at the end of an option's help.
 [[nodiscard]] inline std::string default_text(const std::string& text) {
@@ -114,9 +114,6 @@ void add_receipt_option(CLI::App& command, std::string& kind, const std::string&
 // `others`: words that the option takes besides dtypes.
 [[nodiscard]] Dtype dtype_option(std::string_view option, const std::string& text,
                                  std::vector<std::string> others = {});
-
-// The check of an option that takes one of these words.
-[[nodiscard]] CLI::Validator one_of(std::vector<std::string> words);
 
 // The device map that a word, a list "prefix=device,...", JSON text or a JSON file means.
 [[nodiscard]] DeviceMap device_map_from_user(const std::string& text);

@@ -34,22 +34,20 @@ int show_plan(const PlanCommandArgs& args, bool json) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, Chosen& chosen) {
-  auto* command = app.add_subcommand("plan", "What a load would do; reads no weights");
+void add_plan(Program& program, Chosen& chosen) {
+  const Command command = program.add_subcommand("plan", "What a load would do; reads no weights");
   const auto args = std::make_shared<PlanCommandArgs>();
-  add_checkpoint(*command, args->plan.open)->required();
-  add_plan_options(*command, args->plan);
-  add_threads_option(*command, args->plan.options.threads, "Readers that the load will have");
+  add_checkpoint(command, args->plan.open).required();
+  add_plan_options(command, args->plan);
+  add_threads_option(command, args->plan.options.threads, "Readers that the load will have");
   command
-      ->add_option("-o,--output", args->output_path,
-                   "Also write the plan as JSON, for 'loadstone load --plan'")
-      ->type_name("FILE");
-  add_html_option(*command, args->plan.html_path);
-  add_open_options(*command, args->plan.open);
-  add_json_flag(*command, chosen.json);
-  command->callback([args, &chosen] {
-    chosen.action = [args, &chosen] { return show_plan(*args, chosen.json); };
-  });
+      .add_option("-o,--output", args->output_path,
+                  "Also write the plan as JSON, for 'loadstone load --plan'")
+      .type_name("FILE");
+  add_html_option(command, args->plan.html_path);
+  add_open_options(command, args->plan.open);
+  add_json_flag(command, chosen.json);
+  command.set_action([args, &chosen] { return show_plan(*args, chosen.json); });
 }
 
 }  // namespace loadstone::cli

@@ -22,16 +22,12 @@ std::string in_lines(std::string words) {
 
 }  // namespace
 
-void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
+void add_quantize_options(Command command, QuantizeArgs& args) {
   const char* const group = "Quantizing";
   // One word each time: a list would swallow TARGET.
   const auto add_words = [&](const char* names, std::vector<std::string>& words, const char* type,
                              const std::string& help) {
-    command.add_option(names, words, help)
-        ->type_name(type)
-        ->allow_extra_args(false)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-        ->group(group);
+    command.add_option(names, words, help).type_name(type).one_each().group(group);
   };
   std::string encodings;
   for (const WrittenEncoding* const each : written_encodings()) {
@@ -47,22 +43,22 @@ void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
       .add_option("--style", args.style,
                   "Whose names and configs (default: modelopt; for encodings of bitsandbytes:\n"
                   "always its own). Without --quantize: codes get them, and no number changes")
-      ->type_name("STYLE")
-      ->check(one_of(names_of<QuantizeStyle>()))
-      ->group(group);
+      .type_name("STYLE")
+      .one_of(names_of<QuantizeStyle>())
+      .group(group);
   command.add_option("--mode", args.mode, "exact (default), or the bytes of ModelOpt itself")
-      ->type_name("MODE")
-      ->check(one_of({"exact", "modelopt-compat"}))
-      ->group(group);
+      .type_name("MODE")
+      .one_of({"exact", "modelopt-compat"})
+      .group(group);
   command
       .add_option("--imatrix", args.imatrix,
                   "GGUF: how much columns matter, as llama-imatrix measured it (.gguf or .dat)")
-      ->type_name("FILE")
-      ->group(group);
+      .type_name("FILE")
+      .group(group);
   command
       .add_flag("--allow-non-finite", args.allow_non_finite,
                 "Go on where numbers are NaN or inf, or become so in the dtype that is written")
-      ->group(group);
+      .group(group);
 }
 
 QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {

@@ -1,10 +1,10 @@
 // What of convert is about quantizing.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
+#include "cli/parser.h"
 #include "loadstone/convert.h"
 
 namespace loadstone::cli {
@@ -21,7 +21,7 @@ struct QuantizeArgs {
   bool copy_code = false;
 };
 
-void add_quantize_options(CLI::App& command, QuantizeArgs& args);
+void add_quantize_options(Command command, QuantizeArgs& args);
 
 // Reads the importance matrix. Throws Error "usage" for options that mean nothing without
 // --quantize.

@@ -1,8 +1,7 @@
-// The commands and their options as data, read from the parser that has them: the man page and the
-// completions of shells are made of it, so that no list is kept beside the parser.
+// The commands and their options as data, which Program::table() reads from the parser: the man
+// page and the completions of shells are made of it, so that no list is kept beside the parser.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,10 +33,6 @@ struct CommandTable {
   std::vector<WordRow> options;
   std::vector<CommandRow> commands;
 };
-
-[[nodiscard]] std::vector<std::string> names_of_commands(const CLI::App& app);
-
-[[nodiscard]] CommandTable command_table(const CLI::App& app);
 
 // What `loadstone man` prints: loadstone(1), in the man macros of roff.
 [[nodiscard]] std::string man_page(const CommandTable& table);

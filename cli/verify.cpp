@@ -151,33 +151,32 @@ int verify(const VerifyArgs& args, bool json) {
 
 }  // namespace
 
-void add_verify(CLI::App& app, Chosen& chosen) {
-  auto* command = app.add_subcommand("verify", "Structure and values of one; or compare two");
+void add_verify(Program& program, Chosen& chosen) {
+  const Command command =
+      program.add_subcommand("verify", "Structure and values of one; or compare two");
   const auto args = std::make_shared<VerifyArgs>();
-  command->add_option("A", args->first, "A file, a folder, an index, or a pattern in quotes")
-      ->type_name("")
-      ->required();
-  command->add_option("B", args->second, "Another one, to be compared tensor by tensor")
-      ->type_name("");
-  command->add_flag(
+  command.add_option("A", args->first, "A file, a folder, an index, or a pattern in quotes")
+      .type_name("")
+      .required();
+  command.add_option("B", args->second, "Another one, to be compared tensor by tensor")
+      .type_name("");
+  command.add_flag(
       "--digests", args->digests,
       "Compare the files of A, in a hub's cache, with the SHA-256 that it has them by");
-  command->add_flag("--receipt", args->receipt,
-                    "Compare A with the receipt beside it: every byte, by digests");
-  command->add_option("--receipt-file", args->receipt_path, "The same with the receipt in FILE")
-      ->type_name("FILE");
+  command.add_flag("--receipt", args->receipt,
+                   "Compare A with the receipt beside it: every byte, by digests");
+  command.add_option("--receipt-file", args->receipt_path, "The same with the receipt in FILE")
+      .type_name("FILE");
   command
-      ->add_option("--source", args->sources,
-                   "With a receipt: what A was made of, to be compared too; again for each BASE,\n"
-                   "model and adapter of a merge")
-      ->type_name("PATH")
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  add_threads_option(*command, args->threads, "Readers", defaults::verify_threads_max);
-  add_open_options(*command, args->open);
-  add_json_flag(*command, chosen.json);
-  command->callback(
-      [args, &chosen] { chosen.action = [args, &chosen] { return verify(*args, chosen.json); }; });
+      .add_option("--source", args->sources,
+                  "With a receipt: what A was made of, to be compared too; again for each BASE,\n"
+                  "model and adapter of a merge")
+      .type_name("PATH")
+      .shown_once();
+  add_threads_option(command, args->threads, "Readers", defaults::verify_threads_max);
+  add_open_options(command, args->open);
+  add_json_flag(command, chosen.json);
+  command.set_action([args, &chosen] { return verify(*args, chosen.json); });
 }
 
 }  // namespace loadstone::cli

@@ -23,20 +23,20 @@ std::string_view variable(const char* name) {
 
 }  // namespace
 
-void add_voice_options(CLI::App& command, Voice& voice) {
+void add_voice_options(Command command, Voice& voice) {
   const char* const group = "Messages";
-  auto* quiet = command.add_flag("-q,--quiet", voice.quiet,
-                                 "Errors only: no progress, warnings, hints or reports of work");
-  auto* verbose =
+  const Option quiet = command.add_flag(
+      "-q,--quiet", voice.quiet, "Errors only: no progress, warnings, hints or reports of work");
+  const Option verbose =
       command.add_flag("-v,--verbose", voice.verbose, "All warnings, and what to do about errors");
-  quiet->group(group);
-  verbose->group(group)->excludes(quiet);
+  quiet.group(group);
+  verbose.group(group).excludes(quiet);
   command
       .add_option("--color", voice.color,
                   "auto (default): on a terminal, unless NO_COLOR is set; always; never")
-      ->type_name("WHEN")
-      ->check(one_of({"auto", "always", "never"}))
-      ->group(group);
+      .type_name("WHEN")
+      .one_of({"auto", "always", "never"})
+      .group(group);
 }
 
 void set_voice(const Voice& voice) { current() = voice; }

@@ -1,11 +1,11 @@
 // How much the command says, and in which colours: the one place that decides it for all commands.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
 
 #include "base/text_style.h"
+#include "cli/parser.h"
 
 namespace loadstone::cli {
 
@@ -17,7 +17,7 @@ struct Voice {
 };
 
 // --quiet, --verbose and --color, which every command has.
-void add_voice_options(CLI::App& command, Voice& voice);
+void add_voice_options(Command command, Voice& voice);
 
 // Once, before a command runs: the functions below follow it. Not thread-safe until then.
 void set_voice(const Voice& voice);

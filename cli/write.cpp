@@ -108,10 +108,10 @@ int dry_run(const WriteArgs& args, const Conversion& conversion, bool is_strict,
 
 }  // namespace
 
-void add_write_options(CLI::App& command, WriteArgs& args) {
+void add_write_options(Command command, WriteArgs& args) {
   const auto add = [&](const char* names, std::string& value, const char* type,
                        const std::string& help) {
-    return command.add_option(names, value, help)->type_name(type);
+    return command.add_option(names, value, help).type_name(type);
   };
   add("--dtype", args.dtype, "T",
       "Cast floats of 16 bits and more, and decode blocks, to this dtype\n"
@@ -142,8 +142,8 @@ void add_write_options(CLI::App& command, WriteArgs& args) {
       .add_option("--page-cache", args.page_cache,
                   "Pages of files that were read or written: keep, release, or auto (default):\n"
                   "released where the files come to more than half of the machine's memory")
-      ->type_name("WHEN")
-      ->check(one_of(names_of<PageCache>()));
+      .type_name("WHEN")
+      .one_of(names_of<PageCache>());
   command.add_flag("--dry-run", args.dry_run, "Say what would be written, and stop");
   command.add_flag("--tensors", args.tensors, "With --dry-run: list every tensor");
   command.add_flag("--copy-code", args.quantize.copy_code,

@@ -1,10 +1,10 @@
 // Options and work that convert and merge share: both write a checkpoint.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 
+#include "cli/parser.h"
 #include "cli/quantize.h"
 #include "loadstone/catalog.h"
 #include "loadstone/convert.h"
@@ -35,7 +35,7 @@ struct WriteArgs {
   QuantizeArgs quantize;
 };
 
-void add_write_options(CLI::App& command, WriteArgs& args);
+void add_write_options(Command command, WriteArgs& args);
 
 // Before anything is opened. Throws Error "usage", and "convert.target" for a target that is named
 // like a file of another format.

@@ -20,6 +20,7 @@ Rule = Callable[[str, str], Iterator[Breach]]
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 LINE_COLUMNS_MAX = 100
+PARAMETERS_MAX = 8
 
 # Files that may be longer, each with its reason.
 LONG_FILES: dict[str, str] = {}
@@ -67,6 +68,7 @@ HEADER_FOLDER = {
     "recipe": "boxes",
     "recipe_builder": "plan",
     "remote": "storage",
+    "save": "formats",
     "shape": "tensor",
     "tensor_info": "tensor",
     "execute": "load",
@@ -206,6 +208,38 @@ def function_length(path: str, text: str) -> Iterator[Breach]:
             )
 
 
+def parameter_lists(text: str) -> Iterator[tuple[int, list[str], str]]:
+    """Line, items and what follows of each list in parentheses behind a name or a capture."""
+    code = cpp_code(text)
+    for match in re.finditer(r"[\w\]]\s*\(", code):
+        depth, items = 0, [""]
+        for at in range(match.end(), len(code)):
+            if depth == 0 and code[at] in ",)":
+                if code[at] == ")":
+                    yield (
+                        code.count("\n", 0, match.end()) + 1,
+                        items,
+                        code[at + 1 : at + 40].strip(),
+                    )
+                    break
+                items.append("")
+                continue
+            depth += (code[at] in "(<[{") - (code[at] in ")>]}")
+            items[-1] += code[at]
+
+
+def few_parameters(path: str, text: str) -> Iterator[Breach]:
+    """Public functions, and those of the bindings; the object of a method does not count."""
+    is_public = path.startswith("include/")
+    if not is_public and not (path.startswith("python/bindings/") and path.endswith(CPP)):
+        return
+    declared = r"(const|noexcept|override|->|\{" + (r"|;|=)" if is_public else ")")
+    for line, items, after in parameter_lists(text):
+        count = len(items) - items[0].strip().endswith(" self")
+        if count > PARAMETERS_MAX and re.match(declared, after):
+            yield line, f"{count} parameters, more than {PARAMETERS_MAX}: take an options struct"
+
+
 def core_is_silent(path: str, text: str) -> Iterator[Breach]:
     if path.startswith(("src/", "include/")):
         calls = "v?f?printf|f?puts|perror|abort|_?exit|quick_exit|terminate|(secure_)?getenv|setenv"
@@ -280,6 +314,7 @@ RULES: tuple[Rule, ...] = (
     file_length,
     line_length,
     function_length,
+    few_parameters,
     core_is_silent,
     no_assert_on_input,
     ascii_only,

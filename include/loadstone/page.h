@@ -19,7 +19,9 @@ struct ProgressSample {
   std::uint64_t bytes_done = 0;
 };
 
-// The time, bytes and memory of a load, as its Report says.
+struct Report;
+
+// The time, bytes and memory of a load: figures_of() its Report, and what the caller measured.
 struct LoadFigures {
   double seconds = 0;
   std::uint64_t bytes_read = 0;
@@ -27,6 +29,8 @@ struct LoadFigures {
   std::uint64_t process_bytes_peak = 0;  // measured: the largest resident set; 0: not known
   std::vector<ProgressSample> progress;  // may be empty
 };
+
+[[nodiscard]] LOADSTONE_API LoadFigures figures_of(const Report& report) noexcept;
 
 struct PageOptions {
   std::string model;  // its name, for people; empty: left out

@@ -11,7 +11,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/finding_json.h"
@@ -27,6 +29,8 @@ namespace loadstone::python {
 namespace nb = nanobind;
 
 using Extents = std::vector<std::uint64_t>;
+// Of each adapter its factor, and the patterns of what is left out of it.
+using AdapterRows = std::vector<std::pair<float, std::vector<std::string>>>;
 
 // For each function that may read or write files: they can be on another machine. The interpreter's
 // lock is held while arguments and results are converted, and not during the call.
@@ -60,12 +64,20 @@ template <typename Enum>
   throw Error("usage", unknown_word("word", text, names_of<Enum>()), {.field = field});
 }
 
-// The numbers that reports of work share, by name.
+[[nodiscard]] inline std::vector<MergeAdapter> adapters_of(const AdapterRows& rows) {
+  std::vector<MergeAdapter> adapters;
+  for (const auto& [factor, ignore] : rows)
+    adapters.push_back({.factor = factor, .ignore = ignore});
+  return adapters;
+}
+
+// The numbers of a report by name.
 template <typename Report>
-[[nodiscard]] nb::dict work_of(const Report& report) {
-  nb::dict work;
-  visit_work<Report>([&](const char* name, auto member) { work[name] = report.*member; });
-  return work;
+[[nodiscard]] nb::dict numbers_of(const Report& report) {
+  nb::dict numbers;
+  visit_numbers<Report>(
+      [&](const char* name, auto member, Joined) { numbers[name] = report.*member; });
+  return numbers;
 }
 
 }  // namespace loadstone::python

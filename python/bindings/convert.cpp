@@ -1,90 +1,91 @@
 #include "loadstone/convert.h"
 
 #include "bindings.h"
+#include "named_options.h"
 #include "observer.h"
 
 namespace loadstone::python {
 
 namespace {
 
-// `adapters`: of each its factor and the patterns of what is left out of it.
-MergeOptions merge_options(const std::vector<float>& weights,
-                           const std::vector<std::pair<float, std::vector<std::string>>>& adapters,
+template <typename Enum>
+Enum require_known(std::optional<Enum> known, const char* field, const char* what,
+                   std::string_view text, const std::vector<std::string>& words) {
+  if (known) return *known;
+  throw Error("plan.options", unknown_word(what, text, words), {.field = field});
+}
+
+MergeOptions merge_options(const std::vector<float>& weights, const AdapterRows& adapters,
                            std::string_view method, std::optional<bool> normalise,
                            std::optional<float> scale, std::optional<double> density,
                            std::optional<std::uint64_t> seed, std::string_view tie) {
-  const auto known = merge_method(method);
-  if (!known) {
-    const std::vector<std::string> methods = {"linear", "slerp",       "task-arithmetic",
-                                              "ties",   "dare-linear", "dare-ties"};
-    throw Error("plan.options", unknown_word("method", method, methods), {.field = "method"});
-  }
-  MergeOptions options = {.weights = weights,
-                          .tie = enum_argument<TiePolicy>("tie", tie),
-                          .method = *known,
-                          .normalise = normalise,
-                          .scale = scale,
-                          .density = density,
-                          .seed = seed};
-  for (const auto& [factor, ignore] : adapters) {
-    options.adapters.push_back({.factor = factor, .ignore = ignore});
-  }
-  return options;
+  const auto known =
+      require_known(merge_method(method), "method", "method", method,
+                    {"linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"});
+  return {.weights = weights,
+          .adapters = adapters_of(adapters),
+          .tie = enum_argument<TiePolicy>("tie", tie),
+          .method = known,
+          .normalise = normalise,
+          .scale = scale,
+          .density = density,
+          .seed = seed};
 }
 
-Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_view rules,
-                          const Recipes* recipes, std::string_view dtype,
-                          std::string_view block_dtype, std::string_view unexpected, bool one_file,
-                          const std::string& stem, std::optional<std::uint64_t> shard_bytes_max,
-                          std::optional<std::uint64_t> memory_bytes_max, unsigned threads,
-                          const std::vector<std::pair<std::string, std::string>>& formats,
-                          std::string_view mode, const std::vector<std::string>& include,
-                          const std::vector<std::string>& exclude, std::string_view style,
-                          bool allow_non_finite, const std::string& folder, bool copy_code,
-                          bool dequantize, std::string_view experts, std::string_view format,
-                          std::string_view metadata, bool beyond_ggml, bool is_split,
-                          const MergeOptions* merge, const std::string& imatrix) {
-  ConvertOptions options;
-  if (merge != nullptr) options.merge = *merge;
-  options.format = enum_argument<FileFormat>("format", format);
-  if (!metadata.empty()) options.metadata = metadata_from_json(metadata);
-  options.beyond_ggml = beyond_ggml;
-  options.is_split = is_split;
-  const auto written = quantize_mode(mode);
-  if (!written) {
-    throw Error("plan.options", unknown_word("mode", mode, {"exact", "modelopt-compat"}),
-                {.field = "mode"});
+QuantizeOptions quantize_options(NamedOptions& named, FileFormat format) {
+  QuantizeOptions options;
+  auto mode = named.take<std::string>("mode");
+  if (mode.empty()) mode = name(QuantizeMode::exact);
+  const auto written =
+      require_known(quantize_mode(mode), "mode", "mode", mode, {"exact", "modelopt-compat"});
+  for (const auto& [pattern, encoding] :
+       named.take<std::vector<std::pair<std::string, std::string>>>("formats")) {
+    options.formats.push_back(
+        {.pattern = pattern, .quantization = quantization_from_user(encoding, written, format)});
   }
-  if (formats.empty() && *written != QuantizeMode::exact) {
+  if (options.formats.empty() && written != QuantizeMode::exact) {
     throw Error("plan.options", "mode specifies how quantize writes, and nothing is to be",
                 {.field = "mode"});
   }
-  for (const auto& [pattern, encoding] : formats) {
-    options.quantize.formats.push_back(
-        {.pattern = pattern,
-         .quantization = quantization_from_user(encoding, *written, options.format)});
-  }
-  options.quantize.include = include;
-  options.quantize.exclude = exclude;
-  if (!style.empty()) options.quantize.style = enum_argument<QuantizeStyle>("style", style);
-  options.quantize.allow_non_finite = allow_non_finite;
+  named.take("include", options.include);
+  named.take("exclude", options.exclude);
+  named.take("style", options.style);
+  named.take("allow_non_finite", options.allow_non_finite);
+  return options;
+}
+
+Conversion conversion_for(std::shared_ptr<const Catalog> catalog, const nb::kwargs& given) {
+  NamedOptions named(given);
+  ConvertOptions options;
+  named.take("format", options.format);
+  const auto rules = named.take<std::string>("rules");
   if (!rules.empty()) options.rules = rules_from_json(rules);
-  if (recipes != nullptr) options.recipes = *recipes;
-  if (!dtype.empty()) options.dtype = dtype_argument(dtype);
-  options.block_dtype = dtype_argument(block_dtype);
-  options.unexpected = enum_argument<UnexpectedPolicy>("unexpected", unexpected);
-  options.one_file = one_file;
-  options.stem = stem;
-  if (shard_bytes_max) options.shard_bytes_max = *shard_bytes_max;
-  options.memory_bytes_max = memory_bytes_max;
-  options.threads = threads;
-  const auto layout = expert_layout(experts);
-  if (!layout) {
-    throw Error("plan.options", unknown_word("layout", experts, {"keep", "fused", "separate"}),
-                {.field = "experts"});
+  if (const auto* const recipes = named.take<const Recipes*>("recipes")) options.recipes = *recipes;
+  named.take("dtype", options.dtype);
+  named.take("block_dtype", options.block_dtype);
+  named.take("dequantize", options.dequantize);
+  const auto experts = named.take<std::string>("experts");
+  if (!experts.empty()) {
+    options.experts = require_known(expert_layout(experts), "experts", "layout", experts,
+                                    {"keep", "fused", "separate"});
   }
-  options.experts = *layout;
-  options.dequantize = dequantize;
+  options.quantize = quantize_options(named, options.format);
+  const auto metadata = named.take<std::string>("metadata");
+  if (!metadata.empty()) options.metadata = metadata_from_json(metadata);
+  named.take("beyond_ggml", options.beyond_ggml);
+  if (const auto* const merge = named.take<const MergeOptions*>("merge")) options.merge = *merge;
+  named.take("unexpected", options.unexpected);
+  named.take("one_file", options.one_file);
+  named.take("is_split", options.is_split);
+  named.take("stem", options.stem);
+  const auto shard_bytes_max = named.take<std::optional<std::uint64_t>>("shard_bytes_max");
+  if (shard_bytes_max) options.shard_bytes_max = *shard_bytes_max;
+  named.take("memory_bytes_max", options.memory_bytes_max);
+  named.take("threads", options.threads);
+  const auto folder = named.take<std::string>("folder");
+  const auto copy_code = named.take<bool>("copy_code");
+  const auto imatrix = named.take<std::string>("imatrix");
+  named.done();
   const nb::gil_scoped_release release;
   // After that: a folder of another machine is waited for.
   if (!folder.empty()) {
@@ -183,28 +184,19 @@ void bind_convert(nb::module_& module) {
   nb::class_<ConvertReport>(module, "ConvertReport")
       .def_ro("outputs", &ConvertReport::outputs)
       .def_ro("findings", &ConvertReport::findings)
-      .def("work", &work_of<ConvertReport>)
-      .def_ro("bytes_kept", &ConvertReport::bytes_kept)
+      .def("numbers", &numbers_of<ConvertReport>)
       .def_prop_ro("page_cache", [](const ConvertReport& self) { return name(self.page_cache); })
-      .def_ro("peak_bytes", &ConvertReport::peak_bytes)
       .def("to_json", [](const ConvertReport& self) { return to_json(self); });
+  nb::list sums;
+  visit_numbers<ConvertReport>([&](const char* name, auto, Joined how) {
+    if (how == Joined::sum) sums.append(name);
+  });
+  module.attr("CONVERT_SUMS") = nb::tuple(sums);
   nb::class_<MergeOptions>(module, "MergeOptions");
   module.def("merge_options", &merge_options, nb::arg("weights"), nb::arg("adapters"),
              nb::arg("method"), nb::arg("normalise").none(), nb::arg("scale").none(),
              nb::arg("density").none(), nb::arg("seed").none(), nb::arg("tie") = "split");
-  module.def(
-      "make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules") = "",
-      nb::arg("recipes").none() = nb::none(), nb::arg("dtype") = "",
-      nb::arg("block_dtype") = "BF16", nb::arg("unexpected") = "warn", nb::arg("one_file") = true,
-      nb::arg("stem") = "", nb::arg("shard_bytes_max").none() = nb::none(),
-      nb::arg("memory_bytes_max").none() = nb::none(), nb::arg("threads") = 0,
-      nb::arg("formats") = std::vector<std::pair<std::string, std::string>>(),
-      nb::arg("mode") = "exact", nb::arg("include") = std::vector<std::string>(),
-      nb::arg("exclude") = std::vector<std::string>(), nb::arg("style") = "",
-      nb::arg("allow_non_finite") = false, nb::arg("folder") = "", nb::arg("copy_code") = false,
-      nb::arg("dequantize") = false, nb::arg("experts") = "keep", nb::arg("format") = "safetensors",
-      nb::arg("metadata") = "", nb::arg("beyond_ggml") = false, nb::arg("is_split") = false,
-      nb::arg("merge").none() = nb::none(), nb::arg("imatrix") = "");
+  module.def("make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("options"));
   module.def("convert_in_memory", &in_memory, nb::arg("conversion"), nb::arg("file"),
              nb::arg("address"), nb::arg("bytes"));
   module.def(

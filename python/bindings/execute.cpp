@@ -1,13 +1,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/unique_ptr.h>
 
-#include <algorithm>
 #include <functional>
 
 #include "bindings.h"
 #include "convert/recorder.h"
 #include "load/mapped_shard.h"
 #include "load/report.h"
+#include "named_options.h"
 #include "observer.h"
 #include "offload/offload_folder.h"
 #include "plan/values.h"
@@ -80,11 +80,8 @@ Plan without_offload(const Plan& plan) {
   return rest;
 }
 
-Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>& rows,
-                    unsigned threads, nb::object callback, bool partial,
-                    const std::vector<PartsRow>& parts, const std::string& receipt, bool has_pages,
-                    Device* device, std::uint64_t read_ahead_bytes, bool interleave,
-                    std::uintptr_t begun) {
+std::vector<Destination> destinations_of(const std::vector<DestinationRow>& rows,
+                                         const std::vector<PartsRow>& parts) {
   std::vector<Destination> destinations;
   destinations.reserve(rows.size());
   for (const auto& [address, byte_count, dtype] : rows) {
@@ -98,21 +95,32 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
                                                  byte_count);
     }
   }
-  const std::shared_ptr<const Plan> plan = shared.keep();
-  for (std::size_t i = 0; device != nullptr && i < plan->targets.size(); ++i) {
-    if (value_of(plan->targets[i]).goes_to_device()) destinations.at(i).kind = MemoryKind::device;
-  }
+  return destinations;
+}
+
+Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>& rows,
+                    unsigned threads, nb::object callback, const nb::kwargs& given) {
+  NamedOptions named(given);
+  auto destinations = destinations_of(rows, named.take<std::vector<PartsRow>>("parts"));
   PythonObserver observer(std::move(callback));
   ExecuteOptions options;
   options.threads = threads;
-  options.has_pages = has_pages;
-  options.read_ahead_bytes = read_ahead_bytes;
-  options.interleave = interleave;
+  const auto partial = named.take<bool>("partial");
+  named.take("receipt", options.receipt);
+  named.take("has_pages", options.has_pages);
+  named.take("device", options.device);
+  named.take("read_ahead_bytes", options.read_ahead_bytes);
+  named.take("interleave", options.interleave);
+  // One byte for each target, at this address.
+  const auto begun = named.take<std::uintptr_t>("begun");
   options.begun = reinterpret_cast<std::uint8_t*>(begun);  // NOLINT
+  named.done();
   options.observer = &observer;
-  options.device = device;
-  if (!receipt.empty()) options.receipt = digest_kind(receipt);
   options.holds_offload = true;  // libraries want more in the folder than the plan has
+  const std::shared_ptr<const Plan> plan = shared.keep();
+  for (std::size_t i = 0; options.device != nullptr && i < plan->targets.size(); ++i) {
+    if (value_of(plan->targets[i]).goes_to_device()) destinations.at(i).kind = MemoryKind::device;
+  }
   auto storage = observer.storage_for(*plan->catalog);
   options.storage = storage.get();
   // The report's folder may ask it later; rare, and some hundred bytes.
@@ -138,10 +146,7 @@ Report merge_reports(const std::vector<Report>& reports, const SharedPlan* plan)
         all.provenance[t] = more.provenance[t];
       }
     }
-    visit_work<Report>([&](const char*, auto member) { all.*member += more.*member; });
-    all.staging_bytes_peak = std::max(all.staging_bytes_peak, more.staging_bytes_peak);
-    all.readers = std::max(all.readers, more.readers);
-    all.is_interleaved = all.is_interleaved && more.is_interleaved;
+    join_numbers(all, more);
   }
   if (plan != nullptr) {
     const auto& targets = (*plan)->targets;
@@ -201,10 +206,7 @@ void bind_execute(nb::module_& module) {
            })
       .def_ro("offload", &Report::offload)
       .def_ro("findings", &Report::findings)
-      .def("work", &work_of<Report>)
-      .def_ro("staging_bytes_peak", &Report::staging_bytes_peak)
-      .def_ro("readers", &Report::readers)
-      .def_ro("is_interleaved", &Report::is_interleaved)
+      .def("numbers", &numbers_of<Report>)
       .def("receipt_json",
            [](const Report& self) -> std::optional<std::string> {
              if (self.receipt == nullptr) return std::nullopt;
@@ -212,12 +214,7 @@ void bind_execute(nb::module_& module) {
            })
       .def("to_json", [](const Report& self) { return to_json(self); });
   module.def("execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"),
-             nb::arg("threads") = 0, nb::arg("progress").none() = nb::none(),
-             nb::arg("partial") = false, nb::arg("parts") = std::vector<PartsRow>(),
-             nb::arg("receipt") = "", nb::arg("has_pages") = false,
-             nb::arg("device").none() = nb::none(),
-             nb::arg("read_ahead_bytes") = defaults::read_ahead_bytes,
-             nb::arg("interleave") = false, nb::arg("begun") = std::uintptr_t{0});
+             nb::arg("threads") = 0, nb::arg("progress").none() = nb::none(), nb::arg("options"));
   nb::class_<Device>(module, "Device");
   nb::class_<PythonDevice, Device>(module, "PythonDevice")
       .def(nb::init<nb::object>(), nb::arg("functions"));

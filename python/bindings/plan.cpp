@@ -7,9 +7,11 @@
 #include "catalog/module_patterns.h"
 #include "catalog/series.h"
 #include "loadstone/page.h"
+#include "named_options.h"
 #include "offload/offload.h"
 #include "plan/decodings.h"
 #include "plan/devices.h"
+#include "plan/origins.h"
 #include "plan/prefix.h"
 #include "plan/rules.h"
 #include "shared_plan.h"
@@ -23,6 +25,7 @@ using QuantizeRow = std::tuple<std::string, std::string, std::string, std::uint3
                                std::optional<float>, std::string>;
 using LackingRow =
     std::tuple<std::string, std::vector<std::string>, std::uint64_t, std::vector<std::string>>;
+using Names = std::vector<std::string>;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 std::optional<Held> held_on(std::string device, Dtype dtype) {
@@ -89,61 +92,8 @@ std::pair<std::uint32_t, std::uint64_t> view_of(const SharedPlan& plan, std::siz
   return {source.shard, source.offset_begin};
 }
 
-// The type that Python's signatures show: of "@what is taken@what is returned@" the first.
-template <typename Value>
-std::string python_type() {
-  const std::string_view text = nb::detail::make_caster<Value>::Name.text;
-  std::string name;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%') {
-      name += "loadstone.Recipes";  // the one class among options
-    } else if (text[i] != '@') {
-      name += text[i];
-    } else {
-      const std::size_t taken_end = text.find('@', i + 1);
-      name += text.substr(i + 1, taken_end - i - 1);
-      i = text.find('@', taken_end + 1);
-    }
-  }
-  return std::is_unsigned_v<Value> && name == "int" ? "int, 0 or more" : name;
-}
-
-// Options by name, each of which is taken; one that is left out has the core's default.
-class NamedOptions {
- public:
-  explicit NamedOptions(const nb::kwargs& given) : left_(given) {}
-
-  template <typename Value>
-  void take(const char* name, Value& value) {
-    if (!left_.contains(name)) return;
-    const nb::object given = left_[name];
-    if (!nb::try_cast(given, value)) {
-      throw Error("plan.options", "an option has a value of the wrong type",
-                  {.field = name,
-                   .found = printable(nb::repr(given).c_str()),
-                   .expected = python_type<Value>()});
-    }
-    nb::del(left_[name]);
-  }
-  template <typename Value>
-  [[nodiscard]] Value take(const char* name) {
-    Value value{};
-    take(name, value);
-    return value;
-  }
-  void done() const {
-    for (const auto [name, value] : left_) {
-      throw Error("usage", "no such option", {.field = nb::cast<std::string>(name)});
-    }
-  }
-
- private:
-  nb::dict left_;
-};
-
 SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> targets,
                     bool values_known, const nb::kwargs& given) {
-  using Names = std::vector<std::string>;
   NamedOptions named(given);
   PlanOptions options;
   const auto rules = named.take<std::string>("rules");
@@ -163,28 +113,27 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
   const auto policy = [](const std::string& text) {
     return enum_argument<MissingPolicy>("missing", text);
   };
-  options.missing = policy(named.take<std::string>("missing"));
+  named.take("missing", options.missing);
   for (auto& [pattern, text] : named.take<Pairs>("missing_patterns")) {
     options.missing_patterns.emplace_back(std::move(pattern), policy(text));
   }
   options.strip_prefixes = named.take<Names>("strip_prefixes");
   for (const auto& [target, text] : named.take<Pairs>("missing_of")) {
-    options.missing_of.emplace(target, policy(text));
+    options.caller.missing_of.emplace(target, policy(text));
   }
-  options.unexpected =
-      enum_argument<UnexpectedPolicy>("unexpected", named.take<std::string>("unexpected"));
+  named.take("unexpected", options.unexpected);
   named.take("staging_bytes_max", options.staging_bytes_max);
   named.take("threads", options.threads);
   named.take("local_ranks", options.local_ranks);
   named.take("allow_non_finite", options.allow_non_finite);
   named.take("mmap", options.mmap);
   if (const auto* const recipes = named.take<const Recipes*>("recipes")) options.recipes = *recipes;
-  named.take("knows_all_sources", options.knows_all_sources);
-  named.take("known_sources", options.known_sources);
+  named.take("knows_all_sources", options.caller.knows_all_sources);
+  named.take("known_sources", options.caller.known_sources);
   const auto expected_sources = named.take<Pairs>("expected_sources");
-  options.expected_sources = {expected_sources.begin(), expected_sources.end()};
+  options.caller.expected_sources = {expected_sources.begin(), expected_sources.end()};
   const auto explained = named.take<Names>("explained");
-  options.explained = {explained.begin(), explained.end()};
+  options.caller.explained = {explained.begin(), explained.end()};
   for (const auto& [target, encoding, dialect, block_size, nested, nested_offset, group] :
        named.take<std::vector<QuantizeRow>>("quantize")) {
     options.quantize[target] = {.encoding = encoding,
@@ -194,13 +143,8 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
                                 .nested_offset = nested_offset,
                                 .group = group};
   }
-  for (auto& [factor, ignore] :
-       named.take<std::vector<std::pair<float, std::vector<std::string>>>>("adapters")) {
-    options.adapters.push_back({.factor = factor, .ignore = std::move(ignore)});
-  }
-  if (const auto tie = named.take<std::string>("tie"); !tie.empty()) {
-    options.tie = enum_argument<TiePolicy>("tie", tie);
-  }
+  options.adapters = adapters_of(named.take<AdapterRows>("adapters"));
+  named.take("tie", options.tie);
   named.done();
   const Skeleton skeleton = {.targets = std::move(targets), .values_known = values_known};
   const nb::gil_scoped_release release;
@@ -219,24 +163,26 @@ auto get(const SharedPlan& self) {
   return (*self).*member;
 }
 
-using Measured = std::tuple<double, std::uint64_t, std::uint64_t, std::uint64_t>;
+// By the names of the package's Report.
+LoadFigures figures_from(const nb::dict& loaded) {
+  Report report;
+  visit_numbers<Report>([&](const char* name, auto member, Joined) {
+    report.*member = nb::cast<std::decay_t<decltype(report.*member)>>(loaded[name]);
+  });
+  LoadFigures figures = figures_of(report);
+  figures.process_bytes_peak = nb::cast<std::uint64_t>(loaded["process_bytes_peak"]);
+  return figures;
+}
 
-// `loaded`: seconds, bytes read, the most that was staged, and the process's peak.
 std::string page_of(const SharedPlan& plan, const std::string& model,
                     const std::vector<std::pair<std::string, std::uint64_t>>& max_memory,
                     const std::map<std::string, std::uint64_t>& held,
-                    const std::optional<Measured>& loaded) {
+                    const std::optional<nb::dict>& loaded) {
   PageOptions options;
   options.model = model;
   options.max_memory = max_memory;
   options.held_bytes = held;
-  if (loaded) {
-    options.loaded = {.seconds = std::get<0>(*loaded),
-                      .bytes_read = std::get<1>(*loaded),
-                      .staging_bytes_peak = std::get<2>(*loaded),
-                      .process_bytes_peak = std::get<3>(*loaded),
-                      .progress = {}};
-  }
+  if (loaded) options.loaded = figures_from(*loaded);
   const nb::gil_scoped_release release;
   return to_html(*plan, options);
 }
@@ -323,6 +269,13 @@ void bind_defaults(nb::module_& module) {
   module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
   module.attr("READ_AHEAD_BYTES") = defaults::read_ahead_bytes;
   module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
+  nb::dict origins;
+  for (const std::string& each : names_of<Origin>()) {
+    const OriginRow row = origin_row(*from_name<Origin>(each));
+    const bool is_written = row.given_by == GivenBy::execute || row.given_by == GivenBy::caller;
+    origins[nb::str(each.c_str())] = nb::make_tuple(is_written, row.filled);
+  }
+  module.attr("ORIGINS") = origins;
 }
 
 void bind_plan(nb::module_& module) {
@@ -348,7 +301,7 @@ void bind_plan(nb::module_& module) {
       .def("to_json", [](const SharedPlan& self) { return to_json(*self); })
       .def("to_table", [](const SharedPlan& self) { return to_table(*self); })
       .def("to_html", &page_of, nb::arg("model"), nb::arg("max_memory"), nb::arg("held"),
-           nb::arg("loaded"));
+           nb::arg("loaded").none());
   bind_defaults(module);
   module.attr("MISSING_POLICIES") = nb::tuple(nb::cast(names_of<MissingPolicy>()));
   module.attr("DEVICE_MAP_MODES") = nb::tuple(nb::cast(names_of<DeviceMapMode>()));

@@ -16,11 +16,12 @@ from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from loadstone import _core
 from loadstone._errors import Error, make
 from loadstone._remote import absolute
 
-# Of its report, the parts of a conversion add these up.
-SUMS = ("bytes_read", "bytes_read_ahead", "bytes_written", "bytes_kept", "sync_seconds")
+# Numbers of the report that the parts of a conversion add up; they run at the same time.
+SUMS = tuple(name for name in _core.CONVERT_SUMS if name != "seconds")
 
 _RETRIES = 8  # of a part whose process or machine died
 _SLOTS = 8  # of an engine that does not say how many it has

@@ -115,7 +115,7 @@ class Plan:
         model: str,
         max_memory: list[tuple[str, int]],
         held: dict[str, int],
-        loaded: tuple[float, int, int, int] | None,
+        loaded: dict[str, Any] | None,
     ) -> str: ...
 
 class OffloadFolder:
@@ -142,13 +142,7 @@ class Report:
     def offload(self) -> OffloadFolder: ...
     @property
     def findings(self) -> list[Finding]: ...
-    def work(self) -> dict[str, Any]: ...
-    @property
-    def staging_bytes_peak(self) -> int: ...
-    @property
-    def readers(self) -> int: ...
-    @property
-    def is_interleaved(self) -> bool: ...
+    def numbers(self) -> dict[str, Any]: ...
     def receipt_json(self) -> str | None: ...
     def to_json(self) -> str: ...
 
@@ -177,6 +171,8 @@ def join_checkpoints(checkpoints: Sequence[Catalog]) -> Catalog: ...
 STAGING_BYTES_MAX: int
 READ_AHEAD_BYTES: int
 MISSING_POLICIES: tuple[str, ...]
+# Whether a load writes such values; how it fills tensors that the checkpoint lacks.
+ORIGINS: dict[str, tuple[bool, str]]
 STRIP_PREFIXES: tuple[str, ...]
 DEVICE_MAP_MODES: tuple[str, ...]
 COUNTED_DEVICES: tuple[str, ...]  # a machine may have several; a name without number: the current
@@ -241,14 +237,7 @@ def execute(
     destinations: Sequence[tuple[int, int, str]],
     threads: int = 0,
     progress: Callable[[int, int], object] | None = None,
-    partial: bool = False,
-    parts: Sequence[tuple[int, Sequence[tuple[int, int]]]] = (),
-    receipt: str = "",
-    has_pages: bool = False,
-    device: Device | None = None,
-    read_ahead_bytes: int = ...,
-    interleave: bool = False,
-    begun: int = 0,
+    **options: Any,
 ) -> Report: ...
 
 class Device: ...
@@ -297,16 +286,14 @@ class ConvertReport:
     def outputs(self) -> list[str]: ...
     @property
     def findings(self) -> list[Finding]: ...
-    def work(self) -> dict[str, Any]: ...
-    @property
-    def bytes_kept(self) -> int: ...
-    @property
-    def peak_bytes(self) -> int: ...
+    def numbers(self) -> dict[str, Any]: ...
     @property
     def page_cache(self) -> str: ...
     def to_json(self) -> str: ...
 
 def format_of_target(target: str) -> str | None: ...
+
+CONVERT_SUMS: tuple[str, ...]  # numbers of its report that parts add up
 
 class MergeOptions: ...
 
@@ -320,35 +307,7 @@ def merge_options(
     seed: int | None,
     tie: str = "split",
 ) -> MergeOptions: ...
-def make_conversion(
-    catalog: Catalog,
-    rules: str = "",
-    recipes: Recipes | None = None,
-    dtype: str = "",
-    block_dtype: str = "BF16",
-    unexpected: str = "warn",
-    one_file: bool = True,
-    stem: str = "model",
-    shard_bytes_max: int | None = None,
-    memory_bytes_max: int | None = None,
-    threads: int = 0,
-    formats: Sequence[tuple[str, str]] = (),
-    mode: str = "exact",
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    style: str = "",
-    allow_non_finite: bool = False,
-    folder: str = "",
-    copy_code: bool = False,
-    dequantize: bool = False,
-    experts: str = "keep",
-    format: str = "safetensors",
-    metadata: str = "",
-    beyond_ggml: bool = False,
-    is_split: bool = False,
-    merge: MergeOptions | None = None,
-    imatrix: str = "",
-) -> Conversion: ...
+def make_conversion(catalog: Catalog, **options: Any) -> Conversion: ...
 def convert(
     conversion: Conversion,
     target: str,

@@ -43,12 +43,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # A warning names this many of the tensors that were filled, and counts the others.
 FILLS_LISTED_MAX = 8
 
-_HOW = {
-    "zeros": "with zeros",
-    "initialiser": "by the model's initialisers",
-    "constructor": "with the constructor's values",
-}
-
 
 def run(
     plan: Plan,
@@ -287,7 +281,7 @@ def _warn_of_fills(plan: Plan) -> None:
     targets = [target for target in plan.targets if target.name in names]
     if not targets:
         return
-    counts = Counter(_HOW.get(target.origin, target.origin) for target in targets)
+    counts = Counter(_core.ORIGINS[target.origin][1] or target.origin for target in targets)
     ways = " and ".join(f"{count} {way}" for way, count in counts.items())
     listed = ", ".join(
         f"{target.name} ({human_bytes(target.nbytes)})" for target in targets[:FILLS_LISTED_MAX]
@@ -338,13 +332,10 @@ def make_report(
             )
     report = Report(
         provenance=provenance,
-        staging_bytes_peak=core.staging_bytes_peak,
         process_bytes_peak=peak_resident_bytes(),
-        readers=core.readers,
-        is_interleaved=core.is_interleaved,
         peak_bytes=plan.peak_bytes,
         findings=core.findings,
-        **core.work() | {"sync_seconds": core.offload.sync_seconds},
+        **core.numbers() | {"sync_seconds": core.offload.sync_seconds},
     )
     text = core.receipt_json()
     if text is not None:

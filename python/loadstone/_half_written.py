@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
+from loadstone import _core
 from loadstone._errors import counted, make
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from loadstone._targets import PlannedTarget
 
 # Origins of values that a load puts into memory; a value of another origin stays where it is.
-WRITTEN = ("checkpoint", "constant", "zeros", "initialiser")
+WRITTEN = tuple(name for name, (is_written, _) in _core.ORIGINS.items() if is_written)
 # The attribute of a module that has its marks by the name of the parameter or buffer.
 RECORD = "_loadstone_half_written"
 

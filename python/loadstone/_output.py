@@ -105,10 +105,8 @@ def carry_out(
         )
     return ConvertReport(
         outputs=[Path(each) for each in report.outputs],
-        **report.work(),
-        bytes_kept=report.bytes_kept,
+        **report.numbers(),
         page_cache=report.page_cache,
-        peak_bytes=report.peak_bytes,
         findings=report.findings,
         table=conversion.to_table(),
         files=conversion.file_count,

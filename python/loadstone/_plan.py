@@ -273,15 +273,11 @@ class Plan:
             max_memory: bytes per device (``int`` or ``"8GiB"``), shown as limits.
         """
         model = self._model() if self._model is not None else None
-        loaded = None
-        if report is not None:
-            peaks = report.staging_bytes_peak, report.process_bytes_peak
-            loaded = (report.seconds, report.bytes_read, *peaks)
         page = self._core.to_html(
             type(model).__name__ if model is not None else "",
             _machine.capacities(max_memory, computed=False),
             self._held,
-            loaded,
+            None if report is None else vars(report),
         )
         if path is not None:
             write_text(path, page)

@@ -268,7 +268,7 @@ class TensorReader:
         warn_of_overflows(report.findings)
         receipt = report.receipt_json()
         with self._lock:
-            self.bytes_read += report.work()["bytes_read"]
+            self.bytes_read += report.numbers()["bytes_read"]
             self.receipts += [receipt] if receipt else []
 
 

@@ -1,8 +1,9 @@
-"""Options of ``_core.make_plan`` with values of the wrong type: an error that names the option."""
+"""Options of the core with values of the wrong type: an error that names the option."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from safetensors.torch import save_file
 import loadstone
 from loadstone import _core
 
-SOURCE = Path(__file__).parents[1] / "bindings" / "plan.cpp"
-OPTIONS = sorted(set(re.findall(r'named\s*\.take(?:<.*?>)?\(\s*"(\w+)"', SOURCE.read_text())))
+BINDINGS = Path(__file__).parents[1] / "bindings"
 # One that every option of its kind takes, for the control.
-VALID: dict[str, Any] = {
+PLAN: dict[str, Any] = {
     "adapters": [],
     "allow_non_finite": True,
     "allows_unknown_modules": True,
@@ -45,7 +45,44 @@ VALID: dict[str, Any] = {
     "tie": "split",
     "unexpected": "warn",
 }
-NEEDED = {"unexpected": "warn", "missing": "error"}
+CONVERT: dict[str, Any] = {
+    "allow_non_finite": True,
+    "beyond_ggml": False,
+    "block_dtype": "F32",
+    "copy_code": False,
+    "dequantize": False,
+    "dtype": "F16",
+    "exclude": [],
+    "experts": "keep",
+    "folder": "",
+    "format": "safetensors",
+    "formats": [],
+    "imatrix": "",
+    "include": [],
+    "is_split": False,
+    "memory_bytes_max": None,
+    "merge": None,
+    "metadata": "",
+    "mode": "exact",
+    "one_file": True,
+    "recipes": None,
+    "rules": "",
+    "shard_bytes_max": None,
+    "stem": "",
+    "style": "",
+    "threads": 1,
+    "unexpected": "warn",
+}
+EXECUTE: dict[str, Any] = {
+    "begun": 0,
+    "device": None,
+    "has_pages": False,
+    "interleave": False,
+    "partial": False,
+    "parts": [],
+    "read_ahead_bytes": 0,
+    "receipt": "",
+}
 
 
 class Wrong:
@@ -53,27 +90,60 @@ class Wrong:
         return "<the wrong value>"
 
 
-def plan_with(folder: Path, **options: Any) -> object:
+def catalog_in(folder: Path) -> _core.Catalog:
     save_file({"weight": torch.zeros(2, 2)}, folder / "m.safetensors")
-    catalog = loadstone.inspect(folder / "m.safetensors")._core
+    return loadstone.inspect(folder / "m.safetensors")._core
+
+
+def plan_with(place: Path, /, **options: Any) -> _core.Plan:
     targets = [_core.Target("weight", [2, 2], "F32")]
-    return _core.make_plan(catalog, targets, False, **NEEDED | options)
+    return _core.make_plan(catalog_in(place), targets, False, **options)
 
 
-def test_every_option_is_walked() -> None:
-    assert len(OPTIONS) > 20
-    assert set(VALID) == set(OPTIONS)
+def convert_with(place: Path, /, **options: Any) -> object:
+    return _core.make_conversion(catalog_in(place), **options)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_a_value_of_the_wrong_type_is_named(option: str, tmp_path: Path) -> None:
+def execute_with(place: Path, /, **options: Any) -> object:
+    weight = torch.empty(2, 2)
+    row = (weight.data_ptr(), weight.nbytes, "F32")
+    return _core.execute(plan_with(place), [row], **options)
+
+
+# The file of bindings, the call, and the options that it takes.
+CALLS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
+    "plan": (plan_with, PLAN),
+    "convert": (convert_with, CONVERT),
+    "execute": (execute_with, EXECUTE),
+}
+OPTIONS = [(file, option) for file, (_, valid) in CALLS.items() for option in valid]
+
+
+@pytest.mark.parametrize("file", CALLS)
+def test_every_option_is_walked(file: str) -> None:
+    text = (BINDINGS / f"{file}.cpp").read_text()
+    taken = re.findall(r'named\s*\.take(?:<.*?>)?\(\s*"(\w+)"', text)
+    assert len(taken) > 5
+    assert set(taken) == set(CALLS[file][1])
+
+
+@pytest.mark.parametrize(("file", "option"), OPTIONS)
+def test_a_value_of_the_wrong_type_is_named(file: str, option: str, tmp_path: Path) -> None:
+    call, valid = CALLS[file]
     with pytest.raises(loadstone.Error) as caught:
-        plan_with(tmp_path, **{option: Wrong()})
+        call(tmp_path, **{option: Wrong()})
     error = caught.value
     assert (error.code, error.field) == ("plan.options", option)
     assert error.found == "<the wrong value>"
     assert error.expected and not set(error.expected) & set("@%")
-    assert plan_with(tmp_path, **{option: VALID[option]})  # the control
+    assert call(tmp_path, **{option: valid[option]})  # the control
+
+
+@pytest.mark.parametrize("file", CALLS)
+def test_an_option_that_is_not_there_is_named(file: str, tmp_path: Path) -> None:
+    with pytest.raises(loadstone.Error, match="no such option") as caught:
+        CALLS[file][0](tmp_path, flavour="sweet")
+    assert caught.value.field == "flavour"
 
 
 def test_numbers_out_of_range_are_named(tmp_path: Path) -> None:

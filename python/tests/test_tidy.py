@@ -21,6 +21,8 @@ tidy = load_tidy()
 
 LONG_CPP = "int f(int a) {\n" + "  a += 1;\n" * 70 + "  return a;\n}\n"
 LONG_PYTHON = "def f(a):\n" + "    a += 1\n" * 71 + "    return a\n"
+EIGHT = ", ".join(["A<1,2> a"] * 8)
+NINE = f"{EIGHT}, int b"
 # Concatenated, so that this file keeps the rules itself.
 PATH = "/" + "home/someone/model"
 LATER = "TO" + "DO"
@@ -41,6 +43,9 @@ BREACHES = [
     ("src/plan/a.cpp", LONG_CPP.replace("f(int a)", "A::A(int b) : a{b}, c{}"), "73 lines"),
     ("src/plan/a.cpp", LONG_CPP.replace("f(int a)", "A::f() const noexcept"), "73 lines"),
     ("python/loadstone/a.py", LONG_PYTHON, "the function has 73 lines"),
+    ("include/loadstone/a.h", f"int f({NINE});\n", "9 parameters, more than 8"),
+    ("python/bindings/a.cpp", f"int f({NINE}) {{}}\n", "9 parameters, more than 8"),
+    ("python/bindings/a.cpp", f'm.def("f", [](A* self, int x, {NINE}) {{}});\n', "10 parameters"),
     ("src/plan/a.cpp", 'void f() { printf("a"); }\n', "prints"),
     ("src/plan/a.cpp", 'auto a = std::getenv("A");\n', "environment"),
     ("src/plan/a.cpp", "void f() { std::cerr << 1; }\n", "prints"),
@@ -69,6 +74,9 @@ KEPT = [
         "cli/a.cpp",
         '#include "cli/app.h"\n#include "loadstone/loadstone.h"\n#include "fmt/core.h"\n',
     ),
+    ("include/loadstone/a.h", f"int f({EIGHT});\n"),
+    ("python/bindings/a.cpp", f"int f(A* self, {EIGHT}) {{}}\n"),
+    ("python/bindings/a.cpp", f"void f() {{\n  m.def({NINE});\n}}\n"),
     ("src/formats/a.cpp", '#include "loadstone/catalog.h"\n'),
     ("src/plan/a.cpp", LONG_CPP.replace("  a += 1;\n", "", 3)),
     ("src/plan/a.cpp", "constexpr int a[] = {\n" + "  1,\n" * 80 + "};\n"),

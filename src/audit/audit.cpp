@@ -2,8 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
+#include <map>
 #include <string_view>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "base/text.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
+#include "plan/origins.h"
 
 namespace loadstone {
 
@@ -32,22 +32,18 @@ TargetVerdict judge(const PlannedTarget& target, const Provenance& item) {
     const bool on_disk = target.delivery == Delivery::disk_keep ? !item.sources.empty() : complete;
     return on_disk ? TargetVerdict::not_held : TargetVerdict::unaccounted;
   }
-  switch (item.origin) {
-    case Origin::checkpoint:
+  switch (origin_row(item.origin).proof) {
+    case Proof::sources:
       if (target.delivery == Delivery::none) return TargetVerdict::on_meta;
       if (target.delivery == Delivery::file_view) {
         return item.sources.empty() ? TargetVerdict::unaccounted : TargetVerdict::real;
       }
       return complete && !item.sources.empty() ? TargetVerdict::real : TargetVerdict::unaccounted;
-    case Origin::zeros:
-    case Origin::constant:
+    case Proof::bytes:
       return complete ? TargetVerdict::real : TargetVerdict::unaccounted;
-    case Origin::excluded:
+    case Proof::reason:
       return item.reason.empty() ? TargetVerdict::on_meta : TargetVerdict::not_held;
-    case Origin::constructor:
-    case Origin::initialiser:
-    case Origin::kept:
-    case Origin::tie:
+    case Proof::memory:
       break;
   }
   return target.device == "meta" ? TargetVerdict::on_meta : TargetVerdict::real;
@@ -132,12 +128,10 @@ std::string Audit::text() const {
     }
   }
   text += ".\n";
-  constexpr std::array origins = {Origin::checkpoint, Origin::constructor, Origin::initialiser,
-                                  Origin::zeros,      Origin::constant,    Origin::kept,
-                                  Origin::tie,        Origin::excluded};
-  for (const Origin origin : origins) {
-    const auto count = std::ranges::count(provenance, origin, &Provenance::origin);
-    if (count != 0) text += fmt::format("  {:<12} {}\n", name(origin), count);
+  std::map<Origin, std::size_t> counts;
+  for (const Provenance& item : provenance) ++counts[item.origin];
+  for (const auto& [origin, count] : counts) {
+    text += fmt::format("  {:<12} {}\n", name(origin), count);
   }
   return text;
 }

@@ -1,6 +1,9 @@
 // Findings in JSON documents and tables, and what stands beside them there.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "base/json_fields.h"
@@ -15,21 +18,45 @@ void write_findings(JsonWriter& json, const std::vector<Finding>& findings,
 [[nodiscard]] std::vector<Finding> read_findings(const JsonReader& reader,
                                                  JsonReader::Element value, const JsonPlace& place);
 
-// Numbers that reports of work share, for JSON and for Python; those of several reports sum up.
+// How a number of several reports becomes one. Of a bool: whether all have it.
+enum class Joined : std::uint8_t { sum, largest };
+
+// The numbers of a report in the order of its JSON: visit(name, member, how they are joined).
 template <typename Report, typename Visit>
-void visit_work(Visit visit) {
-  visit("seconds", &Report::seconds);
-  visit("sync_seconds", &Report::sync_seconds);
-  visit("bytes_read", &Report::bytes_read);
-  visit("bytes_written", &Report::bytes_written);
-  visit("bytes_read_ahead", &Report::bytes_read_ahead);
+void visit_numbers(Visit visit) {
+  visit("seconds", &Report::seconds, Joined::sum);
+  visit("sync_seconds", &Report::sync_seconds, Joined::sum);
+  visit("bytes_read", &Report::bytes_read, Joined::sum);
+  visit("bytes_written", &Report::bytes_written, Joined::sum);
+  visit("bytes_read_ahead", &Report::bytes_read_ahead, Joined::sum);
+  if constexpr (requires(Report report) { report.outputs; }) {  // of a conversion
+    visit("bytes_kept", &Report::bytes_kept, Joined::sum);
+    visit("peak_bytes", &Report::peak_bytes, Joined::largest);
+  } else {
+    visit("staging_bytes_peak", &Report::staging_bytes_peak, Joined::largest);
+    visit("readers", &Report::readers, Joined::largest);
+    visit("is_interleaved", &Report::is_interleaved, Joined::largest);
+  }
 }
 
-// Findings, and these numbers.
+template <typename Report>
+void join_numbers(Report& report, const Report& more) {
+  visit_numbers<Report>([&](const char*, auto member, Joined how) {
+    auto& number = report.*member;
+    if constexpr (std::is_same_v<decltype(number), bool&>) {
+      number = number && more.*member;
+    } else {
+      number = how == Joined::sum ? number + more.*member : std::max(number, more.*member);
+    }
+  });
+}
+
+// Findings, and the numbers.
 template <typename Report>
 void write_work(JsonWriter& json, const Report& report) {
   write_findings(json, report.findings);
-  visit_work<Report>([&](const char* name, auto member) { json.member(name, report.*member); });
+  visit_numbers<Report>(
+      [&](const char* name, auto member, Joined) { json.member(name, report.*member); });
 }
 
 // For people, a line each: "  warning: MESSAGE [CODE]".

@@ -141,8 +141,6 @@ std::string to_json(const ConvertReport& report) {
     json.begin_object();
     json.member("outputs", report.outputs);
     write_work(json, report);
-    json.member("bytes_kept", report.bytes_kept);
-    json.member("peak_bytes", report.peak_bytes);
     json.member("page_cache", name(report.page_cache));
     json.end_object();
     return json.take();

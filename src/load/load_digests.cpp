@@ -8,6 +8,7 @@
 
 #include "engine/team.h"
 #include "loadstone/version.h"
+#include "plan/origins.h"
 
 namespace loadstone {
 
@@ -15,10 +16,7 @@ namespace {
 
 // Returns true if this load gives the target a value that a receipt can record.
 bool gets_value(const PlannedTarget& target, const Destination& destination) {
-  const Origin origin = target.recipe.origin;
-  if (origin != Origin::checkpoint && origin != Origin::zeros && origin != Origin::constant) {
-    return false;
-  }
+  if (!is_delivered(target.recipe.origin)) return false;
   if (target.delivery == Delivery::memory) {
     return destination.data != nullptr || !destination.parts.empty();
   }

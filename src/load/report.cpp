@@ -96,9 +96,6 @@ std::string to_json(const Report& report) {
     }
     json.end_object();
     write_work(json, report);
-    json.member("staging_bytes_peak", report.staging_bytes_peak);
-    json.member("readers", report.readers);
-    json.member("is_interleaved", report.is_interleaved);
     json.end_object();
     return json.take();
   });

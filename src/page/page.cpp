@@ -9,6 +9,7 @@
 
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "loadstone/execute.h"
 #include "page/assets.h"
 #include "page/page_data.h"
 #include "plan/fold.h"
@@ -212,6 +213,12 @@ std::string page_of(const Plan& plan, const PageOptions& options) {
 }
 
 }  // namespace
+
+LoadFigures figures_of(const Report& report) noexcept {
+  return {.seconds = report.seconds,
+          .bytes_read = report.bytes_read,
+          .staging_bytes_peak = report.staging_bytes_peak};
+}
 
 std::string to_html(const Plan& plan, const PageOptions& options) {
   return only_errors([&] { return page_of(plan, options); });

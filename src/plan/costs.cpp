@@ -68,9 +68,8 @@ bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
 }
 
 std::uint64_t bytes_placed(const PlannedTarget& target) {
-  const Origin origin = target.recipe.origin;
-  const bool is_the_callers =
-      origin == Origin::constructor || origin == Origin::initialiser || origin == Origin::kept;
+  const GivenBy given_by = origin_row(target.recipe.origin).given_by;
+  const bool is_the_callers = given_by == GivenBy::caller || given_by == GivenBy::model;
   const bool is_moved =
       target.delivery == Delivery::memory || target.delivery == Delivery::disk_write;
   return is_moved || is_the_callers ? target.byte_count() : 0;

@@ -7,13 +7,9 @@
 #include <string>
 
 #include "loadstone/plan.h"
+#include "plan/origins.h"
 
 namespace loadstone {
-
-// Whether execute() brings values of this origin to their places.
-[[nodiscard]] constexpr bool is_delivered(Origin origin) noexcept {
-  return origin == Origin::checkpoint || origin == Origin::zeros || origin == Origin::constant;
-}
 
 // Whether the target is one whole source, byte for byte: the same elements in the same order in the
 // same dtype.

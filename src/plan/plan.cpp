@@ -9,6 +9,7 @@
 #include "codec/encode.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
+#include "plan/origins.h"
 
 namespace loadstone {
 
@@ -16,15 +17,9 @@ std::string_view name(Delivery delivery) noexcept {
   return name_among({"none", "memory", "file_view", "disk_write", "disk_keep"}, delivery);
 }
 
-std::string_view name(Origin origin) noexcept {
-  return name_among(
-      {"checkpoint", "constructor", "initialiser", "zeros", "constant", "kept", "tie", "excluded"},
-      origin);
-}
+std::string_view name(Origin origin) noexcept { return origin_row(origin).name; }
 
-std::string_view name(MissingPolicy policy) noexcept {
-  return name_among({"error", "initialise", "zeros", "keep"}, policy);
-}
+std::string_view name(MissingPolicy policy) noexcept { return missing_row(policy).name; }
 
 std::string_view name(TiePolicy policy) noexcept { return name_among({"split", "keep"}, policy); }
 

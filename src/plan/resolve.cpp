@@ -12,6 +12,7 @@
 #include "kernels/cast.h"
 #include "kernels/quantize.h"
 #include "plan/decodings.h"
+#include "plan/origins.h"
 #include "plan/planner.h"
 
 namespace loadstone {
@@ -360,7 +361,8 @@ Dtype Planner::final_dtype(const Target& target, const Produced* produced, Takin
 
 MissingPolicy Planner::missing_policy(std::size_t root) const {
   const std::string& name = skeleton_.targets[root].name;
-  if (const auto own = options_.missing_of.find(name); own != options_.missing_of.end()) {
+  if (const auto own = options_.caller.missing_of.find(name);
+      own != options_.caller.missing_of.end()) {
     return own->second;
   }
   const auto pattern = missing_patterns_.first_match(name);
@@ -392,8 +394,8 @@ void Planner::resolve_missing(std::size_t root) {
   PlannedTarget& planned = plan_.targets[root];
   const MissingPolicy policy = missing_policy(root);
   if (policy == MissingPolicy::keep && keep(root)) return;
-  const bool fails = policy == MissingPolicy::error || policy == MissingPolicy::keep;
-  if (fails && options_.explained.contains(target.name)) {
+  const std::optional<Origin> given = missing_row(policy).gives;
+  if (!given && options_.caller.explained.contains(target.name)) {
     planned.recipe.reason = "plan.missing";
     return;
   }
@@ -407,36 +409,25 @@ void Planner::resolve_missing(std::size_t root) {
   if (finding.sources.size() > 1) {
     finding.message += ", under none of its names " + name_list(finding.sources);
   }
-  if (const auto known = options_.expected_sources.find(target.name);
-      known != options_.expected_sources.end()) {
+  if (const auto known = options_.caller.expected_sources.find(target.name);
+      known != options_.caller.expected_sources.end()) {
     finding.sources = {known->second};
     finding.message += fmt::format(": expected {}", name_list(finding.sources));
   }
   gaps_.push_back({root, plan_.findings.size()});
+  if (!given) return fail(root, std::move(finding));
+  planned.recipe.origin = *given;
   const auto has_value = [&](std::size_t i) {
     return skeleton_.targets[i].has_value &&
            skeleton_.targets[i].kind == TargetKind::persistent_buffer;
   };
-  switch (policy) {
-    case MissingPolicy::error:
-    case MissingPolicy::keep:  // of no value
-      fail(root, std::move(finding));
-      return;
-    case MissingPolicy::zeros:
-      planned.recipe.origin = Origin::zeros;
-      finding.message += ": filled with zeros";
-      break;
-    case MissingPolicy::initialise:
-      // What the constructor made of a buffer is better than what an initialiser may make of it.
-      planned.recipe.origin = has_value(root) || std::ranges::any_of(members(root), has_value)
-                                  ? Origin::constructor
-                                  : Origin::initialiser;
-      finding.message += planned.recipe.origin == Origin::constructor
-                             ? ": the constructor's value stays"
-                             : ": left to the model's initialiser";
-      if (planned.recipe.origin == Origin::constructor) planned.dtype = target.dtype;
-      break;
+  // What the constructor made of a buffer is better than what an initialiser may make of it.
+  if (given == Origin::initialiser &&
+      (has_value(root) || std::ranges::any_of(members(root), has_value))) {
+    planned.recipe.origin = Origin::constructor;
+    planned.dtype = target.dtype;
   }
+  finding.message += fmt::format(": {}", origin_row(planned.recipe.origin).planned);
   finding.severity = Severity::warning;
   add(std::move(finding));
 }

@@ -1,0 +1,94 @@
+// The parser of the command line. Only parser.cpp includes CLI11, which takes seconds to compile.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/table.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace loadstone::cli {
+
+// An option of a command, which the program owns.
+class Option {
+ public:
+  explicit Option(CLI::Option* option) : option_(option) {}
+
+  // The name of its value in the help.
+  Option type_name(const std::string& name) const;
+  // The heading in the help that it is listed below.
+  Option group(const std::string& name) const;
+  Option required() const;
+  Option needs(Option other) const;
+  Option excludes(Option other) const;
+  // One value each time that it is typed: a list would swallow the words behind it.
+  Option one_each() const;
+  // The same, and the help shows it as an option of one value.
+  Option shown_once() const;
+  Option one_of(std::vector<std::string> words) const;
+  template <typename Number>
+  Option in_range(Number least, Number most, const std::string& shown = {}) const;
+
+  [[nodiscard]] bool is_typed() const;
+  [[nodiscard]] std::string name() const;
+
+ private:
+  CLI::Option* option_;
+};
+
+// A command, which the program owns.
+class Command {
+ public:
+  Command(CLI::App* app, std::function<int()>* chosen) : app_(app), chosen_(chosen) {}
+
+  // `value` is written when the command line is parsed, and holds the default until then.
+  template <typename Value>
+  Option add_option(const std::string& names, Value& value, const std::string& help) const;
+  Option add_flag(const std::string& names, bool& value, const std::string& help) const;
+  // Returns the exit status; throws for failures.
+  void set_action(std::function<int()> action) const;
+
+ private:
+  CLI::App* app_;
+  std::function<int()>* chosen_;
+};
+
+// The program with its commands. Not thread-safe.
+class Program {
+ public:
+  Program(const std::string& name, const std::string& help, const std::string& footer,
+          const std::string& version);
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  Command add_subcommand(const std::string& name, const std::string& help);
+  [[nodiscard]] const std::vector<Command>& commands() const noexcept { return commands_; }
+
+  // False: the words asked for help or the version, which it has printed. Throws Error "usage".
+  [[nodiscard]] bool parse(int argc, const char* const* argv);
+  // Runs the command that was typed.
+  [[nodiscard]] int run() const { return chosen_(); }
+  // "loadstone plan" where the words name a command, else "loadstone".
+  [[nodiscard]] std::string command_so_far() const;
+  // True if the command that was typed has this option.
+  [[nodiscard]] bool has_option(const std::string& name) const;
+
+  [[nodiscard]] CommandTable table() const;
+  // The help of a command; without a name that of the program. Throws Error "usage".
+  [[nodiscard]] std::string help_of(const std::string& command) const;
+
+ private:
+  std::unique_ptr<CLI::App> app_;
+  std::vector<Command> commands_;
+  std::function<int()> chosen_;
+};
+
+}  // namespace loadstone::cli
