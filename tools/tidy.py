@@ -83,6 +83,18 @@ INCLUDES_UP = {
     ("skeleton", "loadstone/quantized_tensors.h"): "the same: scales are not of the model",
 }
 
+# Files beside src/storage that call the system for files or memory, each with its reason.
+SYSTEM_CALLS = {
+    "src/engine/anonymous_memory.cpp": "memory without a file",
+    "src/engine/populate.cpp": "memory without a file",
+    "src/load/mapped_shard.cpp": "a shard becomes the caller's memory",
+    "cli/interrupt.cpp": "a signal handler may call nothing else",
+    "cli/machine.cpp": "reads /proc and /sys",
+    "cli/machine_limits.cpp": "measures the machine without the library",
+    "cli/options.cpp": "tells a path from a text",
+    "cli/verify.cpp": "tells a path from a text",
+}
+
 FRAMEWORKS = {
     "accelerate",
     "bitsandbytes",
@@ -248,6 +260,28 @@ def core_is_silent(path: str, text: str) -> Iterator[Breach]:
         yield from grep(pattern, cpp_code(text), message)
 
 
+def files_through_storage(path: str, text: str) -> Iterator[Breach]:
+    if not path.startswith(("src/", "cli/")) or path.startswith("src/storage/"):
+        return
+    if path not in SYSTEM_CALLS:
+        calls = (
+            "open|openat|opendir|close|read|write|pread|preadv|pwrite|pwritev|[lf]?stat|statx"
+            "|f?statv?fs|access|f?chmod|chown|link|symlink|readlink|realpath|unlink|rename"
+            "|renameat2|mkdir|rmdir|f?truncate|f?allocate|posix_f\\w+|fsync|fdatasync|syncfs"
+            "|msync|flock|mmap|munmap|madvise"
+        )
+        disk = (
+            "absolute|canonical|weakly_canonical|copy\\w*|create_\\w+|current_path|equivalent"
+            "|exists|file_size|is_\\w+|last_write_time|permissions|read_symlink|remove"
+            "|remove_all|rename|resize_file|space|status|symlink_status|\\w*directory_iterator"
+        )
+        pattern = (
+            rf"(?<![\w>])::({calls})\(|\b(fs|filesystem)::({disk})\b(?! \w)"
+            r"|\bstd::[io]?fstream\b|\bf(re)?open\(|\bstd::(rename|remove)\(|\bparser\.load\("
+        )
+        yield from grep(pattern, cpp_code(text), "only src/storage calls the system: {}")
+
+
 def no_assert_on_input(path: str, text: str) -> Iterator[Breach]:
     if path.startswith("src/formats/"):
         message = "a format's rules hold in every build: throw, where there is {}"
@@ -316,6 +350,7 @@ RULES: tuple[Rule, ...] = (
     function_length,
     few_parameters,
     core_is_silent,
+    files_through_storage,
     no_assert_on_input,
     ascii_only,
     banned_words,

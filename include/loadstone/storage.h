@@ -1,9 +1,9 @@
 // The one seam to the operating system: where bytes come from and where they go.
 //
-// The catalog reads headers, execute() reads data and everything that writes files writes them
-// through these interfaces only, so tests can log every access, inject failures at each of them,
-// and keep files in memory. What an implementation throws is an Error; another exception becomes
-// Error "internal".
+// The catalog reads headers, execute() reads data and everything that looks at files or writes them
+// does so through these interfaces only, so tests can log every access, inject failures at each of
+// them, and keep files in memory. What an implementation throws is an Error; another exception
+// becomes Error "internal".
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,15 @@ class LOADSTONE_API ByteSource {
   virtual void release(std::uint64_t /*offset*/, std::uint64_t /*bytes*/) noexcept {}
 };
 
-enum class EntryKind : std::uint8_t { file, folder, other };
+enum class EntryKind : std::uint8_t { file, folder, link, other };
+
+// The entry of a name, as it is now.
+struct FileStatus {
+  EntryKind kind = EntryKind::other;
+  FileIdentity identity{};
+  std::uint64_t bytes_on_disk = 0;
+  std::uint32_t permissions = 0;
+};
 
 enum class Reserve : std::uint8_t {
   all,      // every block now: mapped memory cannot tell that the disk is full
@@ -114,12 +122,21 @@ class LOADSTONE_API FileLock {
   [[nodiscard]] LockResult take(LockMode mode, bool waits);
 };
 
-// The file system as far as it is written to. Thread-safe. For names that begin with try_, and for
-// errors, see FileSink.
+// This machine's file system, which is looked at and written to. Thread-safe. For names that begin
+// with try_, and for errors, see FileSink.
 class LOADSTONE_API WritableStorage {
  public:
   virtual ~WritableStorage() = default;
 
+  virtual int try_status(const std::string& path, bool follows_link, FileStatus& status) = 0;
+  // Appends names (not paths), in any order; those up to a problem too.
+  virtual int try_list(const std::string& folder, std::vector<std::string>& names) = 0;
+  // Opens a regular file to be read: ELOOP for a link, EISDIR for a folder, ENXIO for the rest.
+  virtual int try_open(const std::string& path, std::shared_ptr<ByteSource>& file) = 0;
+  // The absolute path with links resolved as far as it exists.
+  virtual int try_resolve(const std::string& path, std::string& real) = 0;
+  virtual int try_free_bytes(const std::string& folder, std::uint64_t& bytes) = 0;
+  virtual int try_permit(const std::string& path, std::uint32_t permissions) = 0;
   // A file that was not there; links are not followed.
   virtual int try_create(const std::string& path, std::unique_ptr<FileSink>& file) = 0;
   virtual int try_make_folder(const std::string& path) = 0;
@@ -134,6 +151,23 @@ class LOADSTONE_API WritableStorage {
   // Opens a file or folder to be locked; a file that is not there is made.
   virtual int try_open_lock(const std::string& path, std::unique_ptr<FileLock>& lock) = 0;
 
+  // None where nothing has the name. Throws Error "io.denied", "io.open".
+  [[nodiscard]] std::optional<FileStatus> status(const std::string& path,
+                                                 bool follows_link = false);
+  // Sorted names; none where there is no folder, or access is denied. Throws Error "io.read".
+  [[nodiscard]] std::vector<std::string> list(const std::string& folder);
+  // As try_open().
+  [[nodiscard]] int open(const std::string& path, std::shared_ptr<ByteSource>& file);
+  // At most so many bytes of a regular file; none where there is no such file, or access is denied.
+  // Throws Error "io.read".
+  [[nodiscard]] std::optional<std::string> read_begin(const std::string& path,
+                                                      std::size_t bytes_max);
+  // The path itself where the system cannot resolve it.
+  [[nodiscard]] std::string real_path(const std::string& path);
+  // None where the system cannot tell.
+  [[nodiscard]] std::optional<std::uint64_t> free_bytes(const std::string& folder);
+  // False: they stay as they were.
+  bool permit(const std::string& path, std::uint32_t permissions) noexcept;
   [[nodiscard]] std::unique_ptr<FileSink> create(const std::string& path);
   // False: it was there already.
   bool make_folder(const std::string& path);
@@ -149,7 +183,8 @@ class LOADSTONE_API WritableStorage {
   // Null where the folder above is not there.
   [[nodiscard]] std::unique_ptr<FileLock> open_lock(const std::string& path);
   // A whole file under its name, on the disk, or nothing; `unfinished` is its path until then.
-  void write_whole(const std::string& path, const std::string& unfinished, std::string_view text);
+  void write_whole(const std::string& path, const std::string& unfinished, std::string_view text,
+                   std::optional<std::uint32_t> permissions = {});
 };
 
 // The file system. Thread-safe.
@@ -162,7 +197,8 @@ class LOADSTONE_API Storage {
   // As open(), for a reader that knows nothing of the file yet. Where a file of another machine
   // was opened before, open() may go on with what it knows, and reads tell that it has changed.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open_anew(const std::string& path);
-  // What stands at `path`, links followed. Throws Error "io.not_found", "io.denied".
+  // What stands at `path`, links followed, so never a link. Throws Error "io.not_found",
+  // "io.denied".
   [[nodiscard]] virtual EntryKind kind(const std::string& path) = 0;
   // Names (not paths) in a folder, sorted. Throws Error "io.not_found", "io.denied", "io.read".
   [[nodiscard]] virtual std::vector<std::string> list(const std::string& folder) = 0;

@@ -50,6 +50,8 @@ BREACHES = [
     ("src/plan/a.cpp", 'auto a = std::getenv("A");\n', "environment"),
     ("src/plan/a.cpp", "void f() { std::cerr << 1; }\n", "prints"),
     ("src/plan/a.cpp", "void f() { std::abort(); }\n", "aborts"),
+    ("src/plan/a.cpp", "int f() { return ::open(a, 0); }\n", "calls the system: ::open("),
+    ("src/plan/a.cpp", "auto a = fs::exists(b);\n", "calls the system: fs::exists"),
     ("src/formats/gguf.cpp", "void f(int a) { assert(a > 0); }\n", "throw, where there is assert("),
     ("cli/a.cpp", "// caf\u00e9\n", "not ASCII: \u00e9"),
     ("cli/a.cpp", f"int {SHORT_FOR_SOURCE} = 1;\n", "say source or target"),

@@ -101,10 +101,11 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   const auto begin = std::chrono::steady_clock::now();
   require_ok(conversion.plan);
   check_run(conversion, run);
-  const std::vector<Finding> stays = check_target(conversion, target, run);
-  const TargetPlace place = look_at_target(conversion, target);
   Storage& files = conversion.plan.catalog->storage(storage);
-  WorkFolder work(conversion, place, run, files.writable());
+  WritableStorage& disk = files.writable();
+  const std::vector<Finding> stays = check_target_in(disk, conversion, target, run);
+  const TargetPlace place = look_at_target(conversion, target, disk);
+  WorkFolder work(conversion, place, run, disk);
   ConvertReport report;
   report.findings = conversion.plan.findings;
   std::ranges::copy_if(stays, std::back_inserter(report.findings), [&](const Finding& each) {
@@ -123,7 +124,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   output.require_own_files(target);
   std::vector<bool> wanted = files_to_write(conversion, work, run, files, output, report);
   const OpenShards shards = open_needed(conversion, wanted, storage);
-  watch.emplace(shards);
+  watch.emplace(shards, disk);
   if (run.finish) {
     std::vector<bool> kept(wanted.size());
     for (std::uint32_t i = 0; i < kept.size(); ++i) {

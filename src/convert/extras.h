@@ -20,21 +20,21 @@ void for_each_folder(const std::string& name, const Visit& visit) {
 
 // Throws Error "convert.extra" for an invalid or repeated name, a link, anything else that is not a
 // regular file, and a file too large for a companion.
-void check_extras(const Conversion& conversion);
+void check_extras(const Conversion& conversion, WritableStorage& storage);
 
 // Of all of them.
-[[nodiscard]] std::uint64_t extra_bytes(const Conversion& conversion);
+[[nodiscard]] std::uint64_t extra_bytes(const Conversion& conversion, WritableStorage& storage);
 
 [[nodiscard]] bool is_extra_name(const Conversion& conversion, const std::string& name) noexcept;
 
 // Returns true if extras are below this folder.
 [[nodiscard]] bool has_folder(const Conversion& conversion, const std::string& name) noexcept;
 // Returns true if the folder `name` in `path` holds extras and nothing else.
-[[nodiscard]] bool is_extra_folder(const Conversion& conversion, const std::string& path,
-                                   const std::string& name);
+[[nodiscard]] bool is_extra_folder(const Conversion& conversion, WritableStorage& storage,
+                                   const std::string& path, const std::string& name);
 
 // Adds the content of the files beside the model: text, or the bytes of the file that is copied.
-void add_extras(const Conversion& conversion, Digest& digest);
+void add_extras(const Conversion& conversion, WritableStorage& storage, Digest& digest);
 
 // Returns true if both files hold the same bytes, which are read only if their sizes agree.
 [[nodiscard]] bool have_same_bytes(const ExtraFile& a, const ExtraFile& b);

@@ -1,21 +1,15 @@
 // What stands beside a checkpoint in its folder.
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 #include "base/only_errors.h"
 #include "catalog/config_file.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
+#include "convert/extras.h"
 #include "convert/file_roles.h"
 #include "convert/files.h"
 #include "convert/left_out.h"
@@ -24,15 +18,11 @@
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "loadstone/storage.h"
-#include "storage/new_file.h"
-#include "storage/regular_file.h"
 #include "storage/remote_path.h"
 
 namespace loadstone {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 // A tokenizer's vocabulary has some tens of megabytes; more than this is no companion.
 constexpr std::uint64_t file_bytes_max = 1u << 30;
@@ -42,24 +32,40 @@ constexpr std::string_view config_name = "config.json";
 // Returns true if the file is one of the checkpoint's own. Without a catalog nothing is known.
 bool is_shard(const Catalog* catalog, std::string_view name) {
   return catalog != nullptr && std::ranges::any_of(catalog->shards(), [&](const Shard& shard) {
-           return fs::path(shard.path).filename() == name;
+           return file_name(shard.path) == name;
          });
 }
 
-[[noreturn]] void fail_read(const std::string& path, int problem) {
-  Where where;
-  where.path = path;
-  where.system_error = problem;
-  throw Error("io.read", "cannot read the file", std::move(where));
+std::string path_in(const std::string& root, const std::string& name) {
+  return root + (root.ends_with('/') ? "" : "/") + name;
+}
+
+WritableStorage& disk() { return local_storage().writable(); }
+
+// Nothing where the system cannot tell.
+std::optional<FileStatus> status_of(const std::string& path, bool follows_link = false) {
+  FileStatus status;
+  const bool is_known = disk().try_status(path, follows_link, status) == 0;
+  return is_known ? std::optional(status) : std::nullopt;
+}
+
+bool is_folder(const std::string& path, bool follows_link) {
+  const auto status = status_of(path, follows_link);
+  return status && status->kind == EntryKind::folder;
+}
+
+bool is_link(const std::string& path) {
+  const auto status = status_of(path);
+  return status && status->kind == EntryKind::link;
 }
 
 }  // namespace
 
 // A file of the folder. Links are followed where a shard's would be: in the folder, or into the
 // blobs of a hub's cache. Null: another link, or no file.
-static std::shared_ptr<ByteSource> file_in(const fs::path& root, const std::string& name) {
+static std::shared_ptr<ByteSource> file_in(const std::string& root, const std::string& name) {
   try {
-    return FileOpener{local_storage()}.open((root / name).string(), root.string());
+    return FileOpener{local_storage()}.open(path_in(root, name), root);
   } catch (const Error& error) {
     const std::string& code = error.code();
     if (code != "ix.path_escape" && code != "ix.not_regular" && code != "io.not_found") throw;
@@ -68,25 +74,25 @@ static std::shared_ptr<ByteSource> file_in(const fs::path& root, const std::stri
 }
 
 // The folder's config of this name; empty if there is none.
-static std::string config_in(const fs::path& root, std::string_view name) {
-  return find_config({local_storage()}, root.string(), name).value_or("");
+static std::string config_in(const std::string& root, std::string_view name) {
+  return find_config({local_storage()}, root, name).value_or("");
 }
 
 // One file of this machine's folder `root`.
-static void add_file(ModelFolder& folder, const fs::path& root, const std::string& name) {
-  const std::string file = (root / name).string();
-  struct stat status {};
-  if (::lstat(file.c_str(), &status) != 0) return;
-  if (S_ISLNK(status.st_mode)) {
+static void add_file(ModelFolder& folder, const std::string& root, const std::string& name) {
+  const std::string file = path_in(root, name);
+  const auto status = status_of(file);
+  if (!status) return;
+  if (status->kind == EntryKind::link) {
     auto source = file_in(root, name);
     if (source == nullptr || source->identity().bytes > file_bytes_max) {
       folder.links.push_back(name);
     } else {
       folder.files.push_back({.name = name, .copy_of = file, .source = std::move(source)});
     }
-  } else if (!S_ISREG(status.st_mode)) {
+  } else if (status->kind != EntryKind::file) {
     return;
-  } else if (static_cast<std::uint64_t>(status.st_size) <= file_bytes_max) {
+  } else if (status->identity.bytes <= file_bytes_max) {
     folder.files.push_back({.name = name, .copy_of = file});
   } else if (name.find('/') != std::string::npos) {
     folder.left.push_back(name);
@@ -99,21 +105,19 @@ static bool is_of_module(std::string_view name, bool with_code) {
 }
 
 // Links in a path lead out of the folder, whichever of its parts they are.
-static bool has_link(const fs::path& root, const std::string& path) {
-  fs::path place = root;
-  std::error_code problem;
-  return std::ranges::any_of(fs::path(path), [&](const fs::path& part) {
-    place /= part;
-    return fs::symlink_status(place, problem).type() == fs::file_type::symlink;
-  });
+static bool has_link(const std::string& root, const std::string& path) {
+  bool found = is_link(path_in(root, path));
+  for_each_folder(
+      path, [&](const std::string& folder) { found = found || is_link(path_in(root, folder)); });
+  return found;
 }
 
-static void add_module(ModelFolder& folder, const fs::path& root, const std::string& path,
+static void add_module(ModelFolder& folder, const std::string& root, const std::string& path,
                        bool with_code) {
   if (!is_path_below(path)) return folder.left.push_back(path);
   if (has_link(root, path)) return folder.links.push_back(path);
   // Modules without files have no folder in a repository.
-  for (const std::string& name : paths_below((root / path).string())) {
+  for (const std::string& name : paths_below(disk(), path_in(root, path))) {
     const std::string below = path + "/" + name;
     if (is_of_module(file_name(name), with_code)) {
       add_file(folder, root, below);
@@ -124,10 +128,9 @@ static void add_module(ModelFolder& folder, const fs::path& root, const std::str
 }
 
 // A pipeline's models are converted one by one.
-static void add_components(ModelFolder& folder, const fs::path& root) {
-  std::error_code problem;
+static void add_components(ModelFolder& folder, const std::string& root) {
   for (std::string& name : component_folders(config_in(root, pipeline_name))) {
-    if (fs::is_directory(root / name, problem)) folder.left.push_back(std::move(name));
+    if (is_folder(path_in(root, name), true)) folder.left.push_back(std::move(name));
   }
 }
 
@@ -163,12 +166,12 @@ static void add_adapters(ModelFolder& folder, const std::string& name,
 }
 
 // A folder of texts and images comes along; one with more in it is named.
-static void add_sub_folder(ModelFolder& folder, const fs::path& root, const std::string& name) {
+static void add_sub_folder(ModelFolder& folder, const std::string& root, const std::string& name) {
   const auto is_hidden = [](std::string_view path) {
     return path.starts_with('.') || path.find("/.") != std::string_view::npos ||
            file_role(path) == FileRole::skipped;
   };
-  std::vector<std::string> files = paths_below((root / name).string());
+  std::vector<std::string> files = paths_below(disk(), path_in(root, name));
   std::erase_if(files, is_hidden);
   if (!std::ranges::all_of(files, is_text_or_image)) {
     folder.others.push_back(name + "/");
@@ -177,15 +180,14 @@ static void add_sub_folder(ModelFolder& folder, const fs::path& root, const std:
   for (const std::string& file : files) add_file(folder, root, name + "/" + file);
 }
 
-static ModelFolder model_folder_at(const std::string& path, bool with_code,
+static ModelFolder model_folder_at(const std::string& root, bool with_code,
                                    const Catalog* catalog = nullptr) {
   ModelFolder folder;
-  std::error_code problem;
-  const fs::path root = path;
-  if (!fs::is_directory(root, problem)) return folder;
-  int unreadable = 0;
-  const std::vector<std::string> names = names_in(path, &unreadable);
-  if (unreadable != 0) fail_read(path, unreadable);
+  if (!is_folder(root, true)) return folder;
+  std::vector<std::string> names;
+  if (const int problem = disk().try_list(root, names)) {
+    throw Error("io.read", "cannot read the file", {.path = root, .system_error = problem});
+  }
   const std::vector<std::string> modules = module_folders(config_in(root, modules_name));
   add_components(folder, root);
   const auto is_named = [&](const std::string& name) {
@@ -195,31 +197,29 @@ static ModelFolder model_folder_at(const std::string& path, bool with_code,
            });
   };
   for (const std::string& name : names) {
-    if (fs::symlink_status(root / name, problem).type() == fs::file_type::directory) {
+    if (is_folder(path_in(root, name), false)) {
       if (file_role(name) == FileRole::skipped || is_named(name)) continue;
       add_sub_folder(folder, root, name);
     } else if (takes(folder, catalog, name, with_code)) {
-      if (!is_receipt_file((root / name).string())) add_file(folder, root, name);
+      if (!is_receipt_file(disk(), path_in(root, name))) add_file(folder, root, name);
     }
     if (name != config_name) continue;
     folder.config = config_in(root, config_name);
-    if (folder.config.empty() && fs::is_symlink(root / name, problem)) folder.links.push_back(name);
+    if (folder.config.empty() && is_link(path_in(root, name))) folder.links.push_back(name);
   }
   for (const std::string& module : modules) add_module(folder, root, module, with_code);
   sort_names(folder);
   return folder;
 }
 
-static ModelFolder left_out(const std::string& path) {
+static ModelFolder left_out(const std::string& root) {
   ModelFolder folder;
-  const fs::path root = path;
-  std::error_code problem;
   for (std::string& name : module_folders(config_in(root, modules_name))) {
-    const bool is_empty = !is_path_below(name) || paths_below((root / name).string()).empty();
+    const bool is_empty = !is_path_below(name) || paths_below(disk(), path_in(root, name)).empty();
     if (!is_empty) folder.left.push_back(std::move(name));
   }
   add_components(folder, root);
-  folder.others = model_folder_at(path, false).others;
+  folder.others = model_folder_at(root, false).others;
   std::erase_if(folder.others, [](const auto& name) { return !is_adapter_file(name); });
   sort_names(folder);
   return folder;

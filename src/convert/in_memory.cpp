@@ -41,9 +41,9 @@ std::uint64_t made(const Conversion& conversion, std::uint32_t file, std::span<s
   }
   std::vector<bool> wanted(conversion.files.size(), false);
   wanted[file] = true;
-  const OpenShards shards =
-      open_needed(conversion, wanted, &conversion.plan.catalog->storage(storage));
-  const SourceWatch watch(shards);
+  Storage& files = conversion.plan.catalog->storage(storage);
+  const OpenShards shards = open_needed(conversion, wanted, &files);
+  const SourceWatch watch(shards, files.writable());
   const ValueSet values = values_of(conversion.plan);
   const CacheRelease cache(conversion, values, shards, PageCache::keep);
   Memory memory(data, conversion.files[file].header_bytes);

@@ -95,7 +95,7 @@ static std::vector<std::string> take_adapters(std::vector<std::string>& others,
   const auto is_input = [&](const std::string& name) {
     const std::string path = join_path(root, name);
     const auto is_shard = [&](const Shard& shard) {
-      return shard.path == path || same_file(shard.path, path);
+      return shard.path == path || same_file(local_storage().writable(), shard.path, path);
     };
     return std::ranges::any_of(catalog.shards(), is_shard) ||
            std::ranges::any_of(inputs, [&](const auto& input) {

@@ -1,15 +1,11 @@
 #include "convert/output.h"
 
-#include <sys/stat.h>
-
-#include <cerrno>
-#include <chrono>
-#include <exception>
-#include <filesystem>
 #include <set>
 #include <utility>
 
 #include "base/text.h"
+#include "catalog/paths.h"
+#include "convert/commit.h"
 #include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/files.h"
@@ -17,15 +13,12 @@
 #include "convert/work_folder.h"
 #include "loadstone/error.h"
 #include "receipt/receipt_file.h"
-#include "storage/new_file.h"
 
 namespace loadstone {
 
 namespace {
 
 constexpr std::uint64_t release_bytes = std::uint64_t{64} << 20;
-
-using Clock = std::chrono::steady_clock;
 
 // Zeros where the format wants tensors to stand apart. Gives back how many bytes.
 std::uint64_t write_gaps(const OutputFile& file, FileSink& sink) {
@@ -58,7 +51,7 @@ std::vector<std::string> output_paths(const Conversion& conversion, const std::s
 
 std::string receipt_name(const Conversion& conversion, const std::string& target) {
   if (conversion.one_file) {
-    return std::filesystem::path(target).filename().string() + std::string(receipt_suffix);
+    return std::string(file_name(target)) + std::string(receipt_suffix);
   }
   if (!conversion.is_split) return std::string(receipt_file_name);
   return conversion.stem + ".gguf" + std::string(receipt_suffix);
@@ -115,7 +108,7 @@ void Output::write(std::uint32_t file, std::uint64_t offset, std::span<const std
 void Output::finish(std::uint32_t number) {
   File& file = files_[number];
   FileSink& sink = sink_of(number);
-  timed([&] { sink.sync(); });
+  syncs_.timed([&] { sink.sync(); });
   check_sources_();  // what was made of others is not handed out as good
   if (recorder_ != nullptr) note_receipt(number);
   if (releases_cache_) sink.release();
@@ -148,52 +141,6 @@ Receipt Output::whole_receipt(DigestKind kind) {
   return receipt;
 }
 
-std::uint64_t Output::bytes_written() const noexcept { return bytes_written_; }
-double Output::sync_seconds() const noexcept { return sync_seconds_; }
-
-template <typename Sync>
-void Output::timed(const Sync& sync) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (syncs_++ == 0) syncs_begin_ = Clock::now();
-  }
-  const auto ended = [&] {
-    const std::lock_guard lock(mutex_);
-    if (--syncs_ > 0) return;
-    sync_seconds_ += std::chrono::duration<double>(Clock::now() - syncs_begin_).count();
-  };
-  try {
-    sync();
-  } catch (...) {
-    ended();
-    throw;
-  }
-  ended();
-}
-
-void Output::sync_folder(const std::string& path) {
-  timed([&] { storage_.sync_folder(path); });
-}
-
-// The folders above the file `name` of `root`; `made` gets those that were not there.
-void Output::make_folders(const std::string& root, const std::string& name,
-                          std::vector<Named>& made) {
-  for_each_folder(name, [&](const std::string& folder) {
-    Named step = {.to = root + "/" + folder, .is_folder = true};
-    made.reserve(made.size() + 1);
-    if (storage_.make_folder(step.to)) made.push_back(std::move(step));
-  });
-}
-
-// Syncs each folder below `root` that holds extras.
-void Output::sync_folders(const std::string& root) {
-  std::set<std::string> folders;
-  for (const ExtraFile& extra : conversion_.extras) {
-    for_each_folder(extra.name, [&](const std::string& folder) { folders.insert(folder); });
-  }
-  for (const std::string& folder : folders) sync_folder(root + "/" + folder);
-}
-
 // What is not worth being kept: an ended run may have left some.
 void Output::write_beside(std::optional<DigestKind> receipt) {
   const auto place = [&](const std::string& name) {
@@ -201,12 +148,13 @@ void Output::write_beside(std::optional<DigestKind> receipt) {
     storage_.remove(path);
     return path;
   };
-  std::vector<Named> made;  // goes with the work folder
   for (const ExtraFile& extra : conversion_.extras) {
-    make_folders(work_.files(), extra.name, made);
+    for_each_folder(extra.name, [&](const std::string& folder) {
+      storage_.make_folder(work_.files() + "/" + folder);
+    });
     bytes_written_ += write_extra(storage_, extra, place(extra.name));
   }
-  sync_folders(work_.files());
+  sync_folders(conversion_, storage_, work_.files(), syncs_);
   const auto write_text = [&](const std::string& name, const std::string& text) {
     storage_.write_whole(place(name), work_.unfinished(name), text);
     bytes_written_ += text.size();
@@ -228,10 +176,10 @@ std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKi
   const std::string path = place.parent + "/" + name;
   std::string text;
   if (receipt) {
-    receipts_.front().outputs.front().path = std::filesystem::path(place.path).filename().string();
+    receipts_.front().outputs.front().path = file_name(place.path);
     text = to_json(whole_receipt(*receipt));
   }
-  if (is_receipt_file(path)) storage_.remove(path);
+  if (is_receipt_file(storage_, path)) storage_.remove(path);
   storage_.rename(files_.front().part_path, place.path);
   files_.front().is_whole = true;
   if (receipt) {
@@ -243,27 +191,18 @@ std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKi
 
 std::vector<std::string> Output::commit(const std::string& target,
                                         std::optional<DigestKind> receipt) {
-  const TargetPlace place = look_at_target(conversion_, target);  // it may be another one by now
+  const TargetPlace place =
+      look_at_target(conversion_, target, storage_);  // it may be another one by now
   if (conversion_.one_file) {
     const std::string beside = commit_file(place, receipt);
-    sync_folder(place.parent);
+    syncs_.sync_folder(storage_, place.parent);
     work_.remove();
     if (receipt) return {place.path, beside};
     return {place.path};
   }
   write_beside(receipt);
-  sync_folder(work_.files());
-  if (!place.has_files) {
-    storage_.rename(work_.files(), place.path);  // the one moment: an empty folder is replaced
-    sync_folder(place.parent);
-  } else if (place.is_exchangeable) {
-    exchange_folders(place);
-    sync_folder(place.parent);
-  } else {
-    name_in_folder(place);
-    sync_folders(place.path);
-    sync_folder(place.path);
-  }
+  syncs_.sync_folder(storage_, work_.files());
+  Commit(conversion_, work_, place, storage_, syncs_).run();
   work_.remove();
   auto paths = output_paths(conversion_, place.path);
   if (receipt) paths.push_back(place.path + "/" + receipt_name(conversion_, {}));
@@ -284,11 +223,11 @@ void Output::check_links(const TargetPlace& place) const {
 void Output::require_own_files(const std::string& target) const {
   if (conversion_.one_file) return;
   // An ended run has linked files of the target that stay. Its folder may be back only now.
-  const TargetPlace place = look_at_target(conversion_, target);
+  const TargetPlace place = look_at_target(conversion_, target, storage_);
   std::set<std::string> own(place.others.begin(), place.others.end());
   for (const std::string& path : output_paths(conversion_, {})) own.insert(path.substr(1));
   own.insert(receipt_name(conversion_, {}));
-  std::vector<std::string> foreign = paths_below(work_.files());
+  std::vector<std::string> foreign = paths_below(storage_, work_.files());
   std::erase_if(foreign, [&](const std::string& name) {
     return own.contains(name) || name.starts_with('.');  // systems leave these
   });
@@ -296,127 +235,6 @@ void Output::require_own_files(const std::string& target) const {
   throw Error("convert.state",
               "the folder of the work holds files that this conversion does not write: remove them",
               {.path = work_.files(), .found = name_list(foreign)});
-}
-
-// What stays stands in both folders from now on.
-void Output::link_others(const TargetPlace& place) {
-  for (const std::string& name : place.others) {
-    // An older receipt says nothing of this output.
-    if (is_extra_name(conversion_, name) || name == receipt_name(conversion_, {})) continue;
-    const std::string from = place.path + "/" + name;
-    const std::string to = work_.files() + "/" + name;
-    if (same_file(from, to)) continue;  // an ended run did that
-    storage_.remove(to);
-    storage_.link(from, to);
-  }
-  const auto status = status_of(place.path, false);
-  if (status) static_cast<void>(::chmod(work_.files().c_str(), status->st_mode & 07777));
-}
-
-void Output::exchange_folders(const TargetPlace& place) {
-  link_others(place);
-  sync_folder(work_.files());
-  work_.note_exchange(place.path);
-  const std::string& files = work_.files();
-  bool is_exchanged = false;
-  try {
-    is_exchanged = storage_.exchange(files, place.path);
-    if (!is_exchanged) storage_.rename(place.path, work_.old());
-  } catch (...) {
-    work_.forget_exchange();
-    throw;
-  }
-  if (is_exchanged) return;
-  // A file system without that: for a moment nothing has the name. Where this run ends then, the
-  // next one gives it back to the old folder first of all.
-  try {
-    storage_.rename(files, place.path);
-  } catch (...) {
-    work_.put_back_old();
-    work_.forget_exchange();
-    throw;
-  }
-  storage_.rename(work_.old(), files);  // where the work folder removes what is known
-}
-
-// Beside files that stay. The index comes last, so that until then no shard is one of a whole.
-void Output::name_in_folder(const TargetPlace& place) {
-  std::vector<Named> named;
-  try {
-    for (const OutputFile& file : conversion_.files) {
-      name_shard(work_.files() + "/" + file.name, place.path + "/" + file.name, named);
-    }
-    for (const ExtraFile& extra : conversion_.extras) {
-      make_folders(place.path, extra.name, named);
-      name_extra(work_.files() + "/" + extra.name, place.path + "/" + extra.name, named);
-    }
-    const std::string& index = conversion_.index_name;
-    if (!index.empty()) {
-      name_shard(work_.files() + "/" + index, place.path + "/" + index, named);
-    }
-    const std::string receipt = receipt_name(conversion_, {});
-    if (status_of(work_.files() + "/" + receipt, false)) {
-      name_extra(work_.files() + "/" + receipt, place.path + "/" + receipt, named);
-    }
-  } catch (...) {
-    take_back(named);
-    throw;
-  }
-}
-
-// In the place of an older one, which can be put back.
-void Output::name_extra(const std::string& from, const std::string& to, std::vector<Named>& named) {
-  Named step = {.from = from, .to = to};
-  named.reserve(named.size() + 1);
-  if (status_of(to, false)) {
-    step.is_exchanged = storage_.exchange(from, to);
-    if (!step.is_exchanged) {
-      step.from = work_.unfinished("older");
-      step.is_saved = true;
-      storage_.link(to, step.from);
-      storage_.rename(from, to);
-    }
-  } else {
-    storage_.rename(from, to);
-    step.is_moved = true;
-  }
-  named.push_back(std::move(step));
-}
-
-// Beside what is there; without a step in which a shard has two names where links are not known.
-void Output::name_shard(const std::string& from, const std::string& to, std::vector<Named>& named) {
-  Named step = {.from = from, .to = to};
-  named.reserve(named.size() + 1);
-  const int problem = storage_.try_link(from, to);
-  if (problem == EEXIST) {
-    if (same_file(from, to)) return;  // an ended run did that
-    fail_write(EEXIST, "cannot give the file its name", to);
-  }
-  if (problem != 0) {
-    storage_.rename(from, to);
-    step.is_moved = true;
-  }
-  named.push_back(std::move(step));
-}
-
-void Output::take_back(const std::vector<Named>& named) noexcept {
-  for (auto step = named.rbegin(); step != named.rend(); ++step) {
-    try {
-      if (step->is_folder) {
-        storage_.remove_folder(step->to);
-      } else if (step->is_saved) {
-        storage_.rename(step->from, step->to);
-      } else if (step->is_exchanged) {
-        static_cast<void>(storage_.exchange(step->from, step->to));
-      } else if (step->is_moved) {
-        storage_.rename(step->to, step->from);
-      } else {
-        storage_.remove(step->to);
-      }
-    } catch (const std::exception&) {
-      continue;  // the first failure is told; the other steps are taken back all the same
-    }
-  }
 }
 
 }  // namespace loadstone

@@ -1,7 +1,6 @@
 // The files of a conversion, under temporary names until all of them are whole.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "convert/recorder.h"
+#include "convert/sync_clock.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
 
@@ -39,10 +39,14 @@ struct TargetPlace {
 
 // Looks at what stands there. Throws Error "convert.target" where it may not be written, and
 // "io.not_found" where there is no folder to put it into.
-[[nodiscard]] TargetPlace look_at_target(const Conversion& conversion, const std::string& target);
+[[nodiscard]] TargetPlace look_at_target(const Conversion& conversion, const std::string& target,
+                                         WritableStorage& storage);
 
-// Throws Error "io.no_space" where the file system has not so many bytes left.
-void check_space(const TargetPlace& place, std::uint64_t byte_count);
+// Does the work of check_target() in a given file system.
+[[nodiscard]] std::vector<Finding> check_target_in(WritableStorage& storage,
+                                                   const Conversion& conversion,
+                                                   const std::string& target,
+                                                   const ConvertRun& run);
 
 // The name of the receipt beside an output: for one file it stands where that does.
 [[nodiscard]] std::string receipt_name(const Conversion& conversion, const std::string& target);
@@ -97,9 +101,9 @@ class Output final : public OutputFiles {
   // paths. `receipt`: writes one too, of all files.
   std::vector<std::string> commit(const std::string& target, std::optional<DigestKind> receipt);
 
-  [[nodiscard]] std::uint64_t bytes_written() const noexcept;
+  [[nodiscard]] std::uint64_t bytes_written() const noexcept { return bytes_written_; }
   // In which at least one thread was bringing something to the disk.
-  [[nodiscard]] double sync_seconds() const noexcept;
+  [[nodiscard]] double sync_seconds() const noexcept { return syncs_.seconds(); }
 
  private:
   struct File {
@@ -110,33 +114,12 @@ class Output final : public OutputFiles {
     bool is_whole = false;
   };
 
-  // A file that has got its name in a folder whose others stay.
-  struct Named {
-    std::string from = {};
-    std::string to;
-    bool is_exchanged = false;  // what was there is under `from` now
-    bool is_saved = false;      // what was there is under `from` too
-    bool is_moved = false;      // without a link, nothing is under `from`
-    bool is_folder = false;     // that was not there before
-  };
-
   [[nodiscard]] FileSink& sink_of(std::uint32_t file);
   void make(std::uint32_t file);
   void write_beside(std::optional<DigestKind> receipt);
   [[nodiscard]] Receipt whole_receipt(DigestKind kind);
   std::string commit_file(const TargetPlace& place, std::optional<DigestKind> receipt);
   void note_receipt(std::uint32_t file);
-  template <typename Sync>
-  void timed(const Sync& sync);
-  void sync_folder(const std::string& path);
-  void sync_folders(const std::string& root);
-  void make_folders(const std::string& root, const std::string& name, std::vector<Named>& made);
-  void name_in_folder(const TargetPlace& place);
-  void name_extra(const std::string& from, const std::string& to, std::vector<Named>& named);
-  void name_shard(const std::string& from, const std::string& to, std::vector<Named>& named);
-  void take_back(const std::vector<Named>& named) noexcept;
-  void link_others(const TargetPlace& place);
-  void exchange_folders(const TargetPlace& place);
 
   const Conversion& conversion_;
   WorkFolder& work_;
@@ -149,9 +132,7 @@ class Output final : public OutputFiles {
   std::mutex mutex_;
   std::vector<File> files_;          // guarded by mutex_ until all are finished
   std::uint64_t bytes_written_ = 0;  // guarded by mutex_
-  unsigned syncs_ = 0;               // under way; guarded by mutex_, as are these two
-  std::chrono::steady_clock::time_point syncs_begin_;
-  double sync_seconds_ = 0;
+  SyncClock syncs_;
 };
 
 }  // namespace loadstone

@@ -2,23 +2,15 @@
 
 #include "convert/files.h"
 #include "loadstone/error.h"
+#include "loadstone/remote.h"
 
 namespace loadstone {
 
-namespace {
-
-std::optional<struct stat> named(const Shard& shard) noexcept {
-  struct stat status {};
-  if (::stat(shard.path.c_str(), &status) != 0) return std::nullopt;
-  return status;
-}
-
-}  // namespace
-
-SourceWatch::SourceWatch(const OpenShards& shards)
-    : shards_(shards), named_(shards.sources().size()) {
+SourceWatch::SourceWatch(const OpenShards& shards, WritableStorage& storage)
+    : shards_(shards), storage_(storage), named_(shards.sources().size()) {
   for (std::size_t i = 0; i < named_.size(); ++i) {
-    if (shards.sources()[i]) named_[i] = named(shards.catalog().shards()[i]);
+    const std::string& path = shards.catalog().shards()[i].path;
+    if (shards.sources()[i] && !is_remote(path)) named_[i] = storage.status(path, true);
   }
 }
 
@@ -27,7 +19,7 @@ void SourceWatch::check() const {
   for (std::size_t i = 0; i < named_.size(); ++i) {
     if (!named_[i]) continue;
     const Shard& shard = shards_.catalog().shards()[i];
-    const auto now = named(shard);
+    const auto now = storage_.status(shard.path, true);
     if (now && same_file(*now, *named_[i])) continue;
     throw Error("io.changed",
                 now ? "another file has been put in the place of this one"

@@ -1,8 +1,6 @@
 // Whether the sources stay as they are while something is made of them.
 #pragma once
 
-#include <sys/stat.h>
-
 #include <optional>
 #include <vector>
 
@@ -13,14 +11,15 @@ namespace loadstone {
 // Thread-safe.
 class SourceWatch {
  public:
-  explicit SourceWatch(const OpenShards& shards);
+  SourceWatch(const OpenShards& shards, WritableStorage& storage);
 
   // Throws Error "io.changed" where a file's size or time is another, or another file has its name.
   void check() const;
 
  private:
   const OpenShards& shards_;
-  std::vector<std::optional<struct stat>> named_;  // nothing: not a file of this machine
+  WritableStorage& storage_;
+  std::vector<std::optional<FileStatus>> named_;  // nothing: not a file of this machine
 };
 
 }  // namespace loadstone

@@ -1,7 +1,6 @@
 #include "convert/state.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -114,14 +113,12 @@ void add_decoding(Digest& digest, const Catalog& catalog, const Decoding& decodi
 }
 
 SourceState source_state(const Shard& shard) {
-  SourceState state = {.path = printable(shard.relative_path, 4096),
-                       .bytes = shard.identity.bytes,
-                       .modified_ns = shard.identity.modified_ns,
-                       .version = shard.identity.version,
-                       .header_digest = shard.header_digest};
-  struct stat status {};
-  if (::stat(shard.path.c_str(), &status) == 0) state.inode = status.st_ino;
-  return state;
+  return {.path = printable(shard.relative_path, 4096),
+          .bytes = shard.identity.bytes,
+          .modified_ns = shard.identity.modified_ns,
+          .inode = shard.identity.inode,
+          .version = shard.identity.version,
+          .header_digest = shard.header_digest};
 }
 
 SourceState read_source_state(const JsonReader& reader, JsonReader::Element value,
@@ -183,7 +180,7 @@ void add_number(Digest& digest, std::uint64_t number) noexcept {
   digest.update(bytes);
 }
 
-WorkState state_of(const Conversion& conversion) {
+WorkState state_of(const Conversion& conversion, WritableStorage& storage) {
   const Plan& plan = conversion.plan;
   WorkState state;
   state.program = LOADSTONE_VERSION;
@@ -224,7 +221,7 @@ WorkState state_of(const Conversion& conversion) {
     }
   }
   Digest extras;
-  add_extras(conversion, extras);
+  add_extras(conversion, storage, extras);
   state.metadata = metadata.hex();
   state.tensors = tensors.hex();
   state.values = values.hex();

@@ -45,7 +45,8 @@ struct WorkState {
   std::vector<std::string> extra_names;
 };
 
-[[nodiscard]] WorkState state_of(const Conversion& conversion);
+// `storage`: companion files are read from it.
+[[nodiscard]] WorkState state_of(const Conversion& conversion, WritableStorage& storage);
 
 [[nodiscard]] std::string to_json(const WorkState& state);
 // Throws Error "convert.state" for text that is none.

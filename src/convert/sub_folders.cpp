@@ -1,12 +1,10 @@
 #include "convert/sub_folders.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 
 #include "base/json_dom.h"
 #include "base/python_json.h"
-#include "storage/regular_file.h"
+#include "convert/files.h"
 
 namespace loadstone {
 
@@ -14,14 +12,12 @@ namespace {
 
 constexpr unsigned levels_max = 8;
 
-void add_below(const std::string& folder, const std::string& prefix, unsigned levels,
-               std::vector<std::string>& paths) {
-  for (const std::string& name : names_in(folder)) {
+void add_below(WritableStorage& storage, const std::string& folder, const std::string& prefix,
+               unsigned levels, std::vector<std::string>& paths) {
+  for (const std::string& name : storage.list(folder)) {
     const std::string path = folder + "/" + name;
-    struct stat status {};
-    const bool is_folder = ::lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
-    if (is_folder && levels > 0) {
-      add_below(path, prefix + name + "/", levels - 1, paths);
+    if (levels > 0 && is_plain_folder(storage, path)) {
+      add_below(storage, path, prefix + name + "/", levels - 1, paths);
     } else {
       paths.push_back(prefix + name);
     }
@@ -80,19 +76,17 @@ std::vector<std::string> component_folders(std::string_view pipeline) {
   return folders;
 }
 
-std::vector<std::string> paths_below(const std::string& folder) {
+std::vector<std::string> paths_below(WritableStorage& storage, const std::string& folder) {
   std::vector<std::string> paths;
-  add_below(folder, {}, levels_max, paths);
+  add_below(storage, folder, {}, levels_max, paths);
   std::ranges::sort(paths);
   return paths;
 }
 
 bool remove_empty_folders(WritableStorage& storage, const std::string& folder) {
-  for (const std::string& name : names_in(folder)) {
+  for (const std::string& name : storage.list(folder)) {
     const std::string path = folder + "/" + name;
-    struct stat status {};
-    if (::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) continue;
-    static_cast<void>(remove_empty_folders(storage, path));
+    if (is_plain_folder(storage, path)) static_cast<void>(remove_empty_folders(storage, path));
   }
   return storage.remove_folder(folder);
 }

@@ -24,7 +24,8 @@ inline constexpr std::string_view pipeline_name = "model_index.json";
 
 // Relative paths of everything in a folder except folders, sorted. Links are not followed, and
 // folders below the eighth level are listed as they are.
-[[nodiscard]] std::vector<std::string> paths_below(const std::string& folder);
+[[nodiscard]] std::vector<std::string> paths_below(WritableStorage& storage,
+                                                   const std::string& folder);
 // Removes the folder and those below it; false: it holds a file, or one could not be removed.
 bool remove_empty_folders(WritableStorage& storage, const std::string& folder);
 

@@ -1,15 +1,11 @@
 // What stands where a target is to be written.
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <filesystem>
 #include <optional>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "base/digest.h"
@@ -30,7 +26,6 @@
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "storage/new_file.h"
-#include "storage/regular_file.h"
 #include "storage/remote_path.h"
 
 namespace loadstone {
@@ -41,17 +36,7 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void refuse_target(const std::string& path, std::string message,
                                 std::string found = {}) {
-  Where where;
-  where.path = path;
-  where.found = std::move(found);
-  throw Error("convert.target", std::move(message), std::move(where));
-}
-
-// Without links, of what is there.
-fs::path real_path(const std::string& path) {
-  std::error_code problem;
-  fs::path real = fs::weakly_canonical(fs::absolute(path, problem), problem);
-  return problem ? fs::path(path) : real;
+  throw Error("convert.target", std::move(message), {.path = path, .found = std::move(found)});
 }
 
 bool is_inside(const fs::path& path, const fs::path& folder) {
@@ -60,12 +45,12 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
 }
 
 // Neither a source itself, nor a place from where the source would be another one afterwards.
-void check_not_source(const Catalog& catalog, const TargetPlace& place) {
-  const fs::path target = real_path(place.path);
-  const auto status = status_of(place.path, true);
+void check_not_source(WritableStorage& storage, const Catalog& catalog, const TargetPlace& place) {
+  const fs::path target = storage.real_path(place.path);
+  const auto status = storage.status(place.path, true);
   bool in_source_folder = false;
   const auto require_another = [&](const std::string& path, const std::string& name) {
-    const auto source = status_of(path, true);
+    const auto source = storage.status(path, true);
     if (status && source && same_file(*status, *source)) {
       refuse_target(place.path, "the target is a file of the source", printable(name));
     }
@@ -76,7 +61,7 @@ void check_not_source(const Catalog& catalog, const TargetPlace& place) {
     if (const auto& assembly = catalog.assembly(i)) {
       for (const Assembly::File& file : assembly->files) require_another(file.path, file.path);
     }
-    const fs::path folder = real_path(shard.path).parent_path();
+    const fs::path folder = fs::path(storage.real_path(shard.path)).parent_path();
     if (target == folder) refuse_target(place.path, "the target is the folder of the source");
     in_source_folder = in_source_folder || is_inside(target, folder);
   }
@@ -86,10 +71,11 @@ void check_not_source(const Catalog& catalog, const TargetPlace& place) {
   }
 }
 
-void check_sources(const Conversion& conversion, const TargetPlace& place) {
+void check_sources(WritableStorage& storage, const Conversion& conversion,
+                   const TargetPlace& place) {
   const Catalog& catalog = *conversion.plan.catalog;
-  if (catalog.checkpoints().empty()) check_not_source(catalog, place);
-  for (const auto& checkpoint : catalog.checkpoints()) check_not_source(*checkpoint, place);
+  if (catalog.checkpoints().empty()) check_not_source(storage, catalog, place);
+  for (const auto& each : catalog.checkpoints()) check_not_source(storage, *each, place);
 }
 
 // Follows from the target's name, so that every run finds it.
@@ -135,13 +121,13 @@ void compare_configs(std::string_view found, const Conversion& conversion, Targe
 
 // A config of an older output that the new one does not replace must agree with it on encodings and
 // ties. `folder`: of the output's files.
-void require_no_stale_config(const std::string& folder, const Conversion& conversion,
-                             TargetPlace& place) {
+void require_no_stale_config(WritableStorage& storage, const std::string& folder,
+                             const Conversion& conversion, TargetPlace& place) {
   const auto config = [&](std::string_view name) -> std::optional<ExtraFile> {
     if (is_extra_name(conversion, std::string(name))) return std::nullopt;
     const std::string path = fmt::format("{}/{}", folder, name);
-    const auto status = status_of(path, false);
-    if (!status || !S_ISREG(status->st_mode)) return std::nullopt;
+    const auto status = storage.status(path);
+    if (!status || status->kind != EntryKind::file) return std::nullopt;
     return ExtraFile{.name = std::string(name), .copy_of = path};
   };
   const auto found = config("config.json");
@@ -224,23 +210,29 @@ void tell_companions(const Conversion& conversion, TargetPlace& place) {
 
 // An older output goes when the new one is whole; a model of somebody else's stays.
 // `inside`: where shards wait that are put into the folder one by one.
-void check_folder(TargetPlace& place, const Conversion& conversion, const std::string& inside) {
+void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion& conversion,
+                  const std::string& inside) {
   const Container& container = container_of(conversion.format);
   const std::string finished = inside + "/files/";
-  int problem = 0;
+  std::vector<std::string> names;
+  if (const int problem = storage.try_list(place.path, names)) {
+    fail_write(problem, "cannot look into the folder", place.path);
+  }
+  std::ranges::sort(names);
   bool only_files = true;
-  for (const std::string& name : names_in(place.path, &problem)) {
+  for (const std::string& name : names) {
     place.has_files = true;
-    const auto status = status_of(place.path + "/" + name, false);
+    const auto status = storage.status(place.path + "/" + name);
     // Modules of an older output go with it.
-    const bool is_folder = status && S_ISDIR(status->st_mode);
-    if (is_folder && is_extra_folder(conversion, place.path, name)) continue;
+    const bool is_folder = status && status->kind == EntryKind::folder;
+    if (is_folder && is_extra_folder(conversion, storage, place.path, name)) continue;
     if (!is_folder && has_folder(conversion, name)) {
       refuse_target(place.path, "a file has the name of a folder next to the model",
                     printable(name));
     }
-    only_files = only_files && status && S_ISREG(status->st_mode);
-    if (container.is_model_name(name) && same_file(place.path + "/" + name, finished + name)) {
+    only_files = only_files && status && status->kind == EntryKind::file;
+    if (container.is_model_name(name) &&
+        same_file(storage, place.path + "/" + name, finished + name)) {
       place.named.push_back(name);
       continue;
     }
@@ -254,12 +246,12 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
       refuse_target(place.path, "the folder holds another model already", printable(name));
     }
     if (name == "config.json" && !conversion.is_split) {
-      require_no_stale_config(place.path, conversion, place);
+      require_no_stale_config(storage, place.path, conversion, place);
     }
     place.others.push_back(name);
   }
   place.is_exchangeable = place.has_files && only_files && !place.is_fixed;
-  if (!place.older.empty() && !place.is_exchangeable && problem == 0) {
+  if (!place.older.empty() && !place.is_exchangeable) {
     refuse_target(
         place.path,
         conversion.is_split
@@ -268,36 +260,37 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
               "link, another disk, or holds more than files",
         printable(place.older.front()));
   }
-  if (problem != 0) fail_write(problem, "cannot look into the folder", place.path);
   tell_companions(conversion, place);
 }
 
 // One file of a name that libraries look for in a folder becomes the folder's model.
-void check_parent(const Conversion& conversion, TargetPlace& place) {
+void check_parent(WritableStorage& storage, const Conversion& conversion, TargetPlace& place) {
   const std::string name = fs::path(place.path).filename().string();
   if (std::ranges::find(usual_files, name) == usual_files.end()) return;
   const std::string index =
       name.substr(0, name.rfind('.')) + std::string(safetensors_container.index_suffix());
-  if (status_of(place.parent + "/" + index, false)) {
+  if (storage.status(place.parent + "/" + index)) {
     refuse_target(place.path, "the folder holds another model already", index);
   }
-  require_no_stale_config(place.parent, conversion, place);
+  require_no_stale_config(storage, place.parent, conversion, place);
 }
 
 }  // namespace
 
 // Shards that stand beside one another under the target's name: the folder that it is in stays what
 // it is, whatever else it holds.
-static TargetPlace look_at_split(const Conversion& conversion, TargetPlace place) {
+static TargetPlace look_at_split(WritableStorage& storage, const Conversion& conversion,
+                                 TargetPlace place) {
   const std::string work = place.parent + "/" + work_name(place.path);
   place.path = place.parent;
   place.exists = place.is_fixed = place.has_files = true;
   place.work = work;
-  check_folder(place, conversion, work);
+  check_folder(storage, place, conversion, work);
   return place;
 }
 
-TargetPlace look_at_target(const Conversion& conversion, const std::string& target) {
+TargetPlace look_at_target(const Conversion& conversion, const std::string& target,
+                           WritableStorage& storage) {
   require_local(target);
   TargetPlace place;
   place.path = target;
@@ -307,20 +300,21 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   }
   place.parent = fs::path(place.path).parent_path().string();
   if (place.parent.empty()) place.parent = ".";
-  const auto parent = status_of(place.parent, true);
-  if (!parent || !S_ISDIR(parent->st_mode)) {
+  const auto parent = storage.status(place.parent, true);
+  if (!parent || parent->kind != EntryKind::folder) {
     throw Error("io.not_found", "there is no folder to put the target into",
                 {.path = place.parent});
   }
-  if (conversion.is_split) return look_at_split(conversion, std::move(place));
-  check_sources(conversion, place);
-  if (conversion.one_file) check_parent(conversion, place);
+  if (conversion.is_split) return look_at_split(storage, conversion, std::move(place));
+  check_sources(storage, conversion, place);
+  if (conversion.one_file) check_parent(storage, conversion, place);
   place.work = place.parent + "/" + work_name(place.path);
-  const auto status = status_of(place.path, false);
+  const auto status = storage.status(place.path);
   place.exists = status.has_value();
   if (!status) return place;
-  const bool is_folder = S_ISDIR(status_of(place.path, true).value_or(*status).st_mode);
-  if (conversion.one_file && !S_ISREG(status->st_mode)) {
+  const bool is_folder =
+      storage.status(place.path, true).value_or(*status).kind == EntryKind::folder;
+  if (conversion.one_file && status->kind != EntryKind::file) {
     refuse_target(place.path, "there is something else than a file under this name");
   }
   if (!conversion.one_file && !is_folder) {
@@ -328,28 +322,25 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   }
   if (!conversion.one_file) {
     // A link to a folder and the root of a file system stay what they are: files are put in there.
-    place.is_fixed = S_ISLNK(status->st_mode) || status->st_dev != parent->st_dev;
+    place.is_fixed =
+        status->kind == EntryKind::link || status->identity.device != parent->identity.device;
     place.has_files = place.is_fixed;
     const std::string inside = place.path + "/" + work_name(place.path);
-    check_folder(place, conversion, inside);
+    check_folder(storage, place, conversion, inside);
     // What is put in there piece by piece waits there, where names can be given to it.
     if (place.has_files && !place.is_exchangeable) place.work = inside;
   }
   return place;
 }
 
-void check_space(const TargetPlace& place, std::uint64_t byte_count) {
-  struct statvfs status {};
-  const std::string& folder = place.has_files ? place.path : place.parent;
-  if (::statvfs(folder.c_str(), &status) != 0) return;  // what cannot be told is found when writing
-  const std::uint64_t room =
-      static_cast<std::uint64_t>(status.f_bavail) * static_cast<std::uint64_t>(status.f_frsize);
-  if (byte_count <= room) return;
-  Where where;
-  where.path = place.path;
-  where.found = human_bytes(room);
-  where.expected = human_bytes(byte_count);
-  throw Error("io.no_space", "the disk has no room for the target", where);
+// Throws where the file system has not so many bytes left.
+static void check_space(WritableStorage& storage, const TargetPlace& place,
+                        std::uint64_t byte_count) {
+  const auto room = storage.free_bytes(place.has_files ? place.path : place.parent);
+  if (!room || byte_count <= *room) return;  // what cannot be told is found when writing
+  throw Error(
+      "io.no_space", "the disk has no room for the target",
+      {.path = place.path, .found = human_bytes(*room), .expected = human_bytes(byte_count)});
 }
 
 static std::optional<FileFormat> named_format(std::string_view target) {
@@ -379,12 +370,12 @@ std::optional<FileFormat> format_of_target(std::string_view target) {
 }
 
 // Warns of a vocabulary that safetensors do not hold, if the output's folder has no tokenizer.
-static void report_lost_vocabulary(const Conversion& conversion, TargetPlace& place) {
+static void report_lost_vocabulary(WritableStorage& storage, const Conversion& conversion,
+                                   TargetPlace& place) {
   const std::string key = "tokenizer.ggml.tokens";
   const Metadata& before = conversion.plan.catalog->metadata();
   if (!before.contains(key) || conversion.metadata.contains(key)) return;
-  int problem = 0;
-  const auto names = names_in(conversion.one_file ? place.parent : place.path, &problem);
+  const auto names = storage.list(conversion.one_file ? place.parent : place.path);
   if (std::ranges::any_of(conversion.extras, is_vocabulary, &ExtraFile::name) ||
       std::ranges::any_of(names, is_vocabulary)) {
     return;
@@ -398,11 +389,11 @@ static void report_lost_vocabulary(const Conversion& conversion, TargetPlace& pl
        .suggestion = "copy tokenizer.json or tokenizer.model of the original model there"});
 }
 
-static std::vector<Finding> require_target(const Conversion& conversion, const std::string& target,
-                                           const ConvertRun& run) {
-  TargetPlace place = look_at_target(conversion, target);
-  report_lost_vocabulary(conversion, place);
-  check_extras(conversion);
+std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion& conversion,
+                                     const std::string& target, const ConvertRun& run) {
+  TargetPlace place = look_at_target(conversion, target, storage);
+  report_lost_vocabulary(storage, conversion, place);
+  check_extras(conversion, storage);
   for (const OutputFile& file : conversion.files) check_file_limit(file.byte_count(), place.path);
   std::vector<bool> wanted;
   std::uint64_t bytes = 0;
@@ -413,16 +404,19 @@ static std::vector<Finding> require_target(const Conversion& conversion, const s
       bytes += conversion.files[file].byte_count();
     }
   } else {
-    bytes = conversion.bytes_to_write + extra_bytes(conversion);
+    bytes = conversion.bytes_to_write + extra_bytes(conversion, storage);
   }
-  const std::uint64_t waiting = bytes_waiting(conversion, place.work, wanted);
-  check_space(place, bytes - std::min(bytes, waiting));
+  const std::uint64_t waiting = bytes_waiting(storage, conversion, place.work, wanted);
+  check_space(storage, place, bytes - std::min(bytes, waiting));
   return std::move(place.findings);
 }
 
 std::vector<Finding> check_target(const Conversion& conversion, const std::string& target,
                                   const ConvertRun& run) {
-  return only_errors([&] { return require_target(conversion, target, run); });
+  return only_errors([&] {
+    WritableStorage& storage = conversion.plan.catalog->storage().writable();
+    return check_target_in(storage, conversion, target, run);
+  });
 }
 
 }  // namespace loadstone

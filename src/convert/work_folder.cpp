@@ -1,17 +1,14 @@
 #include "convert/work_folder.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
-#include <random>
 #include <set>
-#include <system_error>
 #include <utility>
 
 #include "base/text.h"
+#include "catalog/paths.h"
 #include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/files.h"
@@ -21,24 +18,12 @@
 #include "loadstone/error.h"
 #include "receipt/receipt_file.h"
 #include "storage/new_file.h"
-#include "storage/regular_file.h"
 
 namespace loadstone {
 
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr std::string_view unfinished_mark = ".unfinished-";
-
-[[noreturn]] void refuse_locked(const std::string& path, std::string message) {
-  throw Error("convert.locked", std::move(message), {.path = path});
-}
-
-// False where another process has it. File systems without locks have none to take.
-bool take_lock(FileLock& lock, LockMode mode, bool waits = false) {
-  return lock.take(mode, waits) != LockResult::busy;
-}
 
 // "model-00001-of-00002.safetensors" of "model-00001-of-00002.safetensors.unfinished-1f..."
 std::string_view begun_name(std::string_view name) {
@@ -57,22 +42,22 @@ bool is_wanted(const Conversion& conversion, const std::vector<bool>& wanted,
 
 }  // namespace
 
-std::uint64_t bytes_waiting(const Conversion& conversion, const std::string& folder,
-                            const std::vector<bool>& wanted) {
+std::uint64_t bytes_waiting(WritableStorage& storage, const Conversion& conversion,
+                            const std::string& folder, const std::vector<bool>& wanted) {
   std::uint64_t bytes = 0;
-  for (const std::string& name : names_in(folder)) {
-    const auto status = status_of(folder + "/" + name, false);
+  for (const std::string& name : storage.list(folder)) {
+    const auto status = storage.status(folder + "/" + name);
     const auto begun = begun_name(name);
     if (!status || begun.empty() || !is_wanted(conversion, wanted, begun)) continue;
-    bytes += static_cast<std::uint64_t>(status->st_blocks) * 512;
+    bytes += status->bytes_on_disk;
   }
   const Container& container = container_of(conversion.format);
-  for (const std::string& name : names_in(folder + "/files")) {
-    const auto status = status_of(folder + "/files/" + name, false);
+  for (const std::string& name : storage.list(folder + "/files")) {
+    const auto status = storage.status(folder + "/files/" + name);
     if (!status || !container.is_model_name(name) || !is_wanted(conversion, wanted, name)) {
       continue;
     }
-    bytes += static_cast<std::uint64_t>(status->st_size);
+    bytes += status->identity.bytes;
   }
   return bytes;
 }
@@ -83,14 +68,13 @@ WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
       place_(place),
       storage_(storage),
       path_(place.work),
+      locks_(storage, path_),
       exchange_(path_ + "/exchange"),
       files_(path_ + "/files"),
+      old_(path_ + "/old"),
       keeps_(!conversion.one_file && (run.resume || run.part || run.finish)) {
-  if (run.finish && !is_plain_folder(path_)) {
-    throw Error("convert.incomplete", "no part of this conversion has been done",
-                {.path = place.path});
-  }
-  lock(run);
+  if (run.finish && !is_plain_folder(storage_, path_)) refuse_nothing_done();
+  locks_.take(run);
   try {
     recover_old();
     if (run.part) {
@@ -107,84 +91,37 @@ WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
 WorkFolder::~WorkFolder() {
   if (is_removed_) return;
   try {
-    const bool nothing_is_finished = is_begun_ && state_.parts == 0 && names_in(files_).empty();
-    if (!keeps_ || nothing_is_finished) remove();
+    if (!keeps_ || (is_begun_ && state_.parts == 0 && storage_.list(files_).empty())) remove();
   } catch (const std::exception&) {
     return;  // the next run takes it over
   }
 }
 
-void WorkFolder::lock(const ConvertRun& run) {
-  constexpr int tries_max = 100;
-  const std::string path = path_ + "/lock";
-  for (int i = 0; i < tries_max; ++i) {
-    storage_.make_folder(path_);
-    const auto status = status_of(path_, false);
-    if (!status) continue;  // its last owner has just removed it
-    if (!S_ISDIR(status->st_mode)) {
-      throw Error("convert.target", "the name for what is not whole yet is taken", {.path = path_});
-    }
-    if (run.part && !lock_state()) continue;
-    auto file = storage_.open_lock(path);
-    if (file == nullptr) continue;
-    if (!take_lock(*file, run.part ? LockMode::shared : LockMode::exclusive)) {
-      refuse_locked(path_, run.finish ? "a part of this conversion is being done"
-                                      : "another process is writing this target");
-    }
-    if (!file->is_named()) continue;
-    lock_ = std::move(file);
-    return;
-  }
-  refuse_locked(path_, "other processes come and go at this target");
-}
-
-// Held for a moment only, and so waited for: parts begin at the same time. False where the folder
-// went meanwhile.
-bool WorkFolder::lock_state() {
-  const std::string path = path_ + "/state.lock";
-  auto file = storage_.open_lock(path);
-  if (file == nullptr) return false;
-  static_cast<void>(take_lock(*file, LockMode::exclusive, true));
-  if (!file->is_named()) return false;
-  state_lock_ = std::move(file);
-  return true;
-}
-
-void WorkFolder::lock_part(const ConvertPart& part) {
-  const std::string path = fmt::format("{}/part-{:05}.lock", path_, part.index);
-  part_lock_ = storage_.open_lock(path);
-  if (part_lock_ == nullptr) refuse_locked(path_, "another process removed the folder");
-  if (!take_lock(*part_lock_, LockMode::exclusive)) {
-    refuse_locked(path, fmt::format("another process does part {}", part.index));
-  }
-}
-
 void WorkFolder::open_whole(const ConvertRun& run) {
   if (conversion_.one_file) return begin();
-  state_ = state_of(conversion_);
-  if (keeps_) {
-    if (has_state()) return take_over(run.finish);
-    if (run.finish) {
-      throw Error("convert.incomplete", "no part of this conversion has been done",
-                  {.path = place_.path});
-    }
-  } else if (has_state()) {
-    std::uint32_t parts = 0;
-    try {
-      parts = read_state().parts;
-    } catch (const Error&) {
-      parts = 0;  // nobody can go on with it
-    }
-    if (parts > 0) {
-      throw Error("convert.state",
-                  fmt::format("a conversion in {} parts is waiting here: finish or resume it, or "
-                              "remove the folder",
-                              parts),
-                  {.path = path_});
-    }
-  }
+  state_ = state_of(conversion_, storage_);
+  const bool is_there = has_state();
+  if (is_there && keeps_) return take_over(run.finish);
+  if (run.finish) refuse_nothing_done();
+  require_undivided();
   check_named();
   begin();
+}
+
+void WorkFolder::refuse_nothing_done() const {
+  throw Error("convert.incomplete", "no part of this conversion has been done",
+              {.path = place_.path});
+}
+
+// A run without `resume` never discards parts.
+void WorkFolder::require_undivided() const {
+  const std::uint32_t parts = known_state().parts;
+  if (parts == 0) return;
+  throw Error("convert.state",
+              fmt::format("a conversion in {} parts is waiting here: finish or resume it, or "
+                          "remove the folder",
+                          parts),
+              {.path = path_});
 }
 
 // An empty folder with the state of this conversion.
@@ -201,7 +138,7 @@ void WorkFolder::make_files() {
 }
 
 void WorkFolder::open_part(const ConvertPart& part) {
-  state_ = state_of(conversion_);
+  state_ = state_of(conversion_, storage_);
   state_.parts = part.count;
   if (!has_state()) {
     empty_files({});
@@ -210,14 +147,13 @@ void WorkFolder::open_part(const ConvertPart& part) {
   }
   const WorkState found = read_state();
   join_work(state_, found, path_);
-  if (!is_plain_folder(files_) || status_of(exchange_, false)) {
+  if (!is_plain_folder(storage_, files_) || storage_.status(exchange_)) {
     throw Error("convert.state", "the target was about to get its name: finish or resume it",
                 {.path = path_});
   }
   if (found.parts != part.count) divide_anew(found.parts);
   if (found.has_copies != state_.has_copies) write_state();
-  state_lock_.reset();
-  lock_part(part);
+  locks_.take_part(part);
   std::vector<bool> wanted(conversion_.files.size(), false);
   for (const std::uint32_t file : files_of_part(conversion_, part)) wanted[file] = true;
   remove_unfinished(wanted);
@@ -225,40 +161,43 @@ void WorkFolder::open_part(const ConvertPart& part) {
 
 // What is finished is finished, whichever part it was of; but nobody may be at another part.
 void WorkFolder::divide_anew(std::uint32_t parts_before) {
-  if (!take_lock(*lock_, LockMode::exclusive)) {
+  if (!locks_.exclude_parts()) {
     throw Error("convert.state", "others are at parts of the work, and it is divided otherwise",
                 {.path = path_,
                  .found = fmt::format("{}", parts_before),
                  .expected = fmt::format("{}", state_.parts)});
   }
-  if (!lock_->is_named()) refuse_locked(path_, "another process is writing this target");
   write_state();
-  if (!take_lock(*lock_, LockMode::shared) || !lock_->is_named()) {
-    refuse_locked(path_, "another process is writing this target");
-  }
+  locks_.admit_parts();
 }
 
 void WorkFolder::take_over(bool finishes) {
   const WorkState found = read_state();
   join_work(state_, found, path_);
   state_.parts = found.parts;
-  const bool is_named = all_are_named();
-  const bool is_exchanged = exchange_is_done();
-  if (!is_plain_folder(files_) || is_exchanged || is_named) {
-    was_committed_ = target_is_whole();
-    if (was_committed_) return;
+  stage_ = stage();
+  if (stage_ == WorkStage::begun) {
+    if (!finishes && found.has_copies != state_.has_copies) write_state();
+    remove_unfinished({});
+  } else if (stage_ == WorkStage::lost) {
     if (finishes) {
       throw Error("convert.incomplete", "the finished shards are gone", {.path = path_});
     }
-    return begin();
+    begin();
   }
-  if (!finishes && found.has_copies != state_.has_copies) write_state();
-  remove_unfinished({});
+}
+
+WorkStage WorkFolder::stage() {
+  const bool is_exchanged = exchange_is_done();
+  if (is_plain_folder(storage_, files_) && !is_exchanged && !all_are_named()) {
+    return WorkStage::begun;
+  }
+  return target_is_whole() ? WorkStage::committed : WorkStage::lost;
 }
 
 // Every file of the model, of which an ended run has given the names one by one.
 bool WorkFolder::all_are_named() const {
-  const auto names = names_in(files_);
+  const auto names = storage_.list(files_);
   const Container& container = container_of(conversion_.format);
   const auto count = std::ranges::count_if(
       names, [&](const std::string& name) { return container.is_model_name(name); });
@@ -278,31 +217,50 @@ void WorkFolder::check_named() {
 }
 
 bool WorkFolder::exchange_is_done() {
-  const auto note = read_begin(exchange_, 100);
+  const auto note = storage_.read_begin(exchange_, 100);
   if (!note) return false;
-  const auto target = status_of(place_.path, false);
-  const auto files = status_of(files_, false);
-  const auto text = [](const std::optional<struct stat>& status) {
-    return fmt::format("{}", status ? status->st_ino : 0);
-  };
-  const bool is_as_before = *note == text(files) + " " + text(target) + "\n";
+  const bool is_as_before = *note == exchange_text();
   if (is_as_before) forget_exchange();
   return !is_as_before;
 }
 
-void WorkFolder::note_exchange(const std::string& target) {
-  const auto files = status_of(files_, false);
-  const auto old = status_of(target, false);
-  const std::string text = fmt::format("{} {}\n", files ? files->st_ino : 0, old ? old->st_ino : 0);
-  storage_.write_whole(exchange_, unfinished("exchange"), text);
+// The inodes of both folders under their present names.
+std::string WorkFolder::exchange_text() const {
+  const auto inode = [&](const std::string& path) {
+    const auto status = storage_.status(path);
+    return status ? status->identity.inode : 0;
+  };
+  return fmt::format("{} {}\n", inode(files_), inode(place_.path));
+}
+
+// If this process is killed in between, the next one finds the note.
+void WorkFolder::exchange() {
+  storage_.write_whole(exchange_, unfinished("exchange"), exchange_text());
   storage_.sync_folder(path_);
+  try {
+    if (storage_.exchange(files_, place_.path)) return;
+    storage_.rename(place_.path, old_);
+  } catch (...) {
+    forget_exchange();
+    throw;
+  }
+  // A file system that cannot exchange: for a moment nothing has the name. If this process is
+  // killed then, the next one gives it back to the old folder first of all.
+  try {
+    storage_.rename(files_, place_.path);
+  } catch (...) {
+    put_back_old();
+    forget_exchange();
+    throw;
+  }
+  storage_.rename(old_, files_);  // where remove() takes away what is known
 }
 
 void WorkFolder::forget_exchange() noexcept { storage_.remove(exchange_); }
 
 void WorkFolder::put_back_old() noexcept {
   try {
-    storage_.rename(old(), place_.path);
+    storage_.rename(old_, place_.path);
   } catch (const std::exception&) {
     return;  // the next run does it first of all
   }
@@ -310,24 +268,24 @@ void WorkFolder::put_back_old() noexcept {
 
 // A run was ended between the two steps in which, without an exchange, the target is replaced.
 void WorkFolder::recover_old() {
-  if (!is_plain_folder(old())) return;
-  if (!status_of(place_.path, false)) {
-    storage_.rename(old(), place_.path);
+  if (!is_plain_folder(storage_, old_)) return;
+  if (!storage_.status(place_.path)) {
+    storage_.rename(old_, place_.path);
     forget_exchange();
-  } else if (!is_plain_folder(files_)) {
-    storage_.rename(old(), files_);  // the target is the new one
+  } else if (!is_plain_folder(storage_, files_)) {
+    storage_.rename(old_, files_);  // the target is the new one
   }
 }
 
 bool WorkFolder::is_whole(const std::string& path, std::uint32_t file) const {
   const OutputFile& planned = conversion_.files[file];
-  const auto status = status_of(path, false);
-  if (!status || !S_ISREG(status->st_mode) ||
-      static_cast<std::uint64_t>(status->st_size) != planned.byte_count()) {
+  const auto status = storage_.status(path);
+  if (!status || status->kind != EntryKind::file ||
+      status->identity.bytes != planned.byte_count()) {
     return false;
   }
   const std::string header = container_of(conversion_.format).header(conversion_, file);
-  return read_begin(path, header.size()) == header;
+  return storage_.read_begin(path, header.size()) == header;
 }
 
 bool WorkFolder::has_finished(std::uint32_t file) const {
@@ -339,7 +297,7 @@ std::string WorkFolder::receipt_of(std::uint32_t file) const {
 }
 
 KeptFile WorkFolder::kept(std::uint32_t file, DigestKind kind, Storage& storage) const {
-  const auto text = read_begin(receipt_of(file), receipt_json_bytes_max);
+  const auto text = storage_.read_begin(receipt_of(file), receipt_json_bytes_max);
   return check_kept(conversion_, file, kind, text.value_or(""),
                     files_ + "/" + conversion_.files[file].name, storage, state_.has_copies);
 }
@@ -358,7 +316,7 @@ bool WorkFolder::target_is_whole() const {
   }
   if (conversion_.index_name.empty()) return true;
   const std::string index = container_of(conversion_.format).index(conversion_);
-  return read_begin(place_.path + "/" + conversion_.index_name, index.size() + 1) == index;
+  return storage_.read_begin(place_.path + "/" + conversion_.index_name, index.size() + 1) == index;
 }
 
 void WorkFolder::require_finished(const std::vector<bool>& is_kept) const {
@@ -389,15 +347,14 @@ void WorkFolder::require_finished(const std::vector<bool>& is_kept) const {
 }
 
 std::string WorkFolder::unfinished(const std::string& name) const {
-  std::random_device random;
-  return fmt::format("{}/{}{}{:08x}{:08x}", path_, name, unfinished_mark, random(), random());
+  return fmt::format("{}/{}{}{}", path_, name, unfinished_mark, random_name());
 }
 
-bool WorkFolder::has_state() const { return status_of(path_ + "/state.json", false).has_value(); }
+bool WorkFolder::has_state() const { return storage_.status(path_ + "/state.json").has_value(); }
 
 WorkState WorkFolder::read_state() const {
   const std::string path = path_ + "/state.json";
-  const auto text = read_begin(path, state_bytes_max);
+  const auto text = storage_.read_begin(path, state_bytes_max);
   if (!text) throw Error("convert.state", "cannot read the state of the work", {.path = path});
   try {
     return work_state_from_json(*text);
@@ -408,13 +365,23 @@ WorkState WorkFolder::read_state() const {
   }
 }
 
+// Empty where there is none, or nobody can go on with it: what it names is set aside then.
+WorkState WorkFolder::known_state() const {
+  try {
+    return has_state() ? read_state() : WorkState();
+  } catch (const Error& error) {
+    if (error.code() != "convert.state") throw;
+    return {};
+  }
+}
+
 void WorkFolder::write_state() {
   storage_.write_whole(path_ + "/state.json", unfinished("state.json"), to_json(state_));
   storage_.sync_folder(path_);
 }
 
 void WorkFolder::remove_unfinished(const std::vector<bool>& wanted) {
-  for (const std::string& name : names_in(path_)) {
+  for (const std::string& name : storage_.list(path_)) {
     const auto begun = begun_name(name);
     if (begun.empty() || !is_wanted(conversion_, wanted, begun)) continue;
     storage_.remove(path_ + "/" + name);
@@ -425,9 +392,9 @@ void WorkFolder::remove_unfinished(const std::vector<bool>& wanted) {
 // False: a file of theirs could not be removed.
 bool WorkFolder::remove_modules(const WorkState& known) {
   bool all_went = true;
-  for (const std::string& folder : names_in(files_)) {
-    if (!is_plain_folder(files_ + "/" + folder)) continue;
-    const std::vector<std::string> below = paths_below(files_ + "/" + folder);
+  for (const std::string& folder : storage_.list(files_)) {
+    if (!is_plain_folder(storage_, files_ + "/" + folder)) continue;
+    const std::vector<std::string> below = paths_below(storage_, files_ + "/" + folder);
     const bool is_known = std::ranges::all_of(below, [&](const std::string& name) {
       const std::string path = folder + "/" + name;
       return is_extra_name(conversion_, path) ||
@@ -446,36 +413,27 @@ bool WorkFolder::remove_modules(const WorkState& known) {
 void WorkFolder::empty_files(const WorkState& known) {
   const Container& container = container_of(conversion_.format);
   bool all_went = remove_modules(known);
-  for (const std::string& name : names_in(files_)) {
+  for (const std::string& name : storage_.list(files_)) {
     const std::string path = files_ + "/" + name;
     if (container.is_output_name(name, conversion_.stem) ||
         container.is_output_name(name, known.stem) || is_extra_name(conversion_, name) ||
         std::ranges::find(known.extra_names, name) != known.extra_names.end() || is_claim(name) ||
-        is_receipt_file(path) || same_file(path, place_.path + "/" + name)) {
+        is_receipt_file(storage_, path) || same_file(storage_, path, place_.path + "/" + name)) {
       all_went = storage_.remove(path) && all_went;
     }
   }
-  if (storage_.remove_folder(files_) || !status_of(files_, false)) return;
-  if (!all_went || names_in(files_).empty()) {  // a later run can, and knows what it is
+  if (storage_.remove_folder(files_) || !storage_.status(files_)) return;
+  if (!all_went || storage_.list(files_).empty()) {  // a later run can, and knows what it is
     throw Error("io.write", "cannot clear the folder of the work", {.path = files_});
   }
-  const std::string aside = fs::path(path_).parent_path() / unique_part_name();
-  storage_.rename(files_, aside);
+  storage_.rename(files_, join_path(parent_path(path_), unique_part_name()));
 }
 
 void WorkFolder::clear() {
-  WorkState known;
-  if (has_state()) {
-    try {
-      known = read_state();
-    } catch (const Error&) {
-      known = {};  // what it names is set aside
-    }
-  }
-  empty_files(known);
+  empty_files(known_state());
   forget_exchange();
   storage_.remove(path_ + "/state.json");
-  for (const std::string& name : names_in(path_)) {
+  for (const std::string& name : storage_.list(path_)) {
     if (name.ends_with(receipt_suffix)) storage_.remove(path_ + "/" + name);
   }
   remove_unfinished({});
@@ -485,7 +443,7 @@ void WorkFolder::remove() noexcept {
   is_removed_ = true;
   try {
     clear();
-    for (const std::string& name : names_in(path_)) {
+    for (const std::string& name : storage_.list(path_)) {
       if (name.ends_with(".lock")) storage_.remove(path_ + "/" + name);
     }
     // The lock last: who waits for it sees that it is gone, and makes a new one.

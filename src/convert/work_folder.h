@@ -15,7 +15,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,10 +22,18 @@
 #include "convert/output.h"
 #include "convert/recorder.h"
 #include "convert/state.h"
+#include "convert/work_locks.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
+
+// The state that an ended run left, see docs/design/work-folder.md.
+enum class WorkStage : std::uint8_t {
+  begun,      // finished shards wait in `files`
+  committed,  // the target is whole: this folder is to be removed
+  lost,       // `files` is gone or the old target, and the target is another one
+};
 
 // Used from one thread, but for what is const.
 class WorkFolder {
@@ -55,38 +62,39 @@ class WorkFolder {
   // Of the shards of this part.
   [[nodiscard]] std::vector<std::string> finished_paths(const ConvertPart& part) const;
   // An earlier run was ended when the target had its name and only this folder was to be removed.
-  [[nodiscard]] bool was_committed() const noexcept { return was_committed_; }
+  [[nodiscard]] bool was_committed() const noexcept { return stage_ == WorkStage::committed; }
   // Throws Error "convert.incomplete" that names what is missing: shards, or the parts they are of.
   // `is_kept`: what kept() found, by file.
   void require_finished(const std::vector<bool>& is_kept) const;
 
-  // Around the moment in which `files` and the target change places.
-  void note_exchange(const std::string& target);
-  void forget_exchange() noexcept;
-  // Where the old target waits while `files` gets its name, on file systems that cannot exchange.
-  [[nodiscard]] std::string old() const { return path_ + "/old"; }
-  void put_back_old() noexcept;
+  // `files` and the target change places: in one step, or in three with the old target in `old`
+  // for a moment where the file system cannot exchange. After an Error all is as before.
+  void exchange();
   // The target is whole: nothing of this is needed any more. What nobody knew of is set aside.
   void remove() noexcept;
 
  private:
-  void lock(const ConvertRun& run);
   void recover_old();
-  [[nodiscard]] bool lock_state();
-  void lock_part(const ConvertPart& part);
   void divide_anew(std::uint32_t parts_before);
   void open_whole(const ConvertRun& run);
   void open_part(const ConvertPart& part);
   void begin();
   void make_files();
   void take_over(bool finishes);
+  [[nodiscard]] WorkStage stage();
+  void forget_exchange() noexcept;
+  void put_back_old() noexcept;
+  [[noreturn]] void refuse_nothing_done() const;
+  void require_undivided() const;
   void check_named();
   [[nodiscard]] bool all_are_named() const;
   [[nodiscard]] bool exchange_is_done();
+  [[nodiscard]] std::string exchange_text() const;
   [[nodiscard]] bool target_is_whole() const;
   [[nodiscard]] bool is_whole(const std::string& path, std::uint32_t file) const;
   [[nodiscard]] bool has_state() const;
   [[nodiscard]] WorkState read_state() const;
+  [[nodiscard]] WorkState known_state() const;
   void write_state();
   void remove_unfinished(const std::vector<bool>& wanted);
   [[nodiscard]] bool remove_modules(const WorkState& known);
@@ -97,20 +105,20 @@ class WorkFolder {
   const TargetPlace place_;
   WritableStorage& storage_;
   const std::string path_;
+  WorkLocks locks_;
   const std::string exchange_;  // a file; its path is made while there is memory
   const std::string files_;
+  const std::string old_;
   const bool keeps_;       // what is finished stays, however the run ends
   bool is_begun_ = false;  // what is here was made by this run
   bool is_removed_ = false;
-  bool was_committed_ = false;
+  WorkStage stage_ = WorkStage::begun;
   WorkState state_;
-  std::unique_ptr<FileLock> lock_;
-  std::unique_ptr<FileLock> state_lock_;
-  std::unique_ptr<FileLock> part_lock_;
 };
 
 // What stands in the folder that a run of these files would keep or remove.
-[[nodiscard]] std::uint64_t bytes_waiting(const Conversion& conversion, const std::string& folder,
+[[nodiscard]] std::uint64_t bytes_waiting(WritableStorage& storage, const Conversion& conversion,
+                                          const std::string& folder,
                                           const std::vector<bool>& wanted);
 
 }  // namespace loadstone

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/ceil_div.h"
+#include "storage/forwarding.h"
 
 namespace loadstone {
 
@@ -17,26 +18,22 @@ constexpr std::uint64_t bytes_ahead_max = std::uint64_t{1} << 30;
 
 }  // namespace
 
-class ReadAhead::Source final : public ByteSource {
+class ReadAhead::Source final : public ForwardingSource {
  public:
   Source(ReadAhead& ahead, std::uint32_t shard)
-      : ahead_(ahead), shard_(shard), source_(*ahead.shards_[shard]) {}
-
-  [[nodiscard]] const std::string& path() const noexcept override { return source_.path(); }
-  [[nodiscard]] FileIdentity identity() const override { return source_.identity(); }
+      : ForwardingSource(ahead.shards_[shard]), ahead_(ahead), shard_(shard) {}
 
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     std::uint64_t bytes = 0;
     for (const auto& piece : pieces) bytes += piece.size();
     ahead_.reach(shard_, {offset, offset + bytes});
-    source_.read(offset, pieces);
+    ForwardingSource::read(offset, pieces);
   }
 
  private:
   ReadAhead& ahead_;
   std::uint32_t shard_;
-  ByteSource& source_;
 };
 
 ReadAhead::ReadAhead(std::span<const ShardRange> reads,

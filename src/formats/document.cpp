@@ -1,9 +1,7 @@
 #include "formats/document.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <filesystem>
+#include <string>
 #include <utility>
 
 #include "base/only_errors.h"
@@ -38,18 +36,18 @@ bool is_document(FileKind kind) noexcept {
 }
 
 void require(const std::string& path) {
-  struct stat status {};
   if (is_remote(path)) return;
-  if (::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return;
-  // A link may have any name.
-  std::error_code problem;
-  const std::string real = std::filesystem::canonical(path, problem).string();
+  WritableStorage& storage = local_storage().writable();
+  FileStatus status;
+  if (storage.try_status(path, true, status) != 0 || status.kind != EntryKind::file) return;
+  if (status.identity.bytes == 0) return;
+  const std::string real = storage.real_path(path);  // a link may have any name
   const auto is_of_model = [](std::string_view name) {
     return std::ranges::any_of(model_endings,
                                [&](std::string_view ending) { return name.ends_with(ending); });
   };
   if (is_of_model(path) || is_of_model(real)) fail(path, "a file of a model");
-  if (static_cast<std::uint64_t>(status.st_size) < short_file_bytes) return;
+  if (status.identity.bytes < short_file_bytes) return;
   const FileKind kind = sniff(*local_storage().open(path));
   if (!is_document(kind)) fail(path, describe(kind));
 }

@@ -1,22 +1,19 @@
 #include "offload/offload_files.h"
 
 #include <fmt/format.h>
-#include <simdjson.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <span>
-#include <system_error>
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "base/json_dom.h"
 #include "base/json_writer.h"
+#include "catalog/paths.h"
 #include "loadstone/error.h"
-#include "storage/regular_file.h"
 
 namespace loadstone {
 
@@ -56,7 +53,7 @@ std::string_view run_of(std::string_view name) noexcept {
 
 // Whether nobody is at the run any more.
 bool has_ended(WritableStorage& storage, const std::string& lock_path) {
-  if (::access(lock_path.c_str(), F_OK) != 0) return true;
+  if (!storage.status(lock_path, true)) return true;
   const auto lock = storage.open_lock(lock_path);
   return lock != nullptr && lock->take(LockMode::exclusive, false) == LockResult::taken;
 }
@@ -143,13 +140,13 @@ void OffloadFile::finish() {
   sink_->sync();
 }
 
-OffloadIndex read_offload_index(const std::string& path) {
+OffloadIndex read_offload_index(WritableStorage& storage, const std::string& path) {
   OffloadIndex index;
-  simdjson::dom::parser parser;
-  simdjson::dom::object members;
-  const auto problem = parser.load(path).get_object().get(members);
-  if (problem == simdjson::IO_ERROR && ::access(path.c_str(), F_OK) != 0) return index;
-  if (problem == simdjson::MEMALLOC) throw std::bad_alloc();
+  const auto text = storage.read_begin(storage.real_path(path), SIZE_MAX);
+  if (!text && !storage.status(path, true)) return index;
+  dom::parser parser;
+  dom::object members;
+  const auto problem = text ? parsed_json(parser, *text).get(members) : simdjson::IO_ERROR;
   if (problem != simdjson::SUCCESS) {
     throw Error(
         "offload.index", "the folder's index cannot be kept",
@@ -159,7 +156,7 @@ OffloadIndex read_offload_index(const std::string& path) {
     index.members.emplace_back(std::string(key), simdjson::minify(value));
     std::string_view file;
     if (value["safetensors_file"].get_string().get(file) == simdjson::SUCCESS) {
-      index.files.insert(std::filesystem::path(file).filename().string());
+      index.files.emplace(file_name(file));
     } else {
       index.raw_names.emplace(key);
     }
@@ -170,7 +167,7 @@ OffloadIndex read_offload_index(const std::string& path) {
 void remove_stale_offload(WritableStorage& storage, const std::string& folder,
                           const OffloadIndex& index) {
   std::map<std::string, bool, std::less<>> ended;
-  for (const std::string& name : names_in(folder)) {
+  for (const std::string& name : storage.list(folder)) {
     const std::string_view run = run_of(name);
     if (run.empty() || index.files.contains(name)) continue;
     auto known = ended.find(run);

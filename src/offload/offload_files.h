@@ -69,7 +69,7 @@ struct OffloadIndex {
 };
 
 // Empty where there is none. Throws Error "offload.index" for what is none.
-[[nodiscard]] OffloadIndex read_offload_index(const std::string& path);
+[[nodiscard]] OffloadIndex read_offload_index(WritableStorage& storage, const std::string& path);
 
 // Removes what runs left that ended before their end, however they did. The folder is to be locked.
 // Where the file system has no locks nothing tells who still runs, and all stays.

@@ -1,15 +1,13 @@
 #include "offload/offload_folder.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <iterator>
 #include <utility>
 
 #include "base/json_writer.h"
+#include "catalog/paths.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
 #include "storage/new_file.h"
@@ -35,12 +33,10 @@ void require_file_name(const std::string& name) {
               {.tensor = name, .expected = "a name without '/', '..' and NUL"});
 }
 
-std::string parent_of(const std::string& path) {
-  const std::string parent = std::filesystem::path(path).parent_path().string();
-  return parent.empty() ? "." : parent;
+bool is_there(WritableStorage& storage, const std::string& path) {
+  FileStatus status;
+  return storage.try_status(path, true, status) == 0;
 }
-
-bool is_there(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
 // Whether the name is that of a component of a quantized tensor: "layer.weight.absmax" of
 // "layer.weight". An older entry of that name belongs to the older value.
@@ -63,7 +59,6 @@ std::unique_ptr<FileLock> locked(WritableStorage& storage, const std::string& fo
 OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage)
     : folder_(plan.offload_folder),
       storage_(storage.writable()),
-      resolve_([&storage](const std::string& path) { return storage.resolve(path); }),
       data_(plan.targets.size(), nullptr),
       parts_(plan.targets.size()) {
   for (OffloadEntry& entry : offload_entries(plan, storage)) put(std::move(entry));
@@ -90,9 +85,9 @@ void OffloadFolder::begin() {
   if (folder_.empty()) throw Error("plan.options", "tensors are offloaded and no folder is named");
   is_active_ = true;
   make_folder();
-  real_folder_ = std::filesystem::absolute(resolve_(folder_)).string();
+  real_folder_ = storage_.real_path(folder_);
   const auto lock = locked(storage_, folder_);
-  remove_stale_offload(storage_, folder_, read_offload_index(index_path()));
+  remove_stale_offload(storage_, folder_, read_offload_index(storage_, index_path()));
   std::string run = random_name();
   lock_path_ = folder_ + "/" + offload_lock_name(run);
   static_cast<void>(storage_.create(lock_path_));
@@ -103,9 +98,9 @@ void OffloadFolder::begin() {
 
 void OffloadFolder::make_folder() {
   std::vector<std::string> missing;
-  for (std::string path = folder_; !is_there(path); path = parent_of(path)) {
+  for (std::string path = folder_; !is_there(storage_, path); path = parent_path(path)) {
     missing.push_back(path);
-    if (path == parent_of(path)) break;
+    if (path == parent_path(path)) break;
   }
   made_folders_.reserve(missing.size());
   for (auto path = missing.rbegin(); path != missing.rend(); ++path) {
@@ -294,10 +289,10 @@ void OffloadFolder::commit() {
   const auto begin = Clock::now();
   for (OffloadFile& file : files_) file.finish();
   storage_.sync_folder(folder_);
-  for (const std::string& path : made_folders_) storage_.sync_folder(parent_of(path));
+  for (const std::string& path : made_folders_) storage_.sync_folder(parent_path(path));
   const auto lock = locked(storage_, folder_);
   const std::string path = index_path();
-  const OffloadIndex known = read_offload_index(path);
+  const OffloadIndex known = read_offload_index(storage_, path);
   name_raw_files();
   storage_.write_whole(path, folder_ + "/" + offload_index_name(run_), index_text(known));
   is_committed_ = true;
@@ -314,7 +309,7 @@ void OffloadFolder::name_raw_files() {
   for (const OffloadEntry& entry : entries()) {
     if (!entry.is_written || !entry.safetensors_file.empty()) continue;
     const std::string path = folder_ + "/" + entry.target + offload_raw_ending;
-    if (is_there(path)) {
+    if (is_there(storage_, path)) {
       throw Error("plan.dtype",
                   "a tensor of this dtype cannot be replaced in an offload folder; name another "
                   "folder, or remove the file",
@@ -367,7 +362,7 @@ void OffloadFolder::files_committed() noexcept {
 // Values that no entry names any more.
 void OffloadFolder::remove_replaced(const OffloadIndex& known) noexcept {
   try {
-    const OffloadIndex now = read_offload_index(index_path());
+    const OffloadIndex now = read_offload_index(storage_, index_path());
     for (const std::string& file : known.files) {
       if (!is_offload_data_name(file) || now.files.contains(file)) continue;
       storage_.remove(folder_ + "/" + file);

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -91,7 +90,6 @@ class OffloadFolder {
 
   const std::string folder_;
   WritableStorage& storage_;
-  const std::function<std::string(const std::string&)> resolve_;
   std::string run_;  // empty until its lock is made
   std::string lock_path_;
   std::string real_folder_;                // absolute, links resolved

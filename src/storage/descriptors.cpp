@@ -33,20 +33,17 @@ std::size_t open_limit() noexcept {
 
 // O_NONBLOCK: opening a named pipe without a writer would wait for ever. It means nothing for
 // regular files, and what is not one is refused on the descriptor and not on the path.
-int open_once(const char* path) noexcept {
+int open_once(const char* path, int flags) noexcept {
   int descriptor = -1;
   do {
-    descriptor = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    descriptor = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | flags);
   } while (descriptor < 0 && errno == EINTR);
   return descriptor;
 }
 
 [[noreturn]] void refuse(const std::string& path, const char* code, const char* message,
                          int problem) {
-  Where where;
-  where.path = path;
-  where.system_error = problem;
-  throw Error(code, message, std::move(where));
+  throw Error(code, message, {.path = path, .system_error = problem});
 }
 
 }  // namespace
@@ -75,9 +72,9 @@ DescriptorPool& DescriptorPool::instance() {
   return pool;
 }
 
-int DescriptorPool::open_file(const char* path) noexcept {
+int DescriptorPool::open_file(const char* path, int flags) noexcept {
   for (unsigned attempt = 0;; ++attempt) {
-    const int descriptor = open_once(path);
+    const int descriptor = open_once(path, flags);
     if (descriptor >= 0 || (errno != EMFILE && errno != ENFILE)) return descriptor;
     const int problem = errno;
     if (make_room(attempt)) continue;

@@ -53,7 +53,7 @@ class DescriptorPool {
   DescriptorPool& operator=(const DescriptorPool&) = delete;
 
   // open(2) for reading; makes room where there is none. -1 and errno where it fails.
-  [[nodiscard]] int open_file(const char* path) noexcept;
+  [[nodiscard]] int open_file(const char* path, int flags = 0) noexcept;
 
   // The file's descriptor, which stays open until it is given back. Opens the file again where it
   // has none: Error "io.changed" where another file stands there by now, or none.

@@ -8,5 +8,6 @@
 namespace loadstone {
 
 [[nodiscard]] FileIdentity identity_of(const struct stat& status) noexcept;
+[[nodiscard]] FileStatus status_of(const struct stat& status) noexcept;
 
 }  // namespace loadstone

@@ -1,137 +1,29 @@
-// The machine's own file system, through pread: no shared file position, so any number of threads
-// may read one descriptor.
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
+// The machine's own file system, as far as it is read from.
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdlib>
-#include <exception>
 #include <memory>
 #include <utility>
 
 #include "base/only_errors.h"
-#include "loadstone/error.h"
 #include "loadstone/storage.h"
-#include "storage/descriptors.h"
 #include "storage/file_status.h"
+#include "storage/local_file.h"
 #include "storage/local_writer.h"
-#include "storage/network_file_system.h"
-#include "storage/page_cache.h"
-#include "storage/read_batch.h"
 #include "storage/regular_file.h"
 
 namespace loadstone {
 
 namespace {
 
-EntryKind kind_of(const struct stat& status) noexcept {
-  if (S_ISREG(status.st_mode)) return EntryKind::file;
-  if (S_ISDIR(status.st_mode)) return EntryKind::folder;
-  return EntryKind::other;
-}
-
-// Thread-safe: the descriptor is only read from, by position. It has one when it needs one.
-class LocalFile final : public ByteSource {
- public:
-  LocalFile(std::string path, int descriptor, const struct stat& status)
-      : is_on_network_(loadstone::is_on_network(descriptor)),
-        file_(DescriptorPool::instance(), std::move(path), descriptor, identity_of(status)) {}
-  LocalFile(const LocalFile&) = delete;
-  LocalFile& operator=(const LocalFile&) = delete;
-
-  [[nodiscard]] const std::string& path() const noexcept override { return file_.path(); }
-
-  [[nodiscard]] FileIdentity identity() const override {
-    struct stat status {};
-    const DescriptorPool::Use use(file_);
-    if (::fstat(use.descriptor(), &status) != 0)
-      fail("io.read", "cannot tell the file's size", 0, errno);
-    return identity_of(status);
-  }
-
-  [[nodiscard]] bool is_on_network() const override { return is_on_network_; }
-
-  [[nodiscard]] std::optional<double> cached_share() const override {
-    const std::uint64_t bytes = identity().bytes;
-    const DescriptorPool::Use use(file_);
-    return cached_share_of(use.descriptor(), bytes);
-  }
-
-  std::uint64_t prefetch(std::uint64_t offset, std::uint64_t bytes) noexcept override {
-    try {
-      const DescriptorPool::Use use(file_);
-      return prefetch_missing(use.descriptor(), offset, bytes);
-    } catch (const std::exception&) {
-      return 0;  // whoever reads these bytes says why
-    }
-  }
-
-  void release(std::uint64_t offset, std::uint64_t bytes) noexcept override {
-    try {
-      const DescriptorPool::Use use(file_);
-      ::posix_fadvise(use.descriptor(), static_cast<off_t>(offset), static_cast<off_t>(bytes),
-                      POSIX_FADV_DONTNEED);
-    } catch (const std::exception&) {
-      // The file is gone or there is no descriptor left: then its pages stay.
-    }
-  }
-
-  using ByteSource::read;
-  void read(std::uint64_t offset, ReadPieces pieces) override {
-    ReadPlace place;
-    ReadBatch batch;
-    bool moves = !is_on_network_;  // there a copy costs little, and a call may be a request
-    const DescriptorPool::Use use(file_);
-    while (true) {
-      batch.gather(pieces, place, offset, moves);
-      if (batch.bytes() == 0) return;
-      if (offset > static_cast<std::uint64_t>(LLONG_MAX)) {
-        fail("io.short_read", "the file ends early", offset, 0);
-      }
-      const ssize_t got =
-          ::preadv(use.descriptor(), batch.parts().data(), static_cast<int>(batch.parts().size()),
-                   static_cast<off_t>(offset));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) fail("io.read", "cannot read", offset, errno);
-      if (batch.moves() && got != static_cast<ssize_t>(batch.bytes())) {
-        moves = false;  // once more, so that what comes is in its place
-        continue;
-      }
-      if (got == 0) fail("io.short_read", "the file ends early", offset, 0);
-      batch.settle();
-      offset += static_cast<std::uint64_t>(got);
-      place.advance(pieces, static_cast<std::size_t>(got));
-    }
-  }
-
- private:
-  [[noreturn]] void fail(const char* code, const char* message, std::uint64_t offset,
-                         int problem) const {
-    Where where;
-    where.path = path();
-    where.byte_offset = offset;
-    where.system_error = problem;
-    throw Error(code, message, where);
-  }
-
-  bool is_on_network_;
-  mutable PooledFile file_;  // last: from then on the pool may close the descriptor at any time
-};
-
 // Thread-safe: holds nothing.
 class LocalStorage final : public Storage {
  public:
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
-    return only_errors([&]() -> std::shared_ptr<ByteSource> {
+    return only_errors([&] {
       struct stat status {};
       Descriptor file = open_regular(path, status);
-      const auto opened = std::make_shared<LocalFile>(path, file.get(), status);
-      static_cast<void>(file.release());  // it is the pool's now
-      return opened;
+      return local_file(path, std::move(file), status);
     });
   }
 
@@ -139,14 +31,14 @@ class LocalStorage final : public Storage {
     require_whole_path(path);
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) fail_open(path, errno, "cannot tell what this is");
-    return kind_of(status);
+    return status_of(status).kind;
   }
 
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
     return only_errors([&] {
       require_whole_path(folder);
-      int problem = 0;
-      std::vector<std::string> names = names_in(folder, &problem);
+      std::vector<std::string> names;
+      const int problem = local_writer().try_list(folder, names);
       if (problem != 0) fail_open(folder, problem, "cannot list the folder");
       std::ranges::sort(names);
       return names;

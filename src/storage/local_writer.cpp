@@ -1,18 +1,25 @@
-// Writing to the machine's own file system: one call of the system in each function.
+// The machine's own file system: one call of the system in each function.
 #include "storage/local_writer.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <limits>
+#include <filesystem>
+#include <memory>
+#include <system_error>
 #include <utility>
 
+#include "storage/descriptors.h"
+#include "storage/file_status.h"
+#include "storage/local_file.h"
 #include "storage/new_file.h"
 
 namespace loadstone {
@@ -116,6 +123,57 @@ bool is_cut(const std::string& path) noexcept { return path.find('\0') != std::s
 // Thread-safe: holds nothing.
 class LocalWriter final : public WritableStorage {
  public:
+  int try_status(const std::string& path, bool follows_link, FileStatus& status) override {
+    if (is_cut(path)) return EINVAL;
+    struct stat found {};
+    const int result = follows_link ? ::stat(path.c_str(), &found) : ::lstat(path.c_str(), &found);
+    if (result != 0) return errno;
+    status = status_of(found);
+    return 0;
+  }
+
+  // The iterators of std::filesystem end the process where memory does.
+  int try_list(const std::string& folder, std::vector<std::string>& names) override {
+    const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
+    if (!stream) return errno;
+    while (true) {
+      errno = 0;  // the one way to tell an error from the end
+      const dirent* const entry = ::readdir(stream.get());
+      if (entry == nullptr) return errno;
+      const std::string_view name = entry->d_name;
+      if (name != "." && name != "..") names.emplace_back(name);
+    }
+  }
+
+  int try_open(const std::string& path, std::shared_ptr<ByteSource>& file) override {
+    if (is_cut(path)) return EINVAL;
+    Descriptor opened(DescriptorPool::instance().open_file(path.c_str(), O_NOFOLLOW));
+    struct stat status {};
+    if (opened.get() < 0 || ::fstat(opened.get(), &status) != 0) return errno;
+    if (S_ISDIR(status.st_mode)) return EISDIR;
+    if (!S_ISREG(status.st_mode)) return ENXIO;
+    file = local_file(path, std::move(opened), status);
+    return 0;
+  }
+
+  int try_resolve(const std::string& path, std::string& real) override {
+    std::error_code problem;
+    const auto absolute = std::filesystem::absolute(path, problem);
+    if (!problem) real = std::filesystem::weakly_canonical(absolute, problem).string();
+    return problem.value();
+  }
+
+  int try_free_bytes(const std::string& folder, std::uint64_t& bytes) override {
+    struct statvfs status {};
+    if (::statvfs(folder.c_str(), &status) != 0) return errno;
+    bytes = std::uint64_t{status.f_bavail} * std::uint64_t{status.f_frsize};
+    return 0;
+  }
+
+  int try_permit(const std::string& path, std::uint32_t permissions) override {
+    return is_cut(path) ? EINVAL : errno_of(::chmod(path.c_str(), permissions));
+  }
+
   int try_create(const std::string& path, std::unique_ptr<FileSink>& file) override {
     if (is_cut(path)) return EINVAL;
     Descriptor made(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));

@@ -1,4 +1,4 @@
-// The machine's own file system, as far as it is written to.
+// The machine's own file system.
 #pragma once
 
 #include "loadstone/storage.h"

@@ -12,15 +12,11 @@
 
 namespace loadstone {
 
-void fail_write(int problem, std::string message, std::string path, std::string tensor) {
-  Where where;
-  where.path = std::move(path);
-  where.tensor = std::move(tensor);
-  where.system_error = problem;
+void fail_write(int problem, std::string message, std::string path) {
   const char* code = "io.write";
   if (problem == ENOSPC || problem == EDQUOT || problem == EFBIG) code = "io.no_space";
   if (problem == EACCES || problem == EPERM || problem == EROFS) code = "io.denied";
-  throw Error(code, std::move(message), std::move(where));
+  throw Error(code, std::move(message), {.path = std::move(path), .system_error = problem});
 }
 
 Descriptor::~Descriptor() {

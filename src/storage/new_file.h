@@ -8,8 +8,7 @@
 namespace loadstone {
 
 // Throws Error "io.no_space", "io.denied" or "io.write" for the system's error number.
-[[noreturn]] void fail_write(int problem, std::string message, std::string path,
-                             std::string tensor = {});
+[[noreturn]] void fail_write(int problem, std::string message, std::string path);
 
 // Closes what it holds. Not thread-safe.
 class Descriptor {

@@ -1,9 +1,6 @@
 #include "storage/regular_file.h"
 
-#include <dirent.h>
-
 #include <cerrno>
-#include <memory>
 
 #include "loadstone/error.h"
 #include "storage/descriptors.h"
@@ -21,15 +18,12 @@ namespace {
 }  // namespace
 
 void fail_open(const std::string& path, int problem, const char* doing) {
-  Where where;
-  where.path = path;
-  where.system_error = problem;
   if (is_remote(path)) {
-    where.system_error = 0;
     throw Error("io.remote", "files of other machines are read through a remote storage",
-                std::move(where));
+                {.path = path});
   }
-  if (problem == ENOENT || problem == EACCES) where.system_error = 0;  // our words say the same
+  const bool is_plain = problem == ENOENT || problem == EACCES;  // our words say the same
+  const Where where = {.path = path, .system_error = is_plain ? 0 : problem};
   if (problem == ENOENT || problem == ENOTDIR) {
     throw Error("io.not_found", "no such file or folder", where);
   }
@@ -56,20 +50,6 @@ Descriptor open_regular(const std::string& path, struct stat& status) {
   refuse_kind(path, S_ISDIR(status.st_mode)    ? "a folder"
                     : S_ISFIFO(status.st_mode) ? "a named pipe"
                                                : "a device");
-}
-
-std::vector<std::string> names_in(const std::string& folder, int* problem) {
-  std::vector<std::string> names;
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
-  const dirent* entry = nullptr;
-  do {
-    if (stream) errno = 0;  // the one way to tell an error from the end
-    entry = stream ? ::readdir(stream.get()) : nullptr;
-    if (entry == nullptr && problem != nullptr) *problem = errno;
-    if (entry != nullptr) names.emplace_back(entry->d_name);
-  } while (entry != nullptr);
-  std::erase_if(names, [](const std::string& name) { return name == "." || name == ".."; });
-  return names;
 }
 
 }  // namespace loadstone

@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <string>
-#include <vector>
 
 #include "storage/new_file.h"
 
@@ -19,10 +18,5 @@ void require_whole_path(const std::string& path);
 // A regular file and its status; where the process has no descriptor left, idle ones of the pool
 // are closed. Never blocks on a pipe. Throws Error: those above, "io.not_regular".
 [[nodiscard]] Descriptor open_regular(const std::string& path, struct stat& status);
-
-// Names (not paths) in a folder, in no order; those up to a problem, the system's error number,
-// which is 0 where there is none. The iterators of std::filesystem end the process where memory
-// does.
-[[nodiscard]] std::vector<std::string> names_in(const std::string& folder, int* problem = nullptr);
 
 }  // namespace loadstone

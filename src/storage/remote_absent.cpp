@@ -1,6 +1,7 @@
 // In the place of remote/, where libcurl was not there to be built with.
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
+#include "storage/forwarding.h"
 
 namespace loadstone {
 
@@ -13,23 +14,28 @@ void require_readable(const std::string& path) {
               {.path = path, .expected = "a path of this machine"});
 }
 
-class LocalOnly final : public Storage {
+class LocalOnly final : public ForwardingStorage {
  public:
+  LocalOnly() : ForwardingStorage(local_storage()) {}
+
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
     require_readable(path);
-    return local_storage().open(path);
+    return ForwardingStorage::open(path);
   }
   [[nodiscard]] EntryKind kind(const std::string& path) override {
     require_readable(path);
-    return local_storage().kind(path);
+    return ForwardingStorage::kind(path);
   }
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
     require_readable(folder);
-    return local_storage().list(folder);
+    return ForwardingStorage::list(folder);
   }
   [[nodiscard]] std::string resolve(const std::string& path) override {
     require_readable(path);
-    return local_storage().resolve(path);
+    return ForwardingStorage::resolve(path);
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open_anew(const std::string& path) override {
+    return open(path);
   }
 };
 

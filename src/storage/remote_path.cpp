@@ -89,6 +89,14 @@ std::string encoded_path(std::string_view name) {
   return text;
 }
 
+std::string encoded_name(std::string_view name) {
+  std::string text = encoded_path(name);
+  for (std::size_t at = text.find('/'); at != std::string::npos; at = text.find('/', at)) {
+    text.replace(at, 1, "%2F");
+  }
+  return text;
+}
+
 std::string name_below(std::string_view folder, std::string_view path) {
   return is_http(folder) ? decoded_path(path) : std::string(path);
 }

@@ -21,6 +21,8 @@ void require_local(const std::string& path);
 
 // A file's name as a part of a URL; slashes stay.
 [[nodiscard]] std::string encoded_path(std::string_view name);
+// The same without slashes: one name of a path, a value of a query.
+[[nodiscard]] std::string encoded_name(std::string_view name);
 // The part of a path below the folder as the name of a file.
 [[nodiscard]] std::string name_below(std::string_view folder, std::string_view path);
 

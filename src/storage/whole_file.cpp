@@ -1,16 +1,11 @@
 #include "storage/whole_file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <memory>
 #include <optional>
-#include <span>
-#include <system_error>
 
 #include "base/only_errors.h"
 #include "loadstone/error.h"
@@ -24,13 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* cannot_write = "cannot write the file";
-
-// Links followed, those that lead nowhere yet too.
-std::string followed(const std::string& path) {
-  std::error_code problem;
-  const fs::path real = fs::weakly_canonical(path, problem);
-  return problem || real.empty() ? path : real.string();
-}
 
 // Names there are of open descriptors: a file that is renamed to one reaches nobody.
 bool names_a_descriptor(const std::string& path) {
@@ -55,37 +43,33 @@ bool is_of_the_folder(const Error& error) noexcept {
   return error.code() == "io.denied" || error.where().system_error == EBUSY;
 }
 
-void replace(WritableStorage& storage, const std::string& path, const std::string& unfinished,
-             std::string_view text, std::optional<mode_t> mode) {
-  const std::unique_ptr<FileSink> file = storage.create(unfinished);
+std::optional<FileStatus> older_at(const std::string& target, const std::string& path,
+                                   WritableStorage& storage) {
   try {
-    file->write(0, std::as_bytes(std::span(text)));
-    if (mode) static_cast<void>(::chmod(unfinished.c_str(), *mode & 07777));
-    file->sync();
-    storage.rename(unfinished, path);
-  } catch (...) {
-    storage.remove(unfinished);
-    throw;
+    return storage.status(target, true);
+  } catch (const Error& error) {
+    if (error.where().system_error == 0) throw;
+    fail_write(error.where().system_error, cannot_write, path);
   }
 }
 
 void write_whole(const std::string& path, std::string_view text, WritableStorage& storage) {
   require_local(path);
   if (path.empty() || path.find('\0') != std::string::npos) fail_write(EINVAL, cannot_write, path);
-  const std::string target = followed(path);
-  struct stat status {};
-  const bool exists = ::stat(target.c_str(), &status) == 0;
+  // Links followed, those that lead nowhere yet too.
+  const std::string target = storage.real_path(path);
+  const auto older = older_at(target, path, storage);
   if (names_a_descriptor(path) || names_a_descriptor(target) ||
-      (exists && !S_ISREG(status.st_mode))) {
+      (older && older->kind != EntryKind::file)) {
     return write_in_place(path, text);
   }
-  if (exists && ::access(target.c_str(), W_OK) != 0) fail_write(errno, cannot_write, path);
+  if (older && ::access(target.c_str(), W_OK) != 0) fail_write(errno, cannot_write, path);
   const fs::path folder = fs::path(target).parent_path();
   try {
-    replace(storage, target, (folder / unique_part_name()).string(), text,
-            exists ? std::optional(status.st_mode) : std::nullopt);
+    storage.write_whole(target, (folder / unique_part_name()).string(), text,
+                        older ? std::optional(older->permissions) : std::nullopt);
   } catch (const Error& error) {
-    if (exists && is_of_the_folder(error)) return write_in_place(target, text);
+    if (older && is_of_the_folder(error)) return write_in_place(target, text);
     Where where = error.where();
     where.path = path;  // nobody knows the temporary name
     throw Error(error.code(), cannot_write, std::move(where));

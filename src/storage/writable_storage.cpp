@@ -1,9 +1,11 @@
 // The rules above single calls: what is tried again, and which error it becomes.
+#include <algorithm>
 #include <cerrno>
 #include <exception>
 #include <utility>
 
 #include "base/only_errors.h"
+#include "loadstone/error.h"
 #include "loadstone/storage.h"
 #include "storage/new_file.h"
 #include "storage/remote_path.h"
@@ -18,6 +20,16 @@ int repeated(const Call& call) {
   int problem = EINTR;
   while (problem == EINTR) problem = call();
   return problem;
+}
+
+bool is_absent_or_denied(int problem) noexcept {
+  return problem == ENOENT || problem == ENOTDIR || problem == EACCES || problem == EPERM;
+}
+
+// Something else has the name, or it cannot be a name.
+bool is_no_file(int problem) noexcept {
+  return problem == ELOOP || problem == EISDIR || problem == ENXIO || problem == ENODEV ||
+         problem == EINVAL;
 }
 
 void require(int problem, const char* message, const std::string& path) {
@@ -75,6 +87,62 @@ LockResult FileLock::take(LockMode mode, bool waits) {
     }
     fail_write(problem, "cannot lock", path());
   });
+}
+
+std::optional<FileStatus> WritableStorage::status(const std::string& path, bool follows_link) {
+  FileStatus found;
+  const int problem = repeated([&] { return try_status(path, follows_link, found); });
+  if (problem == 0) return found;
+  if (problem == ENOENT || problem == ENOTDIR) return std::nullopt;
+  throw Error(problem == EACCES ? "io.denied" : "io.open", "cannot look at the target",
+              {.path = path, .system_error = problem});
+}
+
+std::vector<std::string> WritableStorage::list(const std::string& folder) {
+  std::vector<std::string> names;
+  const int problem = repeated([&] {
+    names.clear();
+    return try_list(folder, names);
+  });
+  if (problem != 0 && !is_absent_or_denied(problem)) {
+    throw Error("io.read", "cannot look into the folder",
+                {.path = folder, .system_error = problem});
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+int WritableStorage::open(const std::string& path, std::shared_ptr<ByteSource>& file) {
+  return repeated([&] { return try_open(path, file); });
+}
+
+std::optional<std::string> WritableStorage::read_begin(const std::string& path,
+                                                       std::size_t bytes_max) {
+  std::shared_ptr<ByteSource> file;
+  const int problem = open(path, file);
+  if (is_absent_or_denied(problem) || is_no_file(problem)) return std::nullopt;
+  if (problem != 0) {
+    throw Error("io.read", "cannot read the file", {.path = path, .system_error = problem});
+  }
+  std::string text(std::min<std::uint64_t>(bytes_max, file->identity().bytes), '\0');
+  file->read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+std::string WritableStorage::real_path(const std::string& path) {
+  std::string real;
+  const int problem = repeated([&] { return try_resolve(path, real); });
+  return problem != 0 || real.empty() ? path : real;
+}
+
+std::optional<std::uint64_t> WritableStorage::free_bytes(const std::string& folder) {
+  std::uint64_t bytes = 0;
+  const int problem = repeated([&] { return try_free_bytes(folder, bytes); });
+  return problem == 0 ? std::optional(bytes) : std::nullopt;
+}
+
+bool WritableStorage::permit(const std::string& path, std::uint32_t permissions) noexcept {
+  return quietly([&] { return try_permit(path, permissions); });
 }
 
 std::unique_ptr<FileSink> WritableStorage::create(const std::string& path) {
@@ -135,11 +203,12 @@ std::unique_ptr<FileLock> WritableStorage::open_lock(const std::string& path) {
 }
 
 void WritableStorage::write_whole(const std::string& path, const std::string& unfinished,
-                                  std::string_view text) {
+                                  std::string_view text, std::optional<std::uint32_t> permissions) {
   only_errors([&] {
     const auto file = create(unfinished);
     try {
       file->write(0, std::as_bytes(std::span(text)));
+      if (permissions) permit(unfinished, *permissions);
       file->sync();
       rename(unfinished, path);
     } catch (...) {

@@ -8,6 +8,7 @@
 
 #include "codec/decode.h"
 #include "loadstone/quantized_tensors.h"
+#include "storage/forwarding.h"
 #include "verify/borrowed.h"
 
 namespace loadstone {
@@ -20,15 +21,13 @@ constexpr std::uint64_t staging_bytes = 4 << 20;
 constexpr double reach_max = 2.0 * std::numeric_limits<float>::max();
 
 // A shard whose filled tensors are not read.
-class FilledSource final : public ByteSource {
+class FilledSource final : public ForwardingSource {
  public:
   FilledSource(std::shared_ptr<ByteSource> source, std::uint32_t shard,
                const std::vector<Numbers::Filled>& filled)
-      : source_(std::move(source)), shard_(shard), filled_(filled) {}
+      : ForwardingSource(std::move(source)), shard_(shard), filled_(filled) {}
 
-  [[nodiscard]] const std::string& path() const noexcept override { return source_->path(); }
-  [[nodiscard]] FileIdentity identity() const override { return source_->identity(); }
-
+  using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     for (const std::span<std::byte> piece : pieces) {
       read_piece(offset, piece);
@@ -42,7 +41,7 @@ class FilledSource final : public ByteSource {
     const auto covers = [&](const Numbers::Filled& each) {
       return each.shard == shard_ && each.offset_begin <= offset && end <= each.offset_end;
     };
-    if (std::ranges::none_of(filled_, covers)) source_->read(offset, {&piece, 1});
+    if (std::ranges::none_of(filled_, covers)) ForwardingSource::read(offset, {&piece, 1});
     for (const Numbers::Filled& each : filled_) {
       const std::uint64_t from = std::max(offset, each.offset_begin);
       const std::uint64_t until = std::min(end, each.offset_end);
@@ -51,7 +50,6 @@ class FilledSource final : public ByteSource {
     }
   }
 
-  std::shared_ptr<ByteSource> source_;
   std::uint32_t shard_;
   const std::vector<Numbers::Filled>& filled_;
 };

@@ -4,31 +4,24 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <random>
 #include <set>
 
 #include "loadstone/byte_range.h"
+#include "storage/forwarding.h"
 #include "support/files.h"
+#include "support/memory_storage.h"
 
 namespace loadstone::test {
 namespace {
 
 // A file in memory that notes which of its bytes it was asked for and which were released.
-class Noted final : public ByteSource {
+class Noted final : public ForwardingSource {
  public:
-  Noted(std::string path, std::string bytes) : path_(std::move(path)), bytes_(std::move(bytes)) {}
+  Noted(std::string path, std::string bytes)
+      : ForwardingSource(memory_source(std::move(bytes), std::move(path))) {}
 
-  [[nodiscard]] const std::string& path() const noexcept override { return path_; }
-  [[nodiscard]] FileIdentity identity() const override { return {.bytes = bytes_.size()}; }
-  using ByteSource::read;
-  void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
-    for (const std::span<std::byte> piece : pieces) {
-      std::memcpy(piece.data(), bytes_.data() + offset, piece.size());
-      offset += piece.size();
-    }
-  }
   std::uint64_t prefetch(std::uint64_t offset, std::uint64_t bytes) noexcept override {
     asked.push_back({offset, offset + bytes});
     return bytes;
@@ -39,10 +32,6 @@ class Noted final : public ByteSource {
 
   std::vector<ByteRange> asked;
   std::vector<ByteRange> released;
-
- private:
-  std::string path_;
-  std::string bytes_;
 };
 
 class NotedStorage final : public Storage {

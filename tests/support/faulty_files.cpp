@@ -26,7 +26,11 @@ class FaultyFiles::Gate {
     return fault;
   }
   // For calls that only succeed or fail: a short one is none of these.
-  int problem(std::string_view name, const std::string& path) { return pass(name, path).problem; }
+  template <typename Call>
+  int call(std::string_view name, const std::string& path, const Call& inner) {
+    const int problem = pass(name, path).problem;
+    return problem != 0 ? problem : inner();
+  }
   // For reading, whose interface has no error numbers: interrupted calls never leave it.
   void read(std::string_view name, const std::string& path) {
     const FileFault fault = pass(name, path);
@@ -44,23 +48,21 @@ namespace {
 
 using GatePointer = std::shared_ptr<FaultyFiles::Gate>;
 
-class FaultySource final : public ByteSource {
+class FaultySource final : public ForwardingSource {
  public:
   FaultySource(std::shared_ptr<ByteSource> inner, GatePointer gate)
-      : inner_(std::move(inner)), gate_(std::move(gate)) {}
-  [[nodiscard]] const std::string& path() const noexcept override { return inner_->path(); }
+      : ForwardingSource(std::move(inner)), gate_(std::move(gate)) {}
   [[nodiscard]] FileIdentity identity() const override {
     gate_->read("identity", path());
-    return inner_->identity();
+    return ForwardingSource::identity();
   }
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     gate_->read("read", path());
-    inner_->read(offset, pieces);
+    ForwardingSource::read(offset, pieces);
   }
 
  private:
-  std::shared_ptr<ByteSource> inner_;
   GatePointer gate_;
 };
 
@@ -70,8 +72,7 @@ class FaultySink final : public FileSink {
       : inner_(std::move(inner)), gate_(std::move(gate)) {}
   [[nodiscard]] const std::string& path() const noexcept override { return inner_->path(); }
   int try_reserve(std::uint64_t byte_count, Reserve how) override {
-    const int problem = gate_->problem("reserve", path());
-    return problem != 0 ? problem : inner_->try_reserve(byte_count, how);
+    return gate_->call("reserve", path(), [&] { return inner_->try_reserve(byte_count, how); });
   }
   std::int64_t try_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
     const FileFault fault = gate_->pass("write", path());
@@ -80,12 +81,11 @@ class FaultySink final : public FileSink {
     return inner_->try_write(offset, bytes);
   }
   int try_map(std::uint64_t byte_count, std::byte*& memory) override {
-    const int problem = gate_->problem("map", path());
-    return problem != 0 ? problem : inner_->try_map(byte_count, memory);
+    return gate_->call("map", path(), [&] { return inner_->try_map(byte_count, memory); });
   }
+  // Writes of a killed process are there without a sync, which would only take time.
   int try_sync() override {
-    // Writes of a killed process are there without a sync, which would only take time.
-    return gate_->problem("sync", path());
+    return gate_->call("sync", path(), [] { return 0; });
   }
 
  private:
@@ -99,8 +99,7 @@ class FaultyLock final : public FileLock {
       : inner_(std::move(inner)), gate_(std::move(gate)) {}
   [[nodiscard]] const std::string& path() const noexcept override { return inner_->path(); }
   int try_take(LockMode mode, bool waits) override {
-    const int problem = gate_->problem("lock", path());
-    return problem != 0 ? problem : inner_->try_take(mode, waits);
+    return gate_->call("lock", path(), [&] { return inner_->try_take(mode, waits); });
   }
   [[nodiscard]] bool is_named() const override { return inner_->is_named(); }
 
@@ -109,50 +108,68 @@ class FaultyLock final : public FileLock {
   GatePointer gate_;
 };
 
+// Calls whose failure has no consequence (try_resolve, try_free_bytes, try_permit) always succeed.
 class FaultyWrites final : public WritableStorage {
  public:
   FaultyWrites(WritableStorage& inner, GatePointer gate) : inner_(inner), gate_(std::move(gate)) {}
 
+  int try_status(const std::string& path, bool follows_link, FileStatus& status) override {
+    return gate_->call("status", path,
+                       [&] { return inner_.try_status(path, follows_link, status); });
+  }
+  int try_list(const std::string& folder, std::vector<std::string>& names) override {
+    return gate_->call("list", folder, [&] { return inner_.try_list(folder, names); });
+  }
+  int try_open(const std::string& path, std::shared_ptr<ByteSource>& file) override {
+    return gate_->call("open", path, [&] {
+      const int problem = inner_.try_open(path, file);
+      if (problem == 0) file = std::make_shared<FaultySource>(std::move(file), gate_);
+      return problem;
+    });
+  }
+  int try_resolve(const std::string& path, std::string& real) override {
+    return inner_.try_resolve(path, real);
+  }
+  int try_free_bytes(const std::string& folder, std::uint64_t& bytes) override {
+    return inner_.try_free_bytes(folder, bytes);
+  }
+  int try_permit(const std::string& path, std::uint32_t permissions) override {
+    return inner_.try_permit(path, permissions);
+  }
   int try_create(const std::string& path, std::unique_ptr<FileSink>& file) override {
-    if (const int problem = gate_->problem("create", path)) return problem;
-    std::unique_ptr<FileSink> made;
-    if (const int problem = inner_.try_create(path, made)) return problem;
-    file = std::make_unique<FaultySink>(std::move(made), gate_);
-    return 0;
+    return gate_->call("create", path, [&] {
+      const int problem = inner_.try_create(path, file);
+      if (problem == 0) file = std::make_unique<FaultySink>(std::move(file), gate_);
+      return problem;
+    });
   }
   int try_make_folder(const std::string& path) override {
-    const int problem = gate_->problem("make_folder", path);
-    return problem != 0 ? problem : inner_.try_make_folder(path);
+    return gate_->call("make_folder", path, [&] { return inner_.try_make_folder(path); });
   }
   int try_rename(const std::string& from, const std::string& to) override {
-    const int problem = gate_->problem("rename", to);
-    return problem != 0 ? problem : inner_.try_rename(from, to);
+    return gate_->call("rename", to, [&] { return inner_.try_rename(from, to); });
   }
   int try_exchange(const std::string& a, const std::string& b) override {
-    const int problem = gate_->problem("exchange", b);
-    return problem != 0 ? problem : inner_.try_exchange(a, b);
+    return gate_->call("exchange", b, [&] { return inner_.try_exchange(a, b); });
   }
   int try_link(const std::string& from, const std::string& to) override {
-    const int problem = gate_->problem("link", to);
-    return problem != 0 ? problem : inner_.try_link(from, to);
+    return gate_->call("link", to, [&] { return inner_.try_link(from, to); });
   }
   int try_remove(const std::string& path) override {
-    const int problem = gate_->problem("remove", path);
-    return problem != 0 ? problem : inner_.try_remove(path);
+    return gate_->call("remove", path, [&] { return inner_.try_remove(path); });
   }
   int try_remove_folder(const std::string& path) override {
-    const int problem = gate_->problem("remove_folder", path);
-    return problem != 0 ? problem : inner_.try_remove_folder(path);
+    return gate_->call("remove_folder", path, [&] { return inner_.try_remove_folder(path); });
   }
   int try_sync_folder(const std::string& path) override {
-    return gate_->problem("sync_folder", path);
+    return gate_->call("sync_folder", path, [] { return 0; });
   }
   int try_open_lock(const std::string& path, std::unique_ptr<FileLock>& lock) override {
-    if (const int problem = gate_->problem("open_lock", path)) return problem;
-    std::unique_ptr<FileLock> made;
-    if (const int problem = inner_.try_open_lock(path, made)) return problem;
-    lock = std::make_unique<FaultyLock>(std::move(made), gate_);
-    return 0;
+    return gate_->call("open_lock", path, [&] {
+      const int problem = inner_.try_open_lock(path, lock);
+      if (problem == 0) lock = std::make_unique<FaultyLock>(std::move(lock), gate_);
+      return problem;
+    });
   }
 
  private:
@@ -163,30 +180,30 @@ class FaultyWrites final : public WritableStorage {
 }  // namespace
 
 FaultyFiles::FaultyFiles(Choose choose, Storage& inner)
-    : gate_(std::make_shared<Gate>(std::move(choose))),
-      inner_(inner),
+    : ForwardingStorage(inner),
+      gate_(std::make_shared<Gate>(std::move(choose))),
       writes_(std::make_unique<FaultyWrites>(inner.writable(), gate_)) {}
 
 FaultyFiles::~FaultyFiles() = default;
 
 std::shared_ptr<ByteSource> FaultyFiles::open(const std::string& path) {
   gate_->read("open", path);
-  return std::make_shared<FaultySource>(inner_.open(path), gate_);
+  return std::make_shared<FaultySource>(ForwardingStorage::open(path), gate_);
 }
 
 EntryKind FaultyFiles::kind(const std::string& path) {
   gate_->read("kind", path);
-  return inner_.kind(path);
+  return ForwardingStorage::kind(path);
 }
 
 std::vector<std::string> FaultyFiles::list(const std::string& folder) {
   gate_->read("list", folder);
-  return inner_.list(folder);
+  return ForwardingStorage::list(folder);
 }
 
 std::string FaultyFiles::resolve(const std::string& path) {
   gate_->read("resolve", path);
-  return inner_.resolve(path);
+  return ForwardingStorage::resolve(path);
 }
 
 WritableStorage& FaultyFiles::writable() { return *writes_; }

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "loadstone/storage.h"
+#include "storage/forwarding.h"
 
 namespace loadstone::test {
 
@@ -31,7 +31,7 @@ struct FileFault {
 
 // Before another file system, to whose disk nothing is brought; `choose` is called before each of
 // its calls, and may end the process. Thread-safe as far as both are.
-class FaultyFiles final : public Storage {
+class FaultyFiles final : public ForwardingStorage {
  public:
   using Choose = std::function<FileFault(const FileCall&)>;
 
@@ -39,6 +39,9 @@ class FaultyFiles final : public Storage {
   ~FaultyFiles() override;
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override;
+  [[nodiscard]] std::shared_ptr<ByteSource> open_anew(const std::string& path) override {
+    return open(path);
+  }
   [[nodiscard]] EntryKind kind(const std::string& path) override;
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override;
   [[nodiscard]] std::string resolve(const std::string& path) override;
@@ -50,7 +53,6 @@ class FaultyFiles final : public Storage {
 
  private:
   std::shared_ptr<Gate> gate_;
-  Storage& inner_;
   std::unique_ptr<WritableStorage> writes_;
 };
 

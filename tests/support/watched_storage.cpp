@@ -9,24 +9,21 @@ namespace loadstone::test {
 
 namespace {
 
-class WatchedSource final : public ByteSource {
+class WatchedSource final : public ForwardingSource {
  public:
   WatchedSource(std::shared_ptr<ByteSource> inner, std::shared_ptr<Watch> watch)
-      : inner_(std::move(inner)), watch_(std::move(watch)) {}
+      : ForwardingSource(std::move(inner)), watch_(std::move(watch)) {}
 
-  [[nodiscard]] const std::string& path() const noexcept override { return inner_->path(); }
-  [[nodiscard]] FileIdentity identity() const override { return inner_->identity(); }
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     std::uint64_t bytes = 0;
     for (const auto piece : pieces) bytes += piece.size();
     watch_->note(path(), offset, bytes);
     if (watch_->before_read) watch_->before_read({path(), offset, bytes});
-    inner_->read(offset, pieces);
+    ForwardingSource::read(offset, pieces);
   }
 
  private:
-  std::shared_ptr<ByteSource> inner_;
   std::shared_ptr<Watch> watch_;
 };
 
@@ -52,7 +49,7 @@ std::shared_ptr<ByteSource> LoggingStorage::open(const std::string& path) {
     const std::scoped_lock lock(mutex_);
     opened_.push_back(path);
   }
-  return std::make_shared<WatchedSource>(inner_.open(path), watch_);
+  return std::make_shared<WatchedSource>(ForwardingStorage::open(path), watch_);
 }
 
 std::vector<std::string> LoggingStorage::opened() const {

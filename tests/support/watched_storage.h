@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "loadstone/storage.h"
+#include "storage/forwarding.h"
 
 namespace loadstone::test {
 
@@ -37,25 +37,21 @@ class Watch {
 };
 
 // Notes reads; `inner` must live as long. Thread-safe as far as `inner` is.
-class LoggingStorage : public Storage {
+class LoggingStorage : public ForwardingStorage {
  public:
-  explicit LoggingStorage(Storage& inner) : inner_(inner), watch_(std::make_shared<Watch>()) {}
+  explicit LoggingStorage(Storage& inner)
+      : ForwardingStorage(inner), watch_(std::make_shared<Watch>()) {}
 
   [[nodiscard]] Watch& watch() noexcept { return *watch_; }
   [[nodiscard]] std::vector<Access> accesses() const { return watch_->accesses(); }
   [[nodiscard]] std::vector<std::string> opened() const;
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override;
-  [[nodiscard]] EntryKind kind(const std::string& path) override { return inner_.kind(path); }
-  [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
-    return inner_.list(folder);
-  }
-  [[nodiscard]] std::string resolve(const std::string& path) override {
-    return inner_.resolve(path);
+  [[nodiscard]] std::shared_ptr<ByteSource> open_anew(const std::string& path) override {
+    return open(path);
   }
 
  private:
-  Storage& inner_;
   std::shared_ptr<Watch> watch_;
   mutable std::mutex mutex_;
   std::vector<std::string> opened_;

@@ -307,6 +307,34 @@ void HttpClient::pause(std::chrono::milliseconds time) const {
   }
 }
 
+// A host that was never reached is more likely misspelt than away for a moment.
+static bool is_worth_retrying(const HttpResult& result, bool is_reached) noexcept {
+  if (result.is_private_refused) return false;
+  switch (result.code) {
+    case CURLE_OK:
+      return is_temporary(result.response.status) || result.response.status == 200 ||
+             result.response.status == 206;
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_RESOLVE_PROXY:
+    case CURLE_COULDNT_CONNECT:
+      return is_reached;
+    case CURLE_URL_MALFORMAT:
+    case CURLE_UNSUPPORTED_PROTOCOL:
+    case CURLE_NOT_BUILT_IN:
+    case CURLE_BAD_FUNCTION_ARGUMENT:
+      return false;
+    default:
+      return !is_certificate_problem(result.code);
+  }
+}
+
+bool HttpClient::waits(Backoff& backoff, const HttpResult& result, bool is_reached) const {
+  if (!is_worth_retrying(result, is_reached)) return false;
+  const auto time = backoff.next(result.response.retry_after_seconds);
+  if (time) pause(*time);
+  return time.has_value();
+}
+
 HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   const Lease lease(*this);
   CURL* const handle = lease.get();

@@ -16,6 +16,7 @@
 
 #include "loadstone/remote.h"
 #include "storage/remote/address.h"
+#include "storage/remote/backoff.h"
 #include "storage/remote/blocks.h"
 #include "storage/remote/http_response.h"
 
@@ -67,13 +68,20 @@ class HttpClient {
   // Redirects are not followed. Throws what the sink throws.
   // Error "cancelled" where the caller wants no more.
   [[nodiscard]] HttpResult get(const HttpRequest& request, BodySink& sink);
-  // Before the next attempt. Throws Error "cancelled" where the caller wants no more.
-  void pause(std::chrono::milliseconds time) const;
+  // For the attempts of one request.
+  [[nodiscard]] Backoff backoff() const noexcept {
+    return {options_.first_wait_ms, options_.attempts_max};
+  }
+  // Sleeps before the next attempt. False: another one is not worth it, or there were enough.
+  // `is_reached`: the host has answered before. Throws Error "cancelled" if the caller wants no
+  // more.
+  [[nodiscard]] bool waits(Backoff& backoff, const HttpResult& result, bool is_reached) const;
 
  private:
   class Lease;
   friend struct Transfer;
   void require_wanted() const;
+  void pause(std::chrono::milliseconds time) const;
   void prepare(CURL* handle, const HttpRequest& request, const std::string& proxy,
                struct Transfer& transfer) const;
 

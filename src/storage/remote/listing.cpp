@@ -5,13 +5,11 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/json_fields.h"
 #include "base/text.h"
 #include "loadstone/error.h"
-#include "storage/remote/backoff.h"
 #include "storage/remote_path.h"
 
 namespace loadstone {
@@ -81,7 +79,7 @@ struct Page {
 
 // One page. A redirect is followed on the same host only, as whatever signs it is for that one.
 Page fetch(HttpClient& client, const Address& address, std::string url) {
-  Backoff backoff(client.options().first_wait_ms, client.options().attempts_max);
+  Backoff backoff = client.backoff();
   const std::string origin = origin_of(address.url);
   for (int hop = 0; hop <= redirects_max;) {
     TextSink sink(address);
@@ -101,14 +99,7 @@ Page fetch(HttpClient& client, const Address& address, std::string url) {
       ++hop;
       continue;
     }
-    const bool is_broken = result.code != CURLE_OK && !is_certificate_problem(result.code) &&
-                           result.code != CURLE_COULDNT_RESOLVE_HOST &&
-                           result.code != CURLE_COULDNT_CONNECT;
-    const bool is_later = result.code == CURLE_OK && is_temporary(status);
-    const auto pause =
-        is_broken || is_later ? backoff.next(result.response.retry_after_seconds) : std::nullopt;
-    if (!pause) refuse_answer(address, result);
-    client.pause(*pause);
+    if (!client.waits(backoff, result, false)) refuse_answer(address, result);
   }
   fail("io.redirect", address.path, "the host redirects again and again", {},
        fmt::format("at most {} redirects", redirects_max));
@@ -199,15 +190,6 @@ std::optional<std::string> unescaped(std::string_view text) {
   return plain;
 }
 
-// For a query that is signed: names and values are encoded, slashes too.
-std::string query_value(std::string_view text) {
-  std::string value = encoded_path(text);
-  for (std::size_t at = value.find('/'); at != std::string::npos; at = value.find('/', at)) {
-    value.replace(at, 1, "%2F");
-  }
-  return value;
-}
-
 }  // namespace
 
 std::string next_link(std::string_view header) {
@@ -293,8 +275,8 @@ std::vector<std::string> list_s3(HttpClient& client, const Address& address,
   for (std::size_t page = 0; page < pages_max; ++page) {
     // In the order of the names, as the signature has them.
     std::string query = "?";
-    if (!token.empty()) query += "continuation-token=" + query_value(token) + "&";
-    query += "delimiter=%2F&list-type=2&prefix=" + query_value(prefix);
+    if (!token.empty()) query += "continuation-token=" + encoded_name(token) + "&";
+    query += "delimiter=%2F&list-type=2&prefix=" + encoded_name(prefix);
     const Page found = fetch(client, address, address.url + query);
     token = take_s3_page(found.text, prefix, address.path, names);
     if (token.empty()) return sorted(std::move(names));

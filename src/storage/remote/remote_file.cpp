@@ -156,7 +156,7 @@ RemoteFile::~RemoteFile() { client_->blocks().forget(this); }
 unsigned RemoteFile::reads_at_once() const noexcept { return client_->options().reads_at_once; }
 
 void RemoteFile::probe(std::string* commit) {
-  Backoff backoff(client_->options().first_wait_ms, client_->options().attempts_max);
+  Backoff backoff = client_->backoff();
   while (true) {
     ProbeSink sink(*this);
     const HttpResult result = follow(range_text(0, probe_bytes), sink);
@@ -167,7 +167,7 @@ void RemoteFile::probe(std::string* commit) {
                           response.content_range && response.content_range->total == 0;
     const bool is_good = response.status == 200 || response.status == 206;
     if (!is_empty && (result.code != CURLE_OK || !is_good || !sink.is_whole())) {
-      wait(backoff, result, 0);
+      if (!client_->waits(backoff, result, is_known_)) refuse(result, 0);
       continue;
     }
     identity_.bytes = sink.total;
@@ -222,43 +222,14 @@ void RemoteFile::read_small(std::uint64_t begin, std::uint64_t end,
 
 void RemoteFile::read_range(std::uint64_t begin, std::uint64_t end,
                             std::span<const std::span<std::byte>> pieces) {
-  Backoff backoff(client_->options().first_wait_ms, client_->options().attempts_max);
+  Backoff backoff = client_->backoff();
   RangeSink sink(*this, begin, end, pieces);
   while (true) {
     const std::uint64_t before = sink.at();
     const HttpResult result = follow(range_text(before, end), sink);
     if (sink.at() == end) return;
     if (sink.at() - before >= progress_bytes_min) backoff.progressed();
-    wait(backoff, result, sink.at());
-  }
-}
-
-// Sleeps before the next attempt, or throws where there is to be none.
-void RemoteFile::wait(Backoff& backoff, const HttpResult& result, std::uint64_t offset) const {
-  if (!is_worth_retrying(result)) refuse(result, offset);
-  const auto pause = backoff.next(result.response.retry_after_seconds);
-  if (!pause) refuse(result, offset);
-  client_->pause(*pause);
-}
-
-// A host that was never reached is more likely misspelt than away for a moment.
-bool RemoteFile::is_worth_retrying(const HttpResult& result) const noexcept {
-  if (result.is_private_refused) return false;
-  switch (result.code) {
-    case CURLE_OK:
-      return is_temporary(result.response.status) || result.response.status == 200 ||
-             result.response.status == 206;
-    case CURLE_COULDNT_RESOLVE_HOST:
-    case CURLE_COULDNT_RESOLVE_PROXY:
-    case CURLE_COULDNT_CONNECT:
-      return is_known_;
-    case CURLE_URL_MALFORMAT:
-    case CURLE_UNSUPPORTED_PROTOCOL:
-    case CURLE_NOT_BUILT_IN:
-    case CURLE_BAD_FUNCTION_ARGUMENT:
-      return false;
-    default:
-      return !is_certificate_problem(result.code);
+    if (!client_->waits(backoff, result, is_known_)) refuse(result, sink.at());
   }
 }
 

@@ -53,8 +53,6 @@ class RemoteFile final : public ByteSource {
   [[nodiscard]] std::string redirect(const std::string& from, const std::string& location) const;
   void take_linked(const std::string& etag);
   void require_same(const HttpResponse& response) const;
-  [[nodiscard]] bool is_worth_retrying(const HttpResult& result) const noexcept;
-  void wait(Backoff& backoff, const HttpResult& result, std::uint64_t offset) const;
   [[noreturn]] void refuse(const HttpResult& result, std::uint64_t offset) const;
   [[noreturn]] void refuse_range(const HttpResponse& response, std::uint64_t begin,
                                  std::uint64_t end) const;

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
+#include "storage/forwarding.h"
 #include "storage/remote/http_client.h"
 #include "storage/remote/listing.h"
 #include "storage/remote/remote_file.h"
@@ -33,23 +34,15 @@ std::string without_slashes(std::string text) {
   return text;
 }
 
-// A name between two slashes.
-std::string encoded_name(std::string_view name) {
-  std::string text = encoded_path(name);
-  for (std::size_t at = text.find('/'); at != std::string::npos; at = text.find('/', at)) {
-    text.replace(at, 1, "%2F");
-  }
-  return text;
-}
-
 // Thread-safe.
-class RemoteStorage final : public Storage {
+class RemoteStorage final : public ForwardingStorage {
  public:
   explicit RemoteStorage(RemoteOptions options)
-      : client_(std::make_shared<HttpClient>(std::move(options))) {}
+      : ForwardingStorage(local_storage()),
+        client_(std::make_shared<HttpClient>(std::move(options))) {}
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
-    if (!is_remote(path)) return local_storage().open(path);
+    if (!is_remote(path)) return ForwardingStorage::open(path);
     return only_errors([&]() -> std::shared_ptr<ByteSource> {
       const Address address = address_of(path);
       if (auto known = known_file(address)) return known;
@@ -58,7 +51,7 @@ class RemoteStorage final : public Storage {
   }
 
   [[nodiscard]] std::shared_ptr<ByteSource> open_anew(const std::string& path) override {
-    if (!is_remote(path)) return local_storage().open_anew(path);
+    if (!is_remote(path)) return ForwardingStorage::open_anew(path);
     return only_errors([&]() -> std::shared_ptr<ByteSource> {
       const Address address = address_of(path);
       if (auto known = take_probed(address.path)) return known;
@@ -67,7 +60,7 @@ class RemoteStorage final : public Storage {
   }
 
   [[nodiscard]] EntryKind kind(const std::string& path) override {
-    if (!is_remote(path)) return local_storage().kind(path);
+    if (!is_remote(path)) return ForwardingStorage::kind(path);
     return only_errors([&] {
       if (is_folder(path)) return EntryKind::folder;
       const Address address = address_of(path);
@@ -77,7 +70,7 @@ class RemoteStorage final : public Storage {
   }
 
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
-    if (!is_remote(folder)) return local_storage().list(folder);
+    if (!is_remote(folder)) return ForwardingStorage::list(folder);
     if (is_http(folder)) {
       refuse_path(folder, "a folder of a web server cannot be listed", "the URL of a file");
     }
@@ -93,15 +86,13 @@ class RemoteStorage final : public Storage {
 
   // Without a query, and with the commit in the place of a branch.
   [[nodiscard]] std::string resolve(const std::string& path) override {
-    if (!is_remote(path)) return local_storage().resolve(path);
+    if (!is_remote(path)) return ForwardingStorage::resolve(path);
     return only_errors([&] {
       if (is_hub(path)) return pinned(parse_hub_path(path)).text();
       const bool is_url = is_http(path) && !is_folder(path);
       return is_url ? address_of(path).path : public_url(path);
     });
   }
-
-  [[nodiscard]] WritableStorage& writable() override { return local_storage().writable(); }
 
  private:
   static constexpr std::size_t probed_max = 64;
@@ -246,61 +237,56 @@ class RemoteStorage final : public Storage {
 };
 
 // Reads of one file for one piece of work. Thread-safe.
-class StoppableFile final : public ByteSource {
+class StoppableFile final : public ForwardingSource {
  public:
   StoppableFile(std::shared_ptr<ByteSource> file, std::shared_ptr<const IsStopped> is_stopped)
-      : file_(std::move(file)), is_stopped_(std::move(is_stopped)) {}
+      : ForwardingSource(std::move(file)), is_stopped_(std::move(is_stopped)) {}
 
-  [[nodiscard]] const std::string& path() const noexcept override { return file_->path(); }
-  [[nodiscard]] FileIdentity identity() const override { return file_->identity(); }
-  [[nodiscard]] unsigned reads_at_once() const noexcept override { return file_->reads_at_once(); }
-  [[nodiscard]] bool is_on_network() const override { return file_->is_on_network(); }
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     const StopScope scope(*is_stopped_);
-    file_->read(offset, pieces);
+    ForwardingSource::read(offset, pieces);
   }
 
  private:
-  const std::shared_ptr<ByteSource> file_;
   const std::shared_ptr<const IsStopped> is_stopped_;
 };
 
 // Thread-safe, as the storage is.
-class StoppableStorage final : public Storage {
+class StoppableStorage final : public ForwardingStorage {
  public:
   StoppableStorage(Storage& storage, IsStopped is_stopped)
-      : storage_(storage), is_stopped_(std::make_shared<const IsStopped>(std::move(is_stopped))) {}
+      : ForwardingStorage(storage),
+        is_stopped_(std::make_shared<const IsStopped>(std::move(is_stopped))) {}
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
-    return stoppable(path, [&] { return storage_.open(path); });
+    const StopScope scope(*is_stopped_);
+    return stoppable(path, ForwardingStorage::open(path));
   }
   [[nodiscard]] std::shared_ptr<ByteSource> open_anew(const std::string& path) override {
-    return stoppable(path, [&] { return storage_.open_anew(path); });
+    const StopScope scope(*is_stopped_);
+    return stoppable(path, ForwardingStorage::open_anew(path));
   }
   [[nodiscard]] EntryKind kind(const std::string& path) override {
     const StopScope scope(*is_stopped_);
-    return storage_.kind(path);
+    return ForwardingStorage::kind(path);
   }
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
     const StopScope scope(*is_stopped_);
-    return storage_.list(folder);
+    return ForwardingStorage::list(folder);
   }
   [[nodiscard]] std::string resolve(const std::string& path) override {
     const StopScope scope(*is_stopped_);
-    return storage_.resolve(path);
+    return ForwardingStorage::resolve(path);
   }
-  [[nodiscard]] WritableStorage& writable() override { return storage_.writable(); }
 
  private:
-  template <typename Open>
-  [[nodiscard]] std::shared_ptr<ByteSource> stoppable(const std::string& path, const Open& open) {
-    if (!is_remote(path)) return open();
-    const StopScope scope(*is_stopped_);
-    return std::make_shared<StoppableFile>(open(), is_stopped_);
+  [[nodiscard]] std::shared_ptr<ByteSource> stoppable(const std::string& path,
+                                                      std::shared_ptr<ByteSource> file) const {
+    if (!is_remote(path)) return file;
+    return std::make_shared<StoppableFile>(std::move(file), is_stopped_);
   }
 
-  Storage& storage_;
   const std::shared_ptr<const IsStopped> is_stopped_;
 };
 

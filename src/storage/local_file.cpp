@@ -1,0 +1,116 @@
+#include "storage/local_file.h"
+
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <exception>
+#include <utility>
+
+#include "loadstone/error.h"
+#include "storage/descriptors.h"
+#include "storage/file_status.h"
+#include "storage/network_file_system.h"
+#include "storage/page_cache.h"
+#include "storage/read_batch.h"
+
+namespace loadstone {
+
+namespace {
+
+// Thread-safe: the descriptor is only read from, by position. It has one when it needs one.
+class LocalFile final : public ByteSource {
+ public:
+  LocalFile(std::string path, int descriptor, const struct stat& status)
+      : is_on_network_(loadstone::is_on_network(descriptor)),
+        file_(DescriptorPool::instance(), std::move(path), descriptor, identity_of(status)) {}
+  LocalFile(const LocalFile&) = delete;
+  LocalFile& operator=(const LocalFile&) = delete;
+
+  [[nodiscard]] const std::string& path() const noexcept override { return file_.path(); }
+
+  [[nodiscard]] FileIdentity identity() const override {
+    struct stat status {};
+    const DescriptorPool::Use use(file_);
+    if (::fstat(use.descriptor(), &status) != 0)
+      fail("io.read", "cannot tell the file's size", 0, errno);
+    return identity_of(status);
+  }
+
+  [[nodiscard]] bool is_on_network() const override { return is_on_network_; }
+
+  [[nodiscard]] std::optional<double> cached_share() const override {
+    const std::uint64_t bytes = identity().bytes;
+    const DescriptorPool::Use use(file_);
+    return cached_share_of(use.descriptor(), bytes);
+  }
+
+  std::uint64_t prefetch(std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    try {
+      const DescriptorPool::Use use(file_);
+      return prefetch_missing(use.descriptor(), offset, bytes);
+    } catch (const std::exception&) {
+      return 0;  // whoever reads these bytes says why
+    }
+  }
+
+  void release(std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    try {
+      const DescriptorPool::Use use(file_);
+      ::posix_fadvise(use.descriptor(), static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                      POSIX_FADV_DONTNEED);
+    } catch (const std::exception&) {
+      // The file is gone or there is no descriptor left: then its pages stay.
+    }
+  }
+
+  using ByteSource::read;
+  void read(std::uint64_t offset, ReadPieces pieces) override {
+    ReadPlace place;
+    ReadBatch batch;
+    bool moves = !is_on_network_;  // there a copy costs little, and a call may be a request
+    const DescriptorPool::Use use(file_);
+    while (true) {
+      batch.gather(pieces, place, offset, moves);
+      if (batch.bytes() == 0) return;
+      if (offset > static_cast<std::uint64_t>(LLONG_MAX)) {
+        fail("io.short_read", "the file ends early", offset, 0);
+      }
+      const ssize_t got =
+          ::preadv(use.descriptor(), batch.parts().data(), static_cast<int>(batch.parts().size()),
+                   static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail("io.read", "cannot read", offset, errno);
+      if (batch.moves() && got != static_cast<ssize_t>(batch.bytes())) {
+        moves = false;  // once more, so that what comes is in its place
+        continue;
+      }
+      if (got == 0) fail("io.short_read", "the file ends early", offset, 0);
+      batch.settle();
+      offset += static_cast<std::uint64_t>(got);
+      place.advance(pieces, static_cast<std::size_t>(got));
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const char* code, const char* message, std::uint64_t offset,
+                         int problem) const {
+    throw Error(code, message, {.path = path(), .byte_offset = offset, .system_error = problem});
+  }
+
+  bool is_on_network_;
+  mutable PooledFile file_;  // last: from then on the pool may close the descriptor at any time
+};
+
+}  // namespace
+
+std::shared_ptr<ByteSource> local_file(std::string path, Descriptor descriptor,
+                                       const struct stat& status) {
+  auto file = std::make_shared<LocalFile>(std::move(path), descriptor.get(), status);
+  static_cast<void>(descriptor.release());  // it is the pool's now
+  return file;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,18 @@
+// Reading a file of this machine through pread: there is no shared file position, so any number of
+// threads may read one descriptor.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <memory>
+#include <string>
+
+#include "loadstone/storage.h"
+#include "storage/new_file.h"
+
+namespace loadstone {
+
+[[nodiscard]] std::shared_ptr<ByteSource> local_file(std::string path, Descriptor descriptor,
+                                                     const struct stat& status);
+
+}  // namespace loadstone
