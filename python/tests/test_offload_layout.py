@@ -54,11 +54,11 @@ def state() -> dict[str, torch.Tensor]:
 
 
 def planned(state, tmp_path, **options):
-    """A plan with everything on disk."""
+    """A model, which a plan does not keep, and its plan with everything on disk."""
     save_file(state, tmp_path / "model.safetensors")
     with loadstone.skeleton():
         model = Holder(DTYPES)
-    return loadstone.plan(
+    return model, loadstone.plan(
         model,
         tmp_path / "model.safetensors",
         device_map={"": "disk"},
@@ -69,7 +69,7 @@ def planned(state, tmp_path, **options):
 
 def offload(state, tmp_path, **options):
     """Executes such a plan; returns it, the report and the folder."""
-    plan = planned(state, tmp_path, **options)
+    _model, plan = planned(state, tmp_path, **options)
     return plan, plan.execute(), tmp_path / "offload"
 
 
@@ -141,7 +141,7 @@ def test_the_plans_index_is_the_folders(state, tmp_path):
 
 def test_a_failed_load_leaves_no_folder(state, tmp_path):
     state["weight"] = state["weight"].T.contiguous()
-    plan = planned(state, tmp_path, rules=TURN)
+    _model, plan = planned(state, tmp_path, rules=TURN)
     (tmp_path / "model.safetensors").write_bytes(b"another file")
     with pytest.raises(loadstone.LoadError) as caught:
         plan.execute()
