@@ -3,18 +3,12 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/named.h"
+
 namespace loadstone {
 
 std::string_view name(Severity severity) noexcept {
-  switch (severity) {
-    case Severity::info:
-      return "info";
-    case Severity::warning:
-      return "warning";
-    case Severity::error:
-      return "error";
-  }
-  return {};
+  return name_among({"info", "warning", "error"}, severity);
 }
 
 bool has_errors(const std::vector<Finding>& findings) noexcept {

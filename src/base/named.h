@@ -1,13 +1,31 @@
-// Closed enums and their names. For each of them name() is an exhaustive switch, so a forgotten
+// Closed enums and their names. For each of them name() is a table of all, so a forgotten
 // enumerator does not compile, and is empty for what is no enumerator.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace loadstone {
+
+template <auto value>
+consteval bool is_enumerator() {
+  // "[... = loadstone::Origin::tie]", or "[... = (loadstone::Origin)9]".
+  const std::string_view text = __PRETTY_FUNCTION__;
+  return text[text.find("= ") + 2] != '(';
+}
+
+// The body of name(): the names of all enumerators, which count from 0, in their order.
+template <typename Enum, std::size_t count>
+[[nodiscard]] constexpr std::string_view name_among(const std::string_view (&names)[count],
+                                                    Enum value) noexcept {
+  static_assert(is_enumerator<static_cast<Enum>(count - 1)>() &&
+                !is_enumerator<static_cast<Enum>(count)>());
+  const auto index = static_cast<std::size_t>(value);
+  return index < count ? names[index] : std::string_view();
+}
 
 // Nothing where no enumerator has this name.
 template <typename Enum>

@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
 #include <limits>
-#include <optional>
 #include <set>
 #include <span>
 #include <utility>

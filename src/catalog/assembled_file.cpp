@@ -1,7 +1,5 @@
 #include "catalog/assembled_file.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <span>

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <memory>
 #include <set>
 #include <span>
 #include <tuple>
@@ -13,7 +12,6 @@
 
 #include "base/digest.h"
 #include "base/text.h"
-#include "catalog/assembled_file.h"
 #include "catalog/index_check.h"
 #include "catalog/paths.h"
 #include "formats/dcp_metadata.h"

@@ -1,7 +1,6 @@
 #include "catalog/open_file.h"
 
 #include <string_view>
-#include <vector>
 
 #include "catalog/paths.h"
 #include "formats/gguf.h"

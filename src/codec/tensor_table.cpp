@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/text.h"
-#include "loadstone/error.h"
 
 namespace loadstone {
 

@@ -1,19 +1,78 @@
 // The place in a GGUF file that is being read: what stands there, and what to say when it is wrong.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <vector>
 
+#include "base/digest.h"
 #include "formats/file_header.h"
-#include "formats/header_reader.h"
+#include "loadstone/storage.h"
 
 namespace loadstone {
 
-// Not thread-safe.
-class GgufCursor final : private HeaderReader::AtEnd {
+class GgufCursor;
+
+// Reads a header of unknown length from the front of a file that may be hundreds of gigabytes long:
+// sequentially, through one small buffer, with a digest of all that was passed. Reads ahead only as
+// far as the header is known to reach, so that not a byte of data is read: see set_ahead(). Not
+// thread-safe.
+class HeaderReader {
  public:
-  explicit GgufCursor(ByteSource& source);
+  // `cursor` knows what to throw when the file ends within what is asked for.
+  HeaderReader(ByteSource& source, const GgufCursor& cursor)
+      : source_(source), cursor_(cursor), file_bytes_(source.identity().bytes) {}
+
+  // At least so many bytes of header follow the next thing that is read.
+  void set_ahead(std::uint64_t bytes) noexcept { ahead_ = bytes; }
+
+  [[nodiscard]] std::uint64_t file_bytes() const noexcept { return file_bytes_; }
+  [[nodiscard]] std::uint64_t offset() const noexcept { return offset_; }
+  [[nodiscard]] std::uint64_t remaining() const noexcept { return file_bytes_ - offset_; }
+
+  template <typename Number>
+  Number number() {
+    static_assert(std::is_arithmetic_v<Number>);
+    Number number;
+    take(std::as_writable_bytes(std::span(&number, 1)));
+    return number;
+  }
+  // The caller has compared `length` with remaining(): nothing is reserved on a file's word alone.
+  std::string text(std::uint64_t length);
+  std::vector<std::byte> bytes(std::uint64_t length);
+
+  // Passes over everything up to `offset`, or to the end of the file where that comes first.
+  void skip_to(std::uint64_t offset);
+
+  [[nodiscard]] const Digest& digest() const noexcept { return digest_; }
+
+ private:
+  void take(std::span<std::byte> into);
+  void refill(std::size_t needed_bytes);
+
+  static constexpr std::size_t buffer_bytes_max = 256 * 1024;
+
+  ByteSource& source_;
+  const GgufCursor& cursor_;
+  std::uint64_t file_bytes_;
+  std::uint64_t offset_ = 0;  // of the next byte to be taken
+  std::uint64_t ahead_ = 0;
+  std::vector<std::byte> buffer_;
+  std::size_t position_ = 0;  // in the buffer
+  Digest digest_;
+};
+
+// Not thread-safe.
+class GgufCursor {
+ public:
+  explicit GgufCursor(ByteSource& from)
+      : source(from), reader(from, *this), warnings(from.path()) {}
+  GgufCursor(const GgufCursor&) = delete;
+  GgufCursor& operator=(const GgufCursor&) = delete;
 
   struct Problem {
     const char* code;
@@ -25,7 +84,7 @@ class GgufCursor final : private HeaderReader::AtEnd {
   // Adds the file, the key or tensor at hand, and where it stands.
   [[noreturn]] void refuse(Problem problem) const;
   // The file ends before what `reading` names is complete.
-  [[noreturn]] void file_ends(std::uint64_t wanted_bytes) override;
+  [[noreturn]] void file_ends(std::uint64_t wanted_bytes) const;
 
   template <typename Number>
   Number number() {

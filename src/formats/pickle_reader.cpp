@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <span>
 #include <utility>
 
 #include "base/text.h"

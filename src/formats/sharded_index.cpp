@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "formats/file_header.h"
 #include "formats/strict_json.h"
 #include "loadstone/name_hash.h"
 

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <new>
 
+#include "base/named.h"
 #include "base/text.h"
 
 namespace loadstone {
@@ -48,21 +49,8 @@ struct Document : simdjson::ondemand::document {
 }  // namespace
 
 std::string_view name(JsonKind kind) noexcept {
-  switch (kind) {
-    case JsonKind::object:
-      return "an object";
-    case JsonKind::array:
-      return "an array";
-    case JsonKind::string:
-      return "a string";
-    case JsonKind::number:
-      return "a number";
-    case JsonKind::boolean:
-      return "true or false";
-    case JsonKind::null:
-      return "null";
-  }
-  return "a value";
+  return name_among({"an object", "an array", "a string", "a number", "true or false", "null"},
+                    kind);
 }
 
 StrictJson::StrictJson(const PaddedText& text) : text_(text.view()) {

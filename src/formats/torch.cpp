@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <string_view>
 
 #include "formats/torch_pickle.h"
 #include "loadstone/dtype.h"

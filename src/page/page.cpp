@@ -5,9 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <span>
-#include <vector>
 
 #include "base/only_errors.h"
 #include "base/text.h"

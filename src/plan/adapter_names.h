@@ -1,13 +1,11 @@
 // How adapters name what belongs to a module, and where in a base that module's weight stands.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace loadstone {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -14,7 +13,6 @@
 #include "catalog/conv1d.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
-#include "plan/adapter_modules.h"
 
 namespace loadstone {
 

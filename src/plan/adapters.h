@@ -1,20 +1,56 @@
 // Adapters as terms of merges.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "boxes/view.h"
 #include "loadstone/finding.h"
 #include "loadstone/merge.h"
 #include "loadstone/merge_options.h"
 #include "plan/adapter_names.h"
-#include "plan/added_product.h"
 #include "plan/merge_numbers.h"
 
 namespace loadstone {
+
+// A tensor of the adapter.
+struct AdapterPart {
+  std::string name;
+  MergeSource source;
+};
+
+// The tensors of one module.
+struct AdapterModule {
+  std::optional<AdapterPart> left;
+  std::optional<AdapterPart> right;
+  std::optional<AdapterPart> alpha;
+  std::optional<AdapterPart> magnitude;
+  bool is_embedding = false;
+  std::vector<std::string> names;
+};
+
+// A product as its module has it: [out, rank] times [rank, in].
+struct AdapterProduct {
+  std::uint64_t out = 0;
+  std::uint64_t in = 0;
+  std::uint64_t rank = 0;
+  View left;
+  View right;
+};
+
+// A product among a draft's terms, and the tensors of the adapter that it is made of.
+struct AddedProduct {
+  std::string name;  // by which the adapter knows the weight
+  std::size_t term = 0;
+  std::uint32_t left = 0;
+  std::uint32_t right = 0;
+  bool is_transposed = false;
+};
 
 // A tensor of the output while terms are added to it.
 struct MergeDraft {
@@ -59,6 +95,12 @@ struct MergeDrafts {
 void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
                  const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
                  std::vector<Finding>& findings);
+
+// Compares two products of the same weight, which may be stored transposed: peft's embeddings and
+// heads. Reads their matrices.
+[[nodiscard]] bool are_equal_products(const Catalog& catalog, const Term& first,
+                                      const AddedProduct& a, const Term& second,
+                                      const AddedProduct& b);
 
 // A warning for modules of the adapter that are for one text encoder of a pipeline, where the
 // base's folder is not that encoder's. `modules`: by the number of the encoder.

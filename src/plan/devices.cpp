@@ -1,7 +1,6 @@
 #include "plan/devices.h"
 
 #include <algorithm>
-#include <array>
 
 #include "base/text.h"
 #include "base/unknown_word.h"

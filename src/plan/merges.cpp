@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/named.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
 
@@ -103,27 +104,11 @@ std::optional<BoxDefect> check_operand(const Operand& operand, std::uint64_t ele
 }  // namespace
 
 std::string_view name(MergeForm form) noexcept {
-  switch (form) {
-    case MergeForm::sum:
-      return "sum";
-    case MergeForm::slerp:
-      return "slerp";
-    case MergeForm::differences:
-      return "differences";
-  }
-  return {};
+  return name_among({"sum", "slerp", "differences"}, form);
 }
 
 std::string_view name(Pruning pruning) noexcept {
-  switch (pruning) {
-    case Pruning::none:
-      return "none";
-    case Pruning::random:
-      return "random";
-    case Pruning::smallest:
-      return "smallest";
-  }
-  return {};
+  return name_among({"none", "random", "smallest"}, pruning);
 }
 
 std::optional<MergeDefect> check_merge(const Merge& merge, std::uint64_t elements,

@@ -1,8 +1,9 @@
-// The names that somebody may have meant.
+// The names that somebody may have meant, and rules that map them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -39,5 +40,10 @@ class NearestNames {
   std::unordered_map<std::uint64_t, std::vector<std::uint32_t>> shapes_;
   std::uint64_t comparisons_ = 0;
 };
+
+// A rule for somebody to copy who has the right tensor under another name: the rename, as JSON,
+// that makes `target` of `source`. Where both hold the same numbers in the same order, it holds for
+// any numbers: one rule for all layers.
+[[nodiscard]] std::string suggested_rule(std::string_view source, std::string_view target);
 
 }  // namespace loadstone

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/named.h"
 #include "base/only_errors.h"
 #include "codec/encode.h"
 #include "kernels/quantize.h"
@@ -12,91 +13,27 @@
 namespace loadstone {
 
 std::string_view name(Delivery delivery) noexcept {
-  switch (delivery) {
-    case Delivery::none:
-      return "none";
-    case Delivery::memory:
-      return "memory";
-    case Delivery::file_view:
-      return "file_view";
-    case Delivery::disk_write:
-      return "disk_write";
-    case Delivery::disk_keep:
-      return "disk_keep";
-  }
-  return {};
+  return name_among({"none", "memory", "file_view", "disk_write", "disk_keep"}, delivery);
 }
 
 std::string_view name(Origin origin) noexcept {
-  switch (origin) {
-    case Origin::checkpoint:
-      return "checkpoint";
-    case Origin::constructor:
-      return "constructor";
-    case Origin::initialiser:
-      return "initialiser";
-    case Origin::zeros:
-      return "zeros";
-    case Origin::constant:
-      return "constant";
-    case Origin::kept:
-      return "kept";
-    case Origin::tie:
-      return "tie";
-    case Origin::excluded:
-      return "excluded";
-  }
-  return {};
+  return name_among(
+      {"checkpoint", "constructor", "initialiser", "zeros", "constant", "kept", "tie", "excluded"},
+      origin);
 }
 
 std::string_view name(MissingPolicy policy) noexcept {
-  switch (policy) {
-    case MissingPolicy::error:
-      return "error";
-    case MissingPolicy::initialise:
-      return "initialise";
-    case MissingPolicy::zeros:
-      return "zeros";
-    case MissingPolicy::keep:
-      return "keep";
-  }
-  return {};
+  return name_among({"error", "initialise", "zeros", "keep"}, policy);
 }
 
-std::string_view name(TiePolicy policy) noexcept {
-  switch (policy) {
-    case TiePolicy::split:
-      return "split";
-    case TiePolicy::keep:
-      return "keep";
-  }
-  return {};
-}
+std::string_view name(TiePolicy policy) noexcept { return name_among({"split", "keep"}, policy); }
 
 std::string_view name(UnexpectedPolicy policy) noexcept {
-  switch (policy) {
-    case UnexpectedPolicy::warn:
-      return "warn";
-    case UnexpectedPolicy::error:
-      return "error";
-    case UnexpectedPolicy::ignore:
-      return "ignore";
-  }
-  return {};
+  return name_among({"warn", "error", "ignore"}, policy);
 }
 
 std::string_view name(DeviceMapMode mode) noexcept {
-  switch (mode) {
-    case DeviceMapMode::automatic:
-      return "auto";
-    case DeviceMapMode::balanced:
-      return "balanced";
-    case DeviceMapMode::balanced_low_0:
-      return "balanced_low_0";
-    case DeviceMapMode::sequential:
-      return "sequential";
-  }
-  return {};
+  return name_among({"auto", "balanced", "balanced_low_0", "sequential"}, mode);
 }
 
 std::uint64_t PlannedTarget::byte_count() const {

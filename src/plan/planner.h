@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -76,7 +75,7 @@ class Planner {
   [[nodiscard]] bool keep(std::size_t root);
   [[nodiscard]] const Held* held_by_model(std::size_t root) const;
   void leave_without_value(std::size_t target, std::string reason);
-  void fail(std::size_t target, Finding finding);
+  bool fail(std::size_t target, Finding finding);  // false
 
   // take_merge.cpp
   void keep_numbers(const TargetRecipe& recipe);

@@ -10,7 +10,6 @@
 #include "loadstone/name_hash.h"
 #include "plan/nearest.h"
 #include "plan/planner.h"
-#include "plan/suggested_rule.h"
 
 namespace loadstone {
 

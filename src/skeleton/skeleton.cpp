@@ -70,17 +70,7 @@ std::vector<std::size_t> tie_roots(const std::vector<Target>& targets) {
 }
 
 std::string_view name(TargetKind kind) noexcept {
-  switch (kind) {
-    case TargetKind::parameter:
-      return "parameter";
-    case TargetKind::persistent_buffer:
-      return "persistent_buffer";
-    case TargetKind::non_persistent_buffer:
-      return "non_persistent_buffer";
-    case TargetKind::attribute:
-      return "attribute";
-  }
-  return {};
+  return name_among({"parameter", "persistent_buffer", "non_persistent_buffer", "attribute"}, kind);
 }
 
 std::optional<TargetKind> target_kind_from_name(std::string_view name) noexcept {

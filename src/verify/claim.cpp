@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "catalog/config_claim.h"
 #include "catalog/config_file.h"
@@ -13,11 +15,20 @@
 #include "catalog/paths.h"
 #include "codec/families.h"
 #include "codec/tensor_table.h"
+#include "convert/tied_head.h"
+#include "load/tie_values.h"
 #include "loadstone/quantized_tensors.h"
+#include "verify/tensor_bytes.h"
 
 namespace loadstone {
 
 namespace {
+
+// Text of a config in the folder; empty if there is none.
+std::string config_text(const FileOpener& opener, const std::string& folder,
+                        std::string_view name) {
+  return find_config(opener, folder, name).value_or("");
+}
 
 bool has(std::string_view text, std::string_view word) {
   return text.find(word) != std::string_view::npos;
@@ -73,11 +84,6 @@ bool claims_codes(const QuantizationClaim& claim, std::string_view config) {
 
 }  // namespace
 
-std::string config_text(const FileOpener& opener, const std::string& folder,
-                        std::string_view name) {
-  return find_config(opener, folder, name).value_or("");
-}
-
 std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
   const FileOpener opener{catalog.storage(storage)};
   const QuantizationClaim claim = quantization_claim(opener, catalog.root());
@@ -100,6 +106,24 @@ std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
     if (is_silent && !has_other_config(opener, catalog.root())) {
       findings.push_back(contradiction(path, "nothing", stored));
     }
+  }
+  return findings;
+}
+
+std::vector<Finding> check_ties(const Catalog& catalog, Storage* storage,
+                                std::uint64_t& bytes_read) {
+  Storage& files = catalog.storage(storage);
+  const std::string config = config_text({files}, catalog.root(), "config.json");
+  std::vector<Finding> findings = check_tied_shapes(catalog, config);
+  if (!findings.empty()) return findings;
+  std::atomic<bool> stop = false;
+  for (const auto& [embedding, head] : TiedHead(config).stored_in(catalog)) {
+    const TieCheck check = {.name = catalog.tensors()[head].name,
+                            .tied_to = catalog.tensors()[embedding].name,
+                            .taken = embedding,
+                            .other = head};
+    auto finding = compare_tie(borrowed(catalog), check, files, stop, bytes_read);
+    if (finding) findings.push_back(*std::move(finding));
   }
   return findings;
 }

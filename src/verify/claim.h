@@ -1,23 +1,23 @@
-// What the config beside a checkpoint says about its quantization, held against its tensors.
+// What the config beside a checkpoint says about quantization and ties, held against its tensors.
 #pragma once
 
-#include <string>
-#include <string_view>
+#include <cstdint>
 #include <vector>
 
-#include "catalog/open_file.h"
 #include "loadstone/catalog.h"
 #include "loadstone/finding.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
 
-// Text of a config in the folder, as find_config() finds it; empty if there is none.
-[[nodiscard]] std::string config_text(const FileOpener& opener, const std::string& folder,
-                                      std::string_view name);
-
 // Warnings "q.config": a library's config.json does not mention quantized tensors, or names
 // an encoding where all tensors are plain floats. Null: the catalog's own storage.
 [[nodiscard]] std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage);
+
+// Two values for an embedding and a head that the config ties: errors "plan.shape" for two shapes,
+// warnings "plan.tie" for two values. Null: the catalog's own storage. Adds the bytes read to
+// `bytes_read`.
+[[nodiscard]] std::vector<Finding> check_ties(const Catalog& catalog, Storage* storage,
+                                              std::uint64_t& bytes_read);
 
 }  // namespace loadstone

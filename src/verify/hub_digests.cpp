@@ -1,19 +1,15 @@
 // Files of a hub's cache against the digests that are their names there.
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/only_errors.h"
-#include "base/thread_count.h"
 #include "catalog/paths.h"
-#include "engine/team.h"
-#include "loadstone/defaults.h"
 #include "loadstone/verify.h"
 #include "receipt/block_hash.h"
+#include "verify/jobs.h"
 
 namespace loadstone {
 
@@ -49,17 +45,16 @@ Finding without_digest(const std::string& name) {
           .suggestion = "A receipt has digests of any checkpoint: loadstone load --receipt"};
 }
 
-std::string digest_of(const HubFile& file, ByteSource& source, std::atomic<std::uint64_t>& done,
-                      const std::atomic<bool>& stop) {
+std::string digest_of(const HubFile& file, ByteSource& source, Jobs& jobs,
+                      std::vector<std::byte>& buffer) {
   const std::uint64_t end = source.identity().bytes;
   const bool is_git = file.expected.size() == git_digits;
   const auto hash = is_git ? make_git_hash(end) : make_hash(DigestKind::sha256_tree, HashOf::file);
-  std::vector<std::byte> buffer;
-  for (std::uint64_t at = 0; at < end && !stop; at += buffer.size()) {
+  for (std::uint64_t at = 0; at < end; at += buffer.size()) {
     buffer.resize(std::min(receipt_block_bytes, end - at));
     source.read(at, buffer);
     hash->update(buffer);
-    done += buffer.size();
+    if (!jobs.goes_on(buffer.size())) break;
   }
   const BlockDigest digest = hash->finish();
   return hexadecimal(std::span(digest).first(file.expected.size() / 2));
@@ -104,22 +99,11 @@ VerifyReport verify_digests(const Catalog& catalog, const VerifyOptions& options
       return file.expected.empty();
     });
     for (const HubFile& file : files) total += storage.open(file.path)->identity().bytes;
-    std::atomic<std::size_t> next = 0;
-    std::atomic<std::uint64_t> done = 0;
-    std::atomic<bool> stop = false;
-    const std::size_t threads = thread_count(options.threads, defaults::verify_threads_max);
-    run_team(
-        static_cast<unsigned>(std::clamp<std::size_t>(files.size(), 1, threads)), stop,
-        options.observer,
-        [&] {
-          return Progress{done, total};
-        },
-        [&] {
-          for (std::size_t i = next++; i < files.size() && !stop; i = next++) {
-            files[i].found = digest_of(files[i], *storage.open(files[i].path), done, stop);
-          }
-        });
-    report.bytes_read = done;
+    Jobs jobs(options, total);
+    jobs.run(files.size(), [&](std::size_t i, std::vector<std::byte>& buffer) {
+      files[i].found = digest_of(files[i], *storage.open(files[i].path), jobs, buffer);
+    });
+    report.bytes_read = jobs.bytes_done();
     for (HubFile& file : files) {
       if (file.found == file.expected) continue;
       report.differences.push_back({std::move(file.name), DifferenceKind::bytes,

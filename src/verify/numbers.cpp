@@ -8,7 +8,7 @@
 
 #include "codec/decode.h"
 #include "loadstone/quantized_tensors.h"
-#include "verify/borrowed.h"
+#include "verify/tensor_bytes.h"
 
 namespace loadstone {
 

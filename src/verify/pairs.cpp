@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -12,7 +10,7 @@
 #include "convert/expert_layouts.h"
 #include "kernels/cast.h"
 #include "plan/dtypes.h"
-#include "verify/borrowed.h"
+#include "verify/tensor_bytes.h"
 
 namespace loadstone {
 

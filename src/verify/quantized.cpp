@@ -6,12 +6,11 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <span>
 #include <unordered_map>
 
 #include "codec/decode.h"
 #include "kernels/cast.h"
-#include "verify/finding_of.h"
+#include "verify/values.h"
 
 namespace loadstone {
 

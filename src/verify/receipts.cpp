@@ -3,35 +3,131 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
-#include <functional>
+#include <map>
+#include <memory>
 #include <set>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/only_errors.h"
 #include "base/text.h"
-#include "base/thread_count.h"
 #include "catalog/assembled_file.h"
 #include "catalog/locate_remote.h"
 #include "catalog/paths.h"
 #include "convert/extras.h"
-#include "engine/team.h"
 #include "formats/dcp_metadata.h"
+#include "formats/gguf_shapes.h"
 #include "loadstone/catalog.h"
-#include "loadstone/defaults.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "loadstone/verify.h"
 #include "receipt/file_digest.h"
 #include "receipt/receipt_file.h"
-#include "verify/receipt_header.h"
+#include "verify/jobs.h"
 
 namespace loadstone {
 
 namespace {
 
 namespace fs = std::filesystem;
+
+// ---- the list of tensors and the headers of the files
+
+std::string place_text(std::uint64_t begin, std::uint64_t end) {
+  return fmt::format("bytes {} to {}", begin, end);
+}
+
+// A folded GGUF tensor has the model's shape in the catalog, and the file's rows in the receipt.
+bool is_folded(const Catalog& catalog, const TensorInfo& found, const Shape& shape) {
+  return catalog.metadata().contains(std::string(gguf_shape_prefix) + found.name) &&
+         found.shape.numel() == shape.numel();
+}
+
+// The first thing of the two that differs.
+void compare_tensor(const Catalog& catalog, const TensorInfo& found, const ReceiptTensor& expected,
+                    std::vector<Difference>& differences) {
+  const Shape shape(expected.shape);
+  if (found.encoding.name() != expected.encoding) {
+    differences.push_back({expected.name, DifferenceKind::encoding,
+                           std::string(found.encoding.name()), printable(expected.encoding)});
+  } else if (found.shape != shape && !is_folded(catalog, found, shape)) {
+    differences.push_back({expected.name, DifferenceKind::shape, found.shape.text(), shape.text()});
+  } else if (found.offset_begin != expected.begin || found.offset_end != expected.end) {
+    differences.push_back({expected.name, DifferenceKind::bytes,
+                           place_text(found.offset_begin, found.offset_end),
+                           place_text(expected.begin, expected.end)});
+  }
+}
+
+// Opens each checkpoint once. Not thread-safe.
+class ReceiptHeaders {
+ public:
+  explicit ReceiptHeaders(Storage& storage) : storage_(storage) {}
+
+  // Adds a difference for each tensor that only one of both lists, or whose dtype, shape or place
+  // is another; `is_whole`: the receipt lists all tensors of the file. A file of which it lists no
+  // tensor has one digest of all its bytes, and is not opened.
+  void compare(const ReceiptFile& file, const std::string& path, bool is_whole,
+               std::vector<Difference>& differences);
+
+ private:
+  const Catalog& catalog_of(const std::string& path);
+
+  Storage& storage_;
+  std::map<std::string, std::shared_ptr<const Catalog>> catalogs_;  // by the path of each shard
+};
+
+// The parts of a split GGUF are one catalog.
+const Catalog& ReceiptHeaders::catalog_of(const std::string& path) {
+  const auto known = catalogs_.find(path);
+  if (known != catalogs_.end()) return *known->second;
+  constexpr std::uint32_t any_rank = 8;  // more than any file that is written
+  const auto catalog =
+      open_checkpoint(path, {.allow_links = true, .gguf_rank_max = any_rank, .storage = &storage_});
+  for (const Shard& shard : catalog->shards()) catalogs_.try_emplace(shard.path, catalog);
+  return *catalogs_.try_emplace(path, catalog).first->second;
+}
+
+void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, bool is_whole,
+                             std::vector<Difference>& differences) {
+  if (file.tensors.empty()) return;
+  std::map<std::string_view, const TensorInfo*> found;
+  const Catalog* catalog = nullptr;
+  try {
+    catalog = &catalog_of(path);
+    const bool is_one = catalog->shards().size() == 1;
+    for (const TensorInfo& tensor : catalog->tensors()) {
+      if (is_one || catalog->shards()[tensor.shard].path == path) found[tensor.name] = &tensor;
+    }
+  } catch (const Error& error) {
+    differences.push_back({file.path + " (header)", DifferenceKind::bytes, error.what(),
+                           "a header with the tensors that the receipt lists"});
+    return;
+  }
+  for (const ReceiptTensor& tensor : file.tensors) {
+    const auto own = found.find(tensor.name);
+    if (own == found.end()) {
+      differences.push_back(
+          {tensor.name, DifferenceKind::missing,
+           fmt::format("no tensor of this name in the header of '{}'", printable(file.path)),
+           "a tensor that the receipt lists once"});
+      continue;
+    }
+    compare_tensor(*catalog, *own->second, tensor, differences);
+    found.erase(own);
+  }
+  if (!is_whole) return;
+  for (const auto& [name, tensor] : found) {
+    differences.push_back({std::string(name), DifferenceKind::unexpected,
+                           fmt::format("a tensor in the header of '{}'", printable(file.path)),
+                           "nothing in the receipt"});
+  }
+}
+
+// ---- digests
 
 // A digest that is to be computed again.
 struct Check {
@@ -97,32 +193,18 @@ class ReceiptCheck {
 
   VerifyReport run() {
     std::vector<std::string> found(checks_.size());
-    std::atomic<std::size_t> next = 0;
-    std::atomic<std::uint64_t> done = 0;
-    std::atomic<bool> stop = false;
     std::uint64_t total = 0;
     for (const Check& check : checks_) {
       for (const ByteRange& range : check.ranges) total += range.size();
     }
-    const auto goes_on = [&](std::uint64_t bytes) {
-      done += bytes;
-      return !stop;
-    };
-    const std::size_t threads = thread_count(options_.threads, defaults::verify_threads_max);
-    run_team(
-        static_cast<unsigned>(std::clamp<std::size_t>(checks_.size(), 1, threads)), stop,
-        options_.observer,
-        [&] {
-          return Progress{done, total};
-        },
-        [&] {
-          for (std::size_t i = next++; i < checks_.size() && !stop; i = next++) {
-            const Check& check = checks_[i];
-            found[i] = file_digest(receipt_.kind, *check.file, check.begin, check.ranges, goes_on);
-          }
-        });
+    Jobs jobs(options_, total);
+    const auto goes_on = [&](std::uint64_t bytes) { return jobs.goes_on(bytes); };
+    jobs.run(checks_.size(), [&](std::size_t i, std::vector<std::byte>&) {
+      const Check& check = checks_[i];
+      found[i] = file_digest(receipt_.kind, *check.file, check.begin, check.ranges, goes_on);
+    });
     VerifyReport report;
-    report.bytes_read = done;
+    report.bytes_read = jobs.bytes_done();
     report.differences = std::move(differences_);
     for (std::size_t i = 0; i < checks_.size(); ++i) {
       const Check& check = checks_[i];

@@ -1,7 +1,11 @@
 #include "verify/values.h"
 
-#include <cstring>
+#include <fmt/format.h>
 
+#include <cstring>
+#include <utility>
+
+#include "base/text.h"
 #include "kernels/gguf/block_scales.h"
 
 namespace loadstone {
@@ -102,6 +106,19 @@ ValueCounts count_values(Encoding encoding, std::span<const std::byte> bytes) no
     counts.bad_scales += has_odd_scale(encoding.block_format(), bytes.data() + i) ? 1 : 0;
   }
   return counts;
+}
+
+Finding finding_of(const Catalog& catalog, const TensorInfo& tensor, std::string code,
+                   std::string found, std::string expected) {
+  std::string message = fmt::format("{}: '{}': data: found {}; expected {}",
+                                    printable(catalog.shards()[tensor.shard].path, 400),
+                                    printable(tensor.name), found, expected);
+  return {.severity = Severity::warning,
+          .code = std::move(code),
+          .sources = {tensor.name},
+          .message = std::move(message),
+          .found = std::move(found),
+          .expected = std::move(expected)};
 }
 
 }  // namespace loadstone

@@ -4,8 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
+#include "loadstone/catalog.h"
 #include "loadstone/dtype.h"
+#include "loadstone/finding.h"
 
 namespace loadstone {
 
@@ -25,5 +28,8 @@ struct ValueCounts {
 // `bytes` are whole units.
 [[nodiscard]] ValueCounts count_values(Encoding encoding,
                                        std::span<const std::byte> bytes) noexcept;
+
+[[nodiscard]] Finding finding_of(const Catalog& catalog, const TensorInfo& tensor, std::string code,
+                                 std::string found, std::string expected);
 
 }  // namespace loadstone

@@ -2,33 +2,26 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <iterator>
 #include <optional>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "base/only_errors.h"
 #include "base/text.h"
-#include "base/thread_count.h"
 #include "catalog/header_findings.h"
 #include "codec/decode.h"
-#include "engine/team.h"
 #include "kernels/cast.h"
 #include "loadstone/error.h"
 #include "plan/dtypes.h"
 #include "verify/claim.h"
-#include "verify/finding_of.h"
+#include "verify/jobs.h"
 #include "verify/pairs.h"
 #include "verify/quantized.h"
 #include "verify/ranges.h"
 #include "verify/tensor_bytes.h"
-#include "verify/ties.h"
 #include "verify/values.h"
 
 namespace loadstone {
@@ -38,44 +31,6 @@ namespace {
 constexpr std::size_t chunk_bytes_max = std::size_t{4} << 20;
 // Across the order of the file each chunk reads all of it again.
 constexpr std::size_t strided_chunk_bytes_max = std::size_t{64} << 20;
-
-// Runs one job a tensor on some threads, tells the observer, and stops at the first failure.
-// Not thread-safe; the jobs run at the same time.
-class Jobs {
- public:
-  using Job = std::function<void(std::size_t index, std::vector<std::byte>& scratch)>;
-
-  Jobs(const VerifyOptions& options, std::uint64_t bytes_total)
-      : options_(options), bytes_total_(bytes_total) {}
-
-  void run(std::size_t count, const Job& job) {
-    const std::size_t wanted = thread_count(options_.threads, defaults::verify_threads_max);
-    const std::size_t threads = std::min(wanted, std::max<std::size_t>(count, 1));
-    std::atomic<std::size_t> next = 0;
-    run_team(
-        static_cast<unsigned>(threads), stop_, options_.observer,
-        [&] {
-          return Progress{bytes_done_, bytes_total_};
-        },
-        [&] {
-          std::vector<std::byte> scratch;
-          for (std::size_t i = next++; i < count && !stop_; i = next++) job(i, scratch);
-        });
-  }
-
-  // Called by jobs for what they have read; false: the job is to end early.
-  [[nodiscard]] bool goes_on(std::uint64_t bytes) noexcept {
-    bytes_done_ += bytes;
-    return !stop_;
-  }
-  [[nodiscard]] std::uint64_t bytes_done() const noexcept { return bytes_done_; }
-
- private:
-  const VerifyOptions& options_;
-  std::uint64_t bytes_total_;
-  std::atomic<std::uint64_t> bytes_done_ = 0;
-  std::atomic<bool> stop_ = false;
-};
 
 // As many whole units as fit a chunk.
 std::size_t chunk_bytes(Encoding encoding) noexcept {

@@ -3,7 +3,7 @@
 
 #include "loadstone/plan.h"
 #include "plan/fold.h"
-#include "plan/suggested_rule.h"
+#include "plan/nearest.h"
 #include "plan/verdict.h"
 #include "support/plans.h"
 

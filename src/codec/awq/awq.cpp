@@ -1,12 +1,11 @@
-#include "codec/awq/awq.h"
-
+// AWQ, in the order of its GEMM kernel: docs/formats/awq.md
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
-#include "codec/words/module.h"
+#include "codec/families.h"
 #include "codec/words/words.h"
 
 namespace loadstone {

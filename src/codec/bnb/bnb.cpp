@@ -1,5 +1,4 @@
-#include "codec/bnb/bnb.h"
-
+// NF4, FP4 and rows of LLM.int8. docs/formats/bitsandbytes.md
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -7,9 +6,9 @@
 #include "base/ceil_div.h"
 #include "base/named.h"
 #include "base/text.h"
-#include "codec/bnb/decode.h"
-#include "codec/bnb/encode.h"
 #include "codec/bnb/state.h"
+#include "codec/bnb/weights.h"
+#include "codec/families.h"
 #include "kernels/bnb_parts.h"
 #include "loadstone/error.h"
 

@@ -1,11 +1,10 @@
 // Weights of bitsandbytes: any range of their numbers.
-#include "codec/bnb/decode.h"
-
 #include <algorithm>
 #include <array>
 #include <string>
 #include <vector>
 
+#include "codec/bnb/weights.h"
 #include "kernels/bnb.h"
 #include "kernels/bnb/map_data.h"
 #include "kernels/bnb/tables.h"

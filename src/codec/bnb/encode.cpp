@@ -1,14 +1,11 @@
-#include "codec/bnb/encode.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <utility>
 
 #include "base/ceil_div.h"
 #include "codec/bnb/state.h"
+#include "codec/bnb/weights.h"
 #include "kernels/bnb_parts.h"
 
 namespace loadstone {

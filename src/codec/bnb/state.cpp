@@ -8,7 +8,6 @@
 
 #include "base/json_fields.h"
 #include "base/text.h"
-#include "kernels/bnb.h"
 #include "kernels/bnb_parts.h"
 #include "loadstone/error.h"
 

@@ -1,13 +1,13 @@
-#include "codec/fp4/fp4.h"
-
+// E2M1 codes with scales of blocks: NVFP4 and MXFP4, under four sets of names.
+// docs/formats/modelopt.md
 #include <fmt/format.h>
 
 #include <array>
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "codec/families.h"
 #include "codec/fp4/blocks.h"
-#include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
 #include "kernels/modelopt/scales.h"

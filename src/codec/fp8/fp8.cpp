@@ -1,11 +1,9 @@
-#include "codec/fp8/fp8.h"
-
+// FP8 codes with scales: one for all, one a row, one a block. docs/formats/fp8.md
 #include <array>
 #include <utility>
 
 #include "base/ceil_div.h"
-#include "codec/scaled/blocks.h"
-#include "codec/scaled/encode.h"
+#include "codec/families.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
 #include "kernels/modelopt/scales.h"

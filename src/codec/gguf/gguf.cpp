@@ -5,7 +5,6 @@
 #include <cstring>
 #include <string>
 
-#include "codec/gguf/encode.h"
 #include "kernels/cast.h"
 #include "kernels/gguf.h"
 

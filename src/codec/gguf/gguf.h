@@ -6,8 +6,6 @@
 
 namespace loadstone {
 
-extern const Family gguf_family;
-
 // Returns whether rows of the shape are not whole blocks: files can only store the tensor folded.
 [[nodiscard]] bool has_cut_blocks(Encoding encoding, const Shape& shape) noexcept;
 // Of a tensor of a block format, row by row.
@@ -18,5 +16,9 @@ extern const Family gguf_family;
 
 // Gives the numbers of the tensor with this index; for U8 its bytes as they are.
 [[nodiscard]] Decoding block_decoding(std::uint32_t index, const TensorInfo& tensor, Dtype dtype);
+
+[[nodiscard]] std::span<const WrittenEncoding> gguf_written() noexcept;
+// Their names, and those of blocks that are only read.
+[[nodiscard]] std::span<const std::string_view> gguf_encodings() noexcept;
 
 }  // namespace loadstone

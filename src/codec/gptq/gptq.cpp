@@ -1,5 +1,4 @@
-#include "codec/gptq/gptq.h"
-
+// GPTQ: docs/formats/gptq.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,8 +7,8 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "codec/families.h"
 #include "codec/scaled/scaled.h"
-#include "codec/words/module.h"
 #include "codec/words/words.h"
 
 namespace loadstone {

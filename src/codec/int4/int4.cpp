@@ -1,10 +1,10 @@
-#include "codec/int4/int4.h"
-
+// ModelOpt's integers of 4 bits, in two layouts that some shapes cannot tell apart.
+// docs/formats/modelopt.md
 #include <array>
 #include <optional>
 #include <utility>
 
-#include "codec/scaled/encode.h"
+#include "codec/families.h"
 #include "codec/scaled/scaled.h"
 #include "kernels/modelopt/scales.h"
 

@@ -1,11 +1,9 @@
-#include "codec/int8/int8.h"
-
+// Integers of 8 bits with a scale for each row. docs/formats/modelopt.md
 #include <array>
 #include <utility>
 
 #include "base/ceil_div.h"
-#include "codec/scaled/blocks.h"
-#include "codec/scaled/encode.h"
+#include "codec/families.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
 

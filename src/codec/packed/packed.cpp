@@ -1,5 +1,4 @@
-#include "codec/packed/packed.h"
-
+// Integers of compressed-tensors, packed in words: docs/formats/compressed-tensors.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,8 +6,8 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "codec/families.h"
 #include "codec/scaled/scaled.h"
-#include "codec/words/module.h"
 #include "codec/words/words.h"
 
 namespace loadstone {

@@ -1,9 +1,8 @@
-#include "codec/scaled/encode.h"
-
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
+
+#include "codec/scaled/scaled.h"
 
 namespace loadstone::scaled {
 

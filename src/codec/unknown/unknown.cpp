@@ -1,5 +1,6 @@
-#include "codec/unknown/unknown.h"
-
+// Layouts that are known to be quantized and are not decoded: refused by name, never taken for
+// numbers.
+#include "codec/families.h"
 #include "codec/unknown/foreign_scale.h"
 
 namespace loadstone {

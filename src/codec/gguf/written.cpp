@@ -1,5 +1,4 @@
-#include "codec/gguf/encode.h"
-
+// Numbers to blocks of GGUF. docs/formats/gguf-blocks.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +6,7 @@
 #include <cmath>
 
 #include "codec/gguf/gguf.h"
-#include "codec/scaled/encode.h"
+#include "codec/scaled/scaled.h"
 #include "kernels/gguf.h"
 
 namespace loadstone {

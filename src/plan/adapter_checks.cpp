@@ -1,0 +1,99 @@
+// What adapters are checked for besides whether they fit the base.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "base/pattern.h"
+#include "base/text.h"
+#include "catalog/adapter_config.h"
+#include "catalog/paths.h"
+#include "loadstone/quantized_tensors.h"
+#include "plan/adapters.h"
+
+namespace loadstone {
+
+bool are_equal_products(const Catalog& catalog, const Term& first, const AddedProduct& a,
+                        const Term& second, const AddedProduct& b) {
+  const LowRank& one = *first.low_rank;
+  const LowRank& other = *second.low_rank;
+  const auto place = [](const LowRank& each) {
+    return std::tuple(each.row_begin, each.column_begin, each.rows, each.columns, each.rank);
+  };
+  const bool is_plain = one.magnitudes.empty() && other.magnitudes.empty();
+  if (first.factor != second.factor || place(one) != place(other) || !is_plain) return false;
+  const auto& tensors = catalog.tensors();
+  const auto are_same = [&](std::uint32_t left, std::uint32_t right) {
+    return a.is_transposed == b.is_transposed
+               ? are_equal(catalog, tensors[left], tensors[right])
+               : are_transposes(catalog, tensors[left], tensors[right]);
+  };
+  const bool is_swapped = a.is_transposed != b.is_transposed;
+  return are_same(a.left, is_swapped ? b.right : b.left) &&
+         are_same(a.right, is_swapped ? b.left : b.right);
+}
+
+namespace {
+
+std::string encoder_folder(unsigned encoder) {
+  return encoder == 1 ? "text_encoder" : fmt::format("text_encoder_{}", encoder);
+}
+
+}  // namespace
+
+// Encoders of a pipeline have modules of the same names. A folder with a name of its own is taken
+// for the first.
+void report_other_encoders(const Catalog& base, const Catalog& adapter,
+                           const std::map<unsigned, std::vector<std::string>>& modules,
+                           std::vector<Finding>& findings) {
+  const std::string_view folder = file_name(base.root());
+  const bool has_usual_name = folder == "text_encoder" || folder.starts_with("text_encoder_");
+  for (const auto& [encoder, names] : modules) {
+    const std::string expected = encoder_folder(encoder);
+    if (folder == expected || (encoder == 1 && !has_usual_name)) continue;
+    std::string message = fmt::format(
+        "the adapter in '{}' has {} for the text encoder {} of a pipeline, which are merged into "
+        "the base in '{}': {}",
+        printable(adapter.root()), counted(names.size(), "module"), encoder, printable(base.root()),
+        name_list(names));
+    findings.push_back({.severity = Severity::warning,
+                        .code = "merge.adapter",
+                        .sources = names,
+                        .message = std::move(message),
+                        .suggestion = "leave them out by a pattern (--lora-ignore) if the base is "
+                                      "another encoder",
+                        .found = std::string(folder),
+                        .expected = expected});
+  }
+}
+
+void report_idle_patterns(const Catalog& catalog, std::uint32_t first,
+                          const std::vector<MergeAdapter>& adapters,
+                          std::vector<Finding>& findings) {
+  std::map<std::string, bool> is_used;  // by pattern
+  for (std::size_t i = 0; i < adapters.size(); ++i) {
+    const Catalog& adapter = *catalog.checkpoints().at(first + i);
+    for (const std::string& text : adapters[i].ignore) {
+      bool& found = is_used[text];
+      if (found) continue;
+      const Pattern pattern = compile_pattern(text, "plan.options", "ignore",
+                                              pattern_memory(adapters[i].ignore.size()));
+      const auto finds = [&](const auto& tensor) { return is_in(*pattern, tensor.name); };
+      found = std::ranges::any_of(adapter.tensors(), finds) ||
+              std::ranges::any_of(adapter.quantized().tensors(), finds);
+    }
+  }
+  for (const auto& [text, found] : is_used) {
+    if (found) continue;
+    findings.push_back({.severity = Severity::warning,
+                        .code = "plan.options",
+                        .message = fmt::format("'{}' (lora-ignore) finds no tensor of an adapter",
+                                               printable(text)),
+                        .found = printable(text)});
+  }
+}
+
+}  // namespace loadstone
