@@ -1,18 +1,22 @@
 // What the targets of all file formats do with their bytes.
 #pragma once
 
+#include <cstdint>
 #include <cstdlib>
+#include <span>
 #include <string>
 
-#include "fuzz/memory_file.h"
 #include "loadstone/catalog.h"
+#include "loadstone/error.h"
+#include "support/memory_storage.h"
 
 namespace loadstone::fuzz {
 
 // Opens the bytes as a file of that name. An Error is an answer; what a catalog then claims must
 // lie inside the file, and showing it must not fail.
 inline int open_as(const std::string& name, std::span<const std::uint8_t> bytes) {
-  MemoryStorage storage(name, bytes);
+  test::MemoryStorage storage;
+  storage.add_file(name, std::string(bytes.begin(), bytes.end()));
   try {
     const auto catalog = open_checkpoint(name, {.storage = &storage});
     for (const TensorInfo& tensor : catalog->tensors()) {

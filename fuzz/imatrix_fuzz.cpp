@@ -2,12 +2,13 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "fuzz/memory_file.h"
 #include "loadstone/error.h"
 #include "loadstone/importance.h"
+#include "support/memory_storage.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  loadstone::fuzz::MemoryStorage storage("/model.imatrix", {data, size});
+  loadstone::test::MemoryStorage storage;
+  storage.add_file("/model.imatrix", {reinterpret_cast<const char*>(data), size});
   try {
     const auto matrix = loadstone::open_importance_matrix("/model.imatrix", &storage);
     std::size_t bytes = 0;

@@ -2,7 +2,6 @@
 // with an Error, or read. A receipt that is read is written as it was.
 #include <string_view>
 
-#include "fuzz/memory_file.h"
 #include "fuzz/require.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
@@ -10,6 +9,7 @@
 #include "loadstone/receipt.h"
 #include "loadstone/recipe.h"
 #include "loadstone/skeleton.h"
+#include "support/memory_storage.h"
 
 namespace {
 
@@ -31,7 +31,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try_to([&] { (void)loadstone::metadata_from_json(text); });
   static const loadstone::Catalog catalog("/", {}, {}, {}, {});
   try_to([&] { (void)loadstone::recipes_from_json(catalog, text); });
-  loadstone::fuzz::MemoryStorage storage("/model.safetensors", {});
+  loadstone::test::MemoryStorage storage;
+  storage.add_file("/model.safetensors", {});
   try_to([&] { (void)loadstone::plan_from_json(text, {.storage = &storage}, {.root = "/"}); });
   try_to([&] {
     const std::string receipt = to_json(loadstone::receipt_from_json(text));

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import inspect
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,20 @@ def differences(found: Any, expected: Any) -> list[str]:
         elif not torch.equal(_bytes(mine), _bytes(other)):
             lines.append(f"{name}: other values")
     return lines
+
+
+@contextlib.contextmanager
+def logged_lines() -> Iterator[list[str]]:
+    """What the library logs about a single file."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("diffusers.loaders.single_file_model")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
 
 
 def refuse(*_: Any, **__: Any) -> Any:

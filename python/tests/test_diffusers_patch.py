@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from diffusers_models import (
     by_name,
     cast_copy,
     differences,
+    logged_lines,
     write_config,
     write_single_file,
 )
@@ -94,16 +94,8 @@ def test_first_last_frame_without_the_patch(tmp_path: Path) -> None:
 def test_first_last_frame_is_no_surplus(tmp_path: Path, no_readers: None) -> None:
     """Nothing warns of a key that is used."""
     _, file, config = file_of(FLF2V, tmp_path)
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("diffusers.loaders.single_file_model")
-    logger.addHandler(handler)
-    try:
-        with loadstone.patch("diffusers"):
-            FLF2V.cls.from_single_file(file, config=config)
-    finally:
-        logger.removeHandler(handler)
+    with logged_lines() as lines, loadstone.patch("diffusers"):
+        FLF2V.cls.from_single_file(file, config=config)
     assert not [line for line in lines if "emb_pos" in line]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from diffusers_models import (
     cast_copy,
     differences,
     library_converted,
+    logged_lines,
     state_of,
     write_config,
     write_header_only,
@@ -367,15 +367,8 @@ def test_unexpected_key_is_warned_about(tmp_path: Path, no_readers: None) -> Non
     state = case.original(model) | {"model.diffusion_model.surplus.weight": torch.ones(3)}
     save_file(state, tmp_path / "model.safetensors")
     config = write_config(model, tmp_path / "config")
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("diffusers.loaders.single_file_model")
-    logger.addHandler(handler)
-    try:
+    with logged_lines() as lines:
         assert_same(from_file(case, str(tmp_path / "model.safetensors"), config), model)
-    finally:
-        logger.removeHandler(handler)
     assert any("surplus.weight" in line for line in lines)
 
 

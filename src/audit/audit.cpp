@@ -58,12 +58,10 @@ NameMap<const Provenance*> by_name(const Report& report) {
 
 [[noreturn]] void refuse(const char* code, const std::vector<std::string>& names,
                          std::string_view what) {
-  Where where;
-  where.tensor = names.front();
   throw Error(code,
               fmt::format("{} {}: {}", counted(names.size(), "tensor"), what,
                           name_list(names, names.size(), names_shown_max)),
-              std::move(where));
+              {.tensor = names.front()});
 }
 
 }  // namespace

@@ -121,12 +121,15 @@ bool begins_url(std::string_view scheme, std::string_view rest) {
   return scheme.size() > 1 && (rest.starts_with('/') || is_web);
 }
 
+void erase_user(std::string& url, std::size_t host) {
+  const std::size_t at = url.substr(0, url.find('/', host)).rfind('@');
+  if (at != std::string::npos && at >= host) url.erase(host, at + 1 - host);
+}
+
 // An object's name in a bucket may hold "#".
 std::string public_url_of(std::string_view url, std::string_view scheme) {
   std::string text(url.substr(0, url.find_first_of(is_one_of(scheme, {"s3", "hf"}) ? "?" : "?#")));
-  const std::size_t host = std::min(text.find_first_not_of('/', scheme.size() + 1), text.size());
-  const std::size_t at = text.substr(0, text.find('/', host)).rfind('@');
-  if (at != std::string::npos && at >= host) text.erase(host, at + 1 - host);
+  erase_user(text, std::min(text.find_first_not_of('/', scheme.size() + 1), text.size()));
   return text;
 }
 
@@ -145,10 +148,7 @@ std::size_t before_character(std::string_view text, std::size_t at) noexcept {
 std::string without_user(std::string_view url) {
   std::string text(url);
   const std::size_t slashes = url.find("//");
-  if (slashes == std::string_view::npos) return text;
-  const std::size_t host = slashes + 2;
-  const std::size_t at = url.substr(0, url.find('/', host)).rfind('@');
-  if (at != std::string_view::npos && at >= host) text.erase(host, at + 1 - host);
+  if (slashes != url.npos) erase_user(text, slashes + 2);
   return text;
 }
 

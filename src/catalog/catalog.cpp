@@ -43,14 +43,13 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
     total_bytes_ += tensor.byte_count();
     const auto [found, is_new] = index_.emplace(tensor.name, i);
     if (is_new) continue;
-    Where where;
-    where.path = shards_[tensor.shard].path;
-    where.tensor = tensor.name;
-    where.field = "weight_map";
-    where.found = "'" + shards_[tensors_[found->second].shard].path + "' has it too";
-    where.expected = "one shard";
-    where.byte_offset = tensor.offset_begin;
-    throw Error("ix.duplicate", "two shards hold a tensor of this name", std::move(where));
+    throw Error("ix.duplicate", "two shards hold a tensor of this name",
+                {.path = shards_[tensor.shard].path,
+                 .tensor = tensor.name,
+                 .field = "weight_map",
+                 .found = "'" + shards_[tensors_[found->second].shard].path + "' has it too",
+                 .expected = "one shard",
+                 .byte_offset = tensor.offset_begin});
   }
   sort_findings(findings_);
 } catch (...) {

@@ -37,15 +37,13 @@ Finding warning(std::string code, std::string message) {
 
 [[noreturn]] void refuse_missing_tensor(const std::string& index_path, const IndexEntry& entry,
                                         const Shard* elsewhere) {
-  Where where;
-  where.path = index_path;
-  where.tensor = entry.tensor;
-  where.field = "weight_map";
-  where.found =
-      elsewhere == nullptr ? "no shard that has it" : "it in '" + elsewhere->relative_path + "'";
-  where.expected = "it in '" + entry.shard + "'";
   throw Error("ix.tensor_missing", "the index maps a tensor to a shard that lacks it",
-              std::move(where));
+              {.path = index_path,
+               .tensor = entry.tensor,
+               .field = "weight_map",
+               .found = elsewhere == nullptr ? "no shard that has it"
+                                             : "it in '" + elsewhere->relative_path + "'",
+               .expected = "it in '" + entry.shard + "'"});
 }
 
 void check_total_size(const std::string& index_path, const std::string& said,

@@ -43,16 +43,6 @@ void refuse_share_of_zero(const std::string& path) {
               {.path = path, .field = "file", .expected = "a file of whole tensors"});
 }
 
-[[noreturn]] void refuse_folder(const std::string& folder, const char* code, std::string message,
-                                const std::vector<std::string>& found) {
-  Where where;
-  where.path = folder;
-  where.field = "folder";
-  where.found = found.empty() ? "nothing of the kind" : name_list(found);
-  where.expected = "one checkpoint in safetensors, GGUF or torch's format";
-  throw Error(code, std::move(message), std::move(where));
-}
-
 // Files whose names differ in their part number only.
 struct PartSet {
   std::string stem;
@@ -160,14 +150,20 @@ class FolderSearch {
   }
 
  private:
+  [[noreturn]] void refuse(std::string message, const std::vector<std::string>& found) const {
+    throw Error("format.no_checkpoint", std::move(message),
+                {.path = folder_,
+                 .field = "folder",
+                 .found = found.empty() ? "nothing of the kind" : name_list(found),
+                 .expected = "one checkpoint in safetensors, GGUF or torch's format"});
+  }
+
   void take() {
     if (take_dcp() || take_index() || take_usual_file()) return;
     if (!safetensors_.empty() && !ggufs_.empty()) {
       std::vector<std::string> both = safetensors_;
       both.insert(both.end(), ggufs_.begin(), ggufs_.end());
-      refuse_folder(folder_, "format.no_checkpoint",
-                    "the folder holds safetensors and GGUF files; name the one that is meant",
-                    both);
+      refuse("the folder holds safetensors and GGUF files; name the one that is meant", both);
     }
     if (!safetensors_.empty()) {
       take_safetensors();
@@ -187,10 +183,10 @@ class FolderSearch {
     others.insert(others.end(), ggufs_.begin(), ggufs_.end());
     if (!others.empty()) {
       others.insert(others.begin(), std::string(dcp_metadata_name));
-      refuse_folder(folder_, "format.no_checkpoint",
-                    "the folder holds a checkpoint of torch.distributed.checkpoint and others; "
-                    "name the one that is meant",
-                    others);
+      refuse(
+          "the folder holds a checkpoint of torch.distributed.checkpoint and others; "
+          "name the one that is meant",
+          others);
     }
     files_.files = {std::string(dcp_metadata_name)};
     files_.ignored = torch_;
@@ -207,8 +203,7 @@ class FolderSearch {
     // An index of another kind beside a plain model.safetensors is that of a variant.
     if (usual.empty() && !usual_present().empty()) return false;
     if (candidates.size() > 1) {
-      refuse_folder(folder_, "format.no_checkpoint",
-                    "the folder holds several indexes; name the one that is meant", candidates);
+      refuse("the folder holds several indexes; name the one that is meant", candidates);
     }
     files_.index = candidates.front();
     ignore_others(safetensors_);
@@ -227,8 +222,7 @@ class FolderSearch {
     const std::vector<std::string> present = usual_present();
     if (present.empty()) return false;
     if (present.size() > 1) {
-      refuse_folder(folder_, "format.no_checkpoint",
-                    "the folder holds two models; name the one that is meant", present);
+      refuse("the folder holds two models; name the one that is meant", present);
     }
     files_.files = present;
     std::vector<std::string> ignored;
@@ -257,8 +251,7 @@ class FolderSearch {
   void take_gguf() {
     const std::vector<PartSet> sets = part_sets(ggufs_, gguf_suffix);
     if (sets.size() > 1) {
-      refuse_folder(folder_, "format.no_checkpoint",
-                    "the folder holds several GGUF files; name the one that is meant", ggufs_);
+      refuse("the folder holds several GGUF files; name the one that is meant", ggufs_);
     }
     files_.files = {sets.front().names.front()};  // its split says which others belong to it
     ignore_others({});
@@ -282,11 +275,10 @@ class FolderSearch {
     }
     const std::vector<std::string>& candidates = usual.empty() ? others : usual;
     if (!torch_indexes_.empty() || candidates.size() != 1) {
-      refuse_folder(folder_, "format.no_checkpoint",
-                    has_zero_ ? zero_message
-                              : "the folder holds several of torch's files, or only what training "
-                                "leaves; name the one that is meant",
-                    torch_indexes_.empty() ? torch_ : torch_indexes_);
+      refuse(has_zero_ ? zero_message
+                       : "the folder holds several of torch's files, or only what training "
+                         "leaves; name the one that is meant",
+             torch_indexes_.empty() ? torch_ : torch_indexes_);
     }
     files_.files = candidates;
     files_.numbered_set = true;
@@ -301,7 +293,7 @@ class FolderSearch {
         pipeline_ ? "a diffusers pipeline: its checkpoints are in the folders below, such as unet "
                     "or transformer; name one of them"
                   : "the folder holds no checkpoint";
-    refuse_folder(folder_, "format.no_checkpoint", has_zero_ ? zero_message : message, {});
+    refuse(has_zero_ ? zero_message : message, {});
   }
 
   // Also lists the weights of other formats than the one that is taken.
@@ -388,9 +380,7 @@ CheckpointFiles locate_pattern(Storage& storage, const std::string& pattern) {
   }
   if (paths.empty()) paths = std::move(all);
   if (paths.empty()) {
-    Where where;
-    where.path = pattern;
-    throw Error("io.not_found", "no file matches this pattern", std::move(where));
+    throw Error("io.not_found", "no file matches this pattern", {.path = pattern});
   }
   if (paths.size() == 1) return locate_checkpoint(storage, paths.front());
   std::ranges::sort(paths, natural_less);
@@ -450,12 +440,11 @@ CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
   if (kind == EntryKind::folder) return FolderSearch(storage, path).find();
   refuse_share_of_zero(path);
   if (kind == EntryKind::file) return locate_file(parent_path(path), std::string(file_name(path)));
-  Where where;
-  where.path = path;
-  where.field = "file";
-  where.found = "a named pipe, socket or device";
-  where.expected = "a file or a folder";
-  throw Error("ix.not_regular", "not a regular file", std::move(where));
+  throw Error("ix.not_regular", "not a regular file",
+              {.path = path,
+               .field = "file",
+               .found = "a named pipe, socket or device",
+               .expected = "a file or a folder"});
 }
 
 CheckpointFiles as_checkpoint_files(Storage& storage, std::vector<std::string> paths) {

@@ -16,10 +16,6 @@ RemotePlace find_remote(Storage& storage, const std::string& path) {
   return {std::move(place), {}};
 }
 
-std::string remote_folder_of(Storage& storage, const std::string& path) {
-  return find_remote(storage, path).folder;
-}
-
 std::optional<std::vector<std::string>> list_remote(Storage& storage, const std::string& folder) {
   if (is_http(folder)) return std::nullopt;
   try {

@@ -17,9 +17,6 @@ struct RemotePlace {
 // Paths that end in a slash, and those of whole repositories, are folders. Throws Error "io.*".
 [[nodiscard]] RemotePlace find_remote(Storage& storage, const std::string& path);
 
-// The folder, or that of the file.
-[[nodiscard]] std::string remote_folder_of(Storage& storage, const std::string& path);
-
 // False where the host says that there is no such file.
 [[nodiscard]] bool has_remote(Storage& storage, const std::string& path);
 

@@ -160,11 +160,7 @@ class CheckpointReader {
   void require_all_parts(const std::vector<std::string>& files) const {
     const std::vector<std::string> missing = missing_parts(files);
     if (missing.empty()) return;
-    Where where;
-    where.path = root_;
-    where.field = "shard";
-    where.expected = "all parts";
-    refuse_missing_files(std::move(where), missing,
+    refuse_missing_files({.path = root_, .field = "shard", .expected = "all parts"}, missing,
                          missing.size() == 1 ? "a part of the checkpoint is missing"
                                              : "parts of the checkpoint are missing");
   }

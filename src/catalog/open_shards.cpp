@@ -18,11 +18,8 @@ namespace loadstone {
 namespace {
 
 [[noreturn]] void refuse_changed(const Shard& shard, std::string found, std::string expected) {
-  Where where;
-  where.path = shard.path;
-  where.found = std::move(found);
-  where.expected = std::move(expected);
-  throw Error("io.changed", "the file is not the one that the plan was made for", std::move(where));
+  throw Error("io.changed", "the file is not the one that the plan was made for",
+              {.path = shard.path, .found = std::move(found), .expected = std::move(expected)});
 }
 
 // The first thing of the two that differs.

@@ -28,11 +28,10 @@ bool is_document(FileKind kind) noexcept {
 }
 
 [[noreturn]] void fail(const std::string& path, std::string_view found) {
-  Where where;
-  where.path = path;
-  where.found = found;
-  where.expected = "a new name, or that of an older document";
-  throw Error("io.exists", "the file is not replaced", std::move(where));
+  throw Error("io.exists", "the file is not replaced",
+              {.path = path,
+               .found = std::string(found),
+               .expected = "a new name, or that of an older document"});
 }
 
 void require(const std::string& path) {

@@ -17,14 +17,13 @@ void note_reads(const ByteSource& source, Shard& shard) {
 }
 
 void refuse(const std::string& path, HeaderProblem problem) {
-  Where where;
-  where.path = path;
-  where.tensor = problem.culprit;
-  where.field = problem.field;
-  where.found = std::move(problem.found);
-  where.expected = std::move(problem.expected);
-  where.byte_offset = problem.byte_offset;
-  throw Error(problem.code, std::move(problem.message), std::move(where));
+  throw Error(problem.code, std::move(problem.message),
+              {.path = path,
+               .tensor = std::string(problem.culprit),
+               .field = std::string(problem.field),
+               .found = std::move(problem.found),
+               .expected = std::move(problem.expected),
+               .byte_offset = problem.byte_offset});
 }
 
 std::string bytes_text(std::uint64_t bytes) { return counted(bytes, "byte"); }

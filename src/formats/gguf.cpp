@@ -352,13 +352,12 @@ std::optional<std::uint64_t> split_number(const FileHeader& header, const char* 
   if (const auto* number = std::get_if<std::uint64_t>(&value)) return *number;
   const auto* number = std::get_if<std::int64_t>(&value);
   if (number != nullptr && *number >= 0) return static_cast<std::uint64_t>(*number);
-  Where where;
-  where.path = header.shard.path;
-  where.tensor = key;
-  where.field = key;
-  where.found = number != nullptr ? std::to_string(*number) : type_name(found->second);
-  where.expected = "an integer from 0";
-  throw Error(number != nullptr ? "gg.split" : "gg.kv_type", "not a count", std::move(where));
+  throw Error(number != nullptr ? "gg.split" : "gg.kv_type", "not a count",
+              {.path = header.shard.path,
+               .tensor = key,
+               .field = key,
+               .found = number != nullptr ? std::to_string(*number) : type_name(found->second),
+               .expected = "an integer from 0"});
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ void HeaderReader::skip_to(std::uint64_t offset) {
 }
 
 void HeaderReader::take(std::span<std::byte> into) {
-  if (into.size() > remaining()) at_end_->file_ends(into.size());
+  if (into.size() > remaining()) cursor_.file_ends(into.size());
   while (!into.empty()) {
     if (position_ == buffer_.size()) refill(into.size());
     const std::size_t count = std::min(into.size(), buffer_.size() - position_);
@@ -54,11 +54,6 @@ void HeaderReader::refill(std::size_t needed_bytes) {
   source_.read(offset_, buffer_);
 }
 
-GgufCursor::GgufCursor(ByteSource& from)
-    : source(from), reader(from, from.identity().bytes), warnings(from.path()) {
-  reader.set_at_end(this);
-}
-
 void GgufCursor::refuse(Problem problem) const {
   loadstone::refuse(source.path(), {.code = problem.code,
                                     .message = std::move(problem.message),
@@ -69,7 +64,7 @@ void GgufCursor::refuse(Problem problem) const {
                                     .byte_offset = at});
 }
 
-void GgufCursor::file_ends(std::uint64_t wanted_bytes) {
+void GgufCursor::file_ends(std::uint64_t wanted_bytes) const {
   refuse({"gg.truncated", fmt::format("the file ends inside {}", reading), field,
           "a file of " + bytes_text(reader.file_bytes()),
           fmt::format("{} more at byte {}", bytes_text(wanted_bytes), reader.offset())});

@@ -15,22 +15,17 @@
 
 namespace loadstone {
 
+class GgufCursor;
+
 // Reads a header of unknown length from the front of a file that may be hundreds of gigabytes long:
 // sequentially, through one small buffer, with a digest of all that was passed. Reads ahead only as
 // far as the header is known to reach, so that not a byte of data is read: see set_ahead(). Not
 // thread-safe.
 class HeaderReader {
  public:
-  HeaderReader(ByteSource& source, std::uint64_t file_bytes)
-      : source_(source), file_bytes_(file_bytes) {}
-
-  // What to throw when the file ends within what is asked for: the reader of the format knows.
-  class AtEnd {
-   public:
-    virtual ~AtEnd() = default;
-    [[noreturn]] virtual void file_ends(std::uint64_t wanted_bytes) = 0;
-  };
-  void set_at_end(AtEnd* at_end) noexcept { at_end_ = at_end; }
+  // `cursor` knows what to throw when the file ends within what is asked for.
+  HeaderReader(ByteSource& source, const GgufCursor& cursor)
+      : source_(source), cursor_(cursor), file_bytes_(source.identity().bytes) {}
 
   // At least so many bytes of header follow the next thing that is read.
   void set_ahead(std::uint64_t bytes) noexcept { ahead_ = bytes; }
@@ -62,7 +57,7 @@ class HeaderReader {
   static constexpr std::size_t buffer_bytes_max = 256 * 1024;
 
   ByteSource& source_;
-  AtEnd* at_end_ = nullptr;
+  const GgufCursor& cursor_;
   std::uint64_t file_bytes_;
   std::uint64_t offset_ = 0;  // of the next byte to be taken
   std::uint64_t ahead_ = 0;
@@ -72,9 +67,12 @@ class HeaderReader {
 };
 
 // Not thread-safe.
-class GgufCursor final : private HeaderReader::AtEnd {
+class GgufCursor {
  public:
-  explicit GgufCursor(ByteSource& source);
+  explicit GgufCursor(ByteSource& from)
+      : source(from), reader(from, *this), warnings(from.path()) {}
+  GgufCursor(const GgufCursor&) = delete;
+  GgufCursor& operator=(const GgufCursor&) = delete;
 
   struct Problem {
     const char* code;
@@ -86,7 +84,7 @@ class GgufCursor final : private HeaderReader::AtEnd {
   // Adds the file, the key or tensor at hand, and where it stands.
   [[noreturn]] void refuse(Problem problem) const;
   // The file ends before what `reading` names is complete.
-  [[noreturn]] void file_ends(std::uint64_t wanted_bytes) override;
+  [[noreturn]] void file_ends(std::uint64_t wanted_bytes) const;
 
   template <typename Number>
   Number number() {

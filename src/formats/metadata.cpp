@@ -15,26 +15,6 @@ namespace loadstone {
 
 namespace {
 
-struct TypeRow {
-  std::string_view name;
-  std::size_t bytes;  // 0 where the length varies
-};
-
-// In the order of MetadataType.
-constexpr auto type_rows = std::to_array<TypeRow>({{"u8", 1},
-                                                   {"i8", 1},
-                                                   {"u16", 2},
-                                                   {"i16", 2},
-                                                   {"u32", 4},
-                                                   {"i32", 4},
-                                                   {"f32", 4},
-                                                   {"bool", 1},
-                                                   {"string", 0},
-                                                   {"array", 0},
-                                                   {"u64", 8},
-                                                   {"i64", 8},
-                                                   {"f64", 8}});
-
 template <typename Number>
 Number number_from(const std::byte* bytes) noexcept {
   Number number;
@@ -64,6 +44,44 @@ bool append_held(const MetadataValue& item, std::string& bytes) {
   return append_as(static_cast<Number>(*held), bytes);
 }
 
+// Null functions: no numbers.
+struct TypeRow {
+  std::string_view name;
+  std::size_t bytes = 0;  // 0 where the length varies
+  decltype(MetadataValue::value) (*read)(const std::byte* bytes) = nullptr;
+  bool (*append)(const MetadataValue& item, std::string& bytes) = nullptr;
+};
+
+template <typename Number, typename Held>
+constexpr TypeRow row(std::string_view name) {
+  return {name, sizeof(Number),
+          [](const std::byte* bytes) -> decltype(MetadataValue::value) {
+            return static_cast<Held>(number_from<Number>(bytes));
+          },
+          append_held<Number, Held>};
+}
+
+// In the order of MetadataType.
+constexpr auto type_rows = std::to_array<TypeRow>({
+    row<std::uint8_t, std::uint64_t>("u8"),
+    row<std::int8_t, std::int64_t>("i8"),
+    row<std::uint16_t, std::uint64_t>("u16"),
+    row<std::int16_t, std::int64_t>("i16"),
+    row<std::uint32_t, std::uint64_t>("u32"),
+    row<std::int32_t, std::int64_t>("i32"),
+    row<float, double>("f32"),
+    row<std::uint8_t, bool>("bool"),
+    {"string"},
+    {"array"},
+    row<std::uint64_t, std::uint64_t>("u64"),
+    row<std::int64_t, std::int64_t>("i64"),
+    row<double, double>("f64"),
+});
+
+const TypeRow& row_of(MetadataType type) noexcept {
+  return type_rows[static_cast<std::size_t>(type)];
+}
+
 }  // namespace
 
 std::string_view name(MetadataType type) noexcept {
@@ -71,82 +89,16 @@ std::string_view name(MetadataType type) noexcept {
   return index < type_rows.size() ? type_rows[index].name : std::string_view();
 }
 
-std::size_t byte_count(MetadataType type) noexcept {
-  return type_rows[static_cast<std::size_t>(type)].bytes;
-}
+std::size_t byte_count(MetadataType type) noexcept { return row_of(type).bytes; }
 
 MetadataValue number_value(MetadataType type, const std::byte* bytes) {
-  MetadataValue item{.value = false, .type = type};
-  switch (type) {
-    case MetadataType::u8:
-      item.value = std::uint64_t{number_from<std::uint8_t>(bytes)};
-      break;
-    case MetadataType::i8:
-      item.value = std::int64_t{number_from<std::int8_t>(bytes)};
-      break;
-    case MetadataType::u16:
-      item.value = std::uint64_t{number_from<std::uint16_t>(bytes)};
-      break;
-    case MetadataType::i16:
-      item.value = std::int64_t{number_from<std::int16_t>(bytes)};
-      break;
-    case MetadataType::u32:
-      item.value = std::uint64_t{number_from<std::uint32_t>(bytes)};
-      break;
-    case MetadataType::i32:
-      item.value = std::int64_t{number_from<std::int32_t>(bytes)};
-      break;
-    case MetadataType::f32:
-      item.value = double{number_from<float>(bytes)};
-      break;
-    case MetadataType::u64:
-      item.value = number_from<std::uint64_t>(bytes);
-      break;
-    case MetadataType::i64:
-      item.value = number_from<std::int64_t>(bytes);
-      break;
-    case MetadataType::f64:
-      item.value = number_from<double>(bytes);
-      break;
-    case MetadataType::boolean:
-      item.value = number_from<std::uint8_t>(bytes) != 0;
-      break;
-    case MetadataType::string:
-    case MetadataType::array:
-      break;  // no numbers
-  }
-  return item;
+  const auto read = row_of(type).read;
+  return {.value = read != nullptr ? read(bytes) : false, .type = type};
 }
 
 bool append_number(const MetadataValue& value, std::string& bytes) {
-  switch (value.type) {
-    case MetadataType::u8:
-      return append_held<std::uint8_t, std::uint64_t>(value, bytes);
-    case MetadataType::i8:
-      return append_held<std::int8_t, std::int64_t>(value, bytes);
-    case MetadataType::u16:
-      return append_held<std::uint16_t, std::uint64_t>(value, bytes);
-    case MetadataType::i16:
-      return append_held<std::int16_t, std::int64_t>(value, bytes);
-    case MetadataType::u32:
-      return append_held<std::uint32_t, std::uint64_t>(value, bytes);
-    case MetadataType::i32:
-      return append_held<std::int32_t, std::int64_t>(value, bytes);
-    case MetadataType::f32:
-      return append_held<float, double>(value, bytes);
-    case MetadataType::u64:
-      return append_held<std::uint64_t, std::uint64_t>(value, bytes);
-    case MetadataType::i64:
-      return append_held<std::int64_t, std::int64_t>(value, bytes);
-    case MetadataType::f64:
-      return append_held<double, double>(value, bytes);
-    case MetadataType::boolean:
-      return append_held<std::uint8_t, bool>(value, bytes);
-    case MetadataType::string:
-    case MetadataType::array:
-      break;  // no numbers
-  }
-  return false;
+  const auto append = row_of(value.type).append;
+  return append != nullptr && append(value, bytes);
 }
 
 bool is_metadata_key(std::string_view key) noexcept {

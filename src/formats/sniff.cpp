@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/named.h"
 #include "base/text.h"
 
 namespace loadstone {
@@ -50,33 +51,13 @@ bool all_zero(std::span<const std::byte> bytes) noexcept {
 }  // namespace
 
 std::string_view describe(FileKind kind) noexcept {
-  switch (kind) {
-    case FileKind::safetensors:
-      return "a safetensors file";
-    case FileKind::gguf:
-      return "a GGUF file";
-    case FileKind::legacy_ggml:
-      return "a ggml file from before GGUF";
-    case FileKind::torch_zip:
-      return "a zip archive (torch.save writes those)";
-    case FileKind::torch_pickle:
-      return "a Python pickle (old torch.save wrote those)";
-    case FileKind::archive:
-      return "a compressed archive";
-    case FileKind::hdf5:
-      return "an HDF5 file";
-    case FileKind::git_lfs_pointer:
-      return "a git-lfs pointer: the text that stands for a file that was not downloaded";
-    case FileKind::html:
-      return "an HTML page";
-    case FileKind::text:
-      return "a text file";
-    case FileKind::zeros:
-      return "nothing but zero bytes, as a download that was never written leaves";
-    case FileKind::unknown:
-      break;
-  }
-  return "bytes of no known format";
+  return name_among(
+      {"bytes of no known format", "a safetensors file", "a GGUF file",
+       "a ggml file from before GGUF", "a zip archive (torch.save writes those)",
+       "a Python pickle (old torch.save wrote those)", "a compressed archive", "an HDF5 file",
+       "a git-lfs pointer: the text that stands for a file that was not downloaded", "an HTML page",
+       "a text file", "nothing but zero bytes, as a download that was never written leaves"},
+      kind);
 }
 
 FileKind sniff(std::span<const std::byte> beginning, std::uint64_t file_bytes) noexcept {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/named.h"
 #include "base/text.h"
 
 namespace loadstone {
@@ -33,39 +34,26 @@ bool Pickle::is_foreign(std::uint32_t index) const {
 }
 
 std::string Pickle::describe(std::uint32_t index) const {
+  constexpr std::string_view names[] = {
+      "None",      "a boolean", "an integer", "an integer beyond 64 bits",
+      "a float",   "a text",    "bytes",      "a global",
+      "a list",    "a tuple",   "a set",      "a dict",
+      "a storage", "a call",    "an object"};
   switch (kind(index)) {
-    case PickleKind::none:
-      return "None";
     case PickleKind::boolean:
       return nodes[index].number != 0 ? "True" : "False";
     case PickleKind::integer:
       return std::to_string(nodes[index].number);
-    case PickleKind::big_integer:
-      return "an integer beyond 64 bits";
-    case PickleKind::real:
-      return "a float";
     case PickleKind::text:
       return "the string '" + printable(text(index)) + "'";
-    case PickleKind::bytes:
-      return "bytes";
     case PickleKind::global:
       return printable(text(index));
-    case PickleKind::list:
-      return "a list";
-    case PickleKind::tuple:
-      return "a tuple";
-    case PickleKind::set:
-      return "a set";
-    case PickleKind::dict:
-      return "a dict";
-    case PickleKind::storage:
-      return "a storage";
     case PickleKind::call:
-      return "a call of " + printable(callee(index));
     case PickleKind::object:
-      return "an object of " + printable(callee(index));
+      return std::string(name_among(names, kind(index))) + " of " + printable(callee(index));
+    default:
+      return std::string(name_among(names, kind(index)));
   }
-  return "something";
 }
 
 std::optional<std::string> problem_of_storage_id(const Pickle& pickle, std::uint32_t id) {

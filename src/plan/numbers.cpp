@@ -131,14 +131,13 @@ bool Planner::decode_boxes(std::size_t root) {
     DecodeForm form;
     auto problem = check_decoding(tensors, plan_.decodings[box.decoding], form);
     if (!problem) continue;
-    fail(root, {.code = "plan.encoding",
-                .sources = {source.name},
-                .message = fmt::format("'{}' of encoding {} cannot be decoded for '{}': {}",
-                                       printable(source.name), source.encoding.name(),
-                                       printable(planned.name), problem->message),
-                .found = std::move(problem->found),
-                .expected = std::move(problem->expected)});
-    return false;
+    return fail(root, {.code = "plan.encoding",
+                       .sources = {source.name},
+                       .message = fmt::format("'{}' of encoding {} cannot be decoded for '{}': {}",
+                                              printable(source.name), source.encoding.name(),
+                                              printable(planned.name), problem->message),
+                       .found = std::move(problem->found),
+                       .expected = std::move(problem->expected)});
   }
   return true;
 }
@@ -158,8 +157,7 @@ bool Planner::decode_recipe(std::size_t root) {
       Finding finding =
           codes_.refuse(box.source, plan_.targets[root].name, skeleton_.targets[root].dtype);
       codes_.mark_components(box.source, accounted_);
-      fail(root, std::move(finding));
-      return false;
+      return fail(root, std::move(finding));
     }
     box.source += production_.numbers_begin();
   }

@@ -7,9 +7,9 @@
 #include "codec/encode.h"
 #include "loadstone/name_hash.h"
 #include "loadstone/remote.h"
+#include "plan/balance.h"
 #include "plan/costs.h"
 #include "plan/devices.h"
-#include "plan/module_tree.h"
 #include "plan/planner.h"
 
 namespace loadstone {

@@ -39,7 +39,7 @@ bool is_inside(std::string_view path) {
 
 // A root may be given as the one shard's own path too.
 std::string folder_of(const std::string& root, Storage& storage) {
-  if (is_remote(root)) return remote_folder_of(storage, root);
+  if (is_remote(root)) return find_remote(storage, root).folder;
   return storage.kind(root) == EntryKind::file ? parent_path(root) : root;
 }
 

@@ -75,9 +75,9 @@ class Planner {
   [[nodiscard]] bool keep(std::size_t root);
   [[nodiscard]] const Held* held_by_model(std::size_t root) const;
   void leave_without_value(std::size_t target, std::string reason);
-  void fail(std::size_t target, Finding finding);
+  bool fail(std::size_t target, Finding finding);  // false
 
-  // take_merge.cpp
+  // resolve.cpp
   void keep_numbers(const TargetRecipe& recipe);
   [[nodiscard]] bool take_merge(std::size_t root, const std::shared_ptr<const Merge>& merge);
 

@@ -88,11 +88,12 @@ void Planner::leave_without_value(std::size_t target, std::string reason) {
   recipe.reason = std::move(reason);
 }
 
-void Planner::fail(std::size_t target, Finding finding) {
+bool Planner::fail(std::size_t target, Finding finding) {
   leave_without_value(target, finding.code);
   finding.severity = Severity::error;
   finding.target = skeleton_.targets[target].name;
   add(std::move(finding));
+  return false;
 }
 
 // True: sources are missing, and the target has failed.
@@ -160,13 +161,13 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, Taking taki
   View view;
   const MaybeMisfit misfit = production_.view_of(produced, view);
   if (misfit) {
-    fail(root, {.code = "plan.shape",
-                .sources = sources(),
-                .message = fmt::format("'{}' cannot be made of {}: {}", printable(target.name),
-                                       name_list(sources()), misfit->message),
-                .found = misfit->found,
-                .expected = misfit->expected.empty() ? target.shape.text() : misfit->expected});
-    return false;
+    return fail(root,
+                {.code = "plan.shape",
+                 .sources = sources(),
+                 .message = fmt::format("'{}' cannot be made of {}: {}", printable(target.name),
+                                        name_list(sources()), misfit->message),
+                 .found = misfit->found,
+                 .expected = misfit->expected.empty() ? target.shape.text() : misfit->expected});
   }
   if (view.shape != target.shape) {
     Finding finding = {.code = "plan.shape", .sources = sources()};
@@ -179,8 +180,7 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, Taking taki
     finding.found = view.shape.text();
     finding.expected = target.shape.text();
     if (const auto advice = shape_advice(view.shape); !advice.empty()) finding.suggestion = advice;
-    fail(root, std::move(finding));
-    return false;
+    return fail(root, std::move(finding));
   }
   return set_boxes(root, boxes_of(view));
 }
@@ -209,27 +209,25 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Taki
   const TargetRecipe& made = options_.recipes.targets[produced.recipe];
   Recipe& recipe = plan_.targets[root].recipe;
   if (made.shape != target.shape) {
-    fail(root,
-         {.code = "plan.shape",
-          .sources = production_.source_names(produced),
-          .message = fmt::format("the recipe of '{}' makes {}, the model wants {}",
-                                 printable(target.name), made.shape.text(), target.shape.text()),
-          .found = made.shape.text(),
-          .expected = target.shape.text()});
-    return false;
+    return fail(root, {.code = "plan.shape",
+                       .sources = production_.source_names(produced),
+                       .message = fmt::format("the recipe of '{}' makes {}, the model wants {}",
+                                              printable(target.name), made.shape.text(),
+                                              target.shape.text()),
+                       .found = made.shape.text(),
+                       .expected = target.shape.text()});
   }
   if (made.constant != nullptr) return take_constant(root, made);
   recipe.boxes = made.boxes;
   const auto& tensors = plan_.catalog->tensors();
   if (auto defect =
           check_boxes(recipe.boxes, target.shape.numel().value_or(0), tensors, plan_.decodings)) {
-    fail(root, {.code = "plan.box",
-                .sources = production_.source_names(produced),
-                .message = fmt::format("the recipe of '{}' does not fit: {}",
-                                       printable(target.name), defect->message),
-                .found = defect->found,
-                .expected = defect->expected});
-    return false;
+    return fail(root, {.code = "plan.box",
+                       .sources = production_.source_names(produced),
+                       .message = fmt::format("the recipe of '{}' does not fit: {}",
+                                              printable(target.name), defect->message),
+                       .found = defect->found,
+                       .expected = defect->expected});
   }
   if (made.merge != nullptr) return take_merge(root, made.merge);
   if (taking == Taking::numbers && !decode_recipe(root)) return false;
@@ -245,15 +243,14 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Taki
     const bool is_moved = tensors[box.source].encoding == Encoding(made.dtype);
     if (wanted == made.dtype || !encoding.is_dtype() || is_moved) continue;
     if (is_exact(encoding.dtype(), made.dtype)) continue;
-    fail(root, {.code = "plan.recipe",
-                .sources = {tensors[box.source].name},
-                .message = fmt::format(
-                    "the recipe of '{}' casts {} to {}, the model wants {}: that "
-                    "would round twice",
-                    printable(target.name), encoding.name(), name(made.dtype), name(wanted)),
-                .found = std::string(name(made.dtype)),
-                .expected = std::string(name(wanted))});
-    return false;
+    return fail(root, {.code = "plan.recipe",
+                       .sources = {tensors[box.source].name},
+                       .message = fmt::format(
+                           "the recipe of '{}' casts {} to {}, the model wants {}: that "
+                           "would round twice",
+                           printable(target.name), encoding.name(), name(made.dtype), name(wanted)),
+                       .found = std::string(name(made.dtype)),
+                       .expected = std::string(name(wanted))});
   }
   return true;
 }
@@ -266,14 +263,13 @@ bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
   const bool fits = Encoding(made.dtype).byte_count(elements) == made.constant->size();
   const CastKind way = cast_kind(made.dtype, planned.dtype);
   if (!fits || way == CastKind::mismatch || way == CastKind::counted || way == CastKind::no_cast) {
-    fail(root,
-         {.code = fits ? "plan.dtype" : "plan.recipe",
-          .message = fmt::format("the constant of '{}' is {} bytes of {}, the model wants {} {}",
-                                 printable(target.name), made.constant->size(), name(made.dtype),
-                                 name(planned.dtype), target.shape.text()),
-          .found = std::string(name(made.dtype)),
-          .expected = std::string(name(planned.dtype))});
-    return false;
+    return fail(root, {.code = fits ? "plan.dtype" : "plan.recipe",
+                       .message = fmt::format(
+                           "the constant of '{}' is {} bytes of {}, the model wants {} {}",
+                           printable(target.name), made.constant->size(), name(made.dtype),
+                           name(planned.dtype), target.shape.text()),
+                       .found = std::string(name(made.dtype)),
+                       .expected = std::string(name(planned.dtype))});
   }
   planned.recipe.origin = Origin::constant;
   planned.recipe.constant = made.constant;
@@ -307,8 +303,7 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
       finding.message = fmt::format("'{}' is {} in the checkpoint ('{}'), the model wants {}",
                                     printable(target.name), finding.found, printable(source.name),
                                     finding.expected);
-      fail(root, std::move(finding));
-      return false;
+      return fail(root, std::move(finding));
     }
     if (way == CastKind::no_cast) {
       finding.code = "plan.encoding";
@@ -318,8 +313,7 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
                             printable(source.name), finding.expected, printable(target.name))
               : fmt::format("unsupported encoding {}: '{}' cannot be decoded for '{}'",
                             finding.found, printable(source.name), printable(target.name));
-      fail(root, std::move(finding));
-      return false;
+      return fail(root, std::move(finding));
     }
     Finding& cast = casts_[{encoding.dtype(), planned.dtype}];
     cast.severity = way == CastKind::lossy ? Severity::warning : Severity::info;
@@ -327,13 +321,13 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
   }
   for (const Box& box : planned.recipe.boxes) {
     if (moves_whole_bytes(box, bits(planned.dtype))) continue;
-    fail(root, {.code = "plan.encoding",
-                .sources = {tensors[box.source].name},
-                .message = fmt::format("'{}': elements of {} can only be moved in whole bytes, and "
-                                       "its recipe cuts them",
-                                       printable(target.name), name(planned.dtype)),
-                .found = std::string(name(planned.dtype))});
-    return false;
+    return fail(
+        root, {.code = "plan.encoding",
+               .sources = {tensors[box.source].name},
+               .message = fmt::format("'{}': elements of {} can only be moved in whole bytes, and "
+                                      "its recipe cuts them",
+                                      printable(target.name), name(planned.dtype)),
+               .found = std::string(name(planned.dtype))});
   }
   return true;
 }
@@ -415,7 +409,10 @@ void Planner::resolve_missing(std::size_t root) {
     finding.message += fmt::format(": expected {}", name_list(finding.sources));
   }
   gaps_.push_back({root, plan_.findings.size()});
-  if (!given) return fail(root, std::move(finding));
+  if (!given) {
+    static_cast<void>(fail(root, std::move(finding)));
+    return;
+  }
   planned.recipe.origin = *given;
   const auto has_value = [&](std::size_t i) {
     return skeleton_.targets[i].has_value &&
@@ -430,6 +427,40 @@ void Planner::resolve_missing(std::size_t root) {
   finding.message += fmt::format(": {}", origin_row(planned.recipe.origin).planned);
   finding.severity = Severity::warning;
   add(std::move(finding));
+}
+
+// Sums are of F32, so what they read is never rounded for the sake of a target that reads it too.
+void Planner::keep_numbers(const TargetRecipe& recipe) {
+  for_each_box(recipe, [&](const Box& box) {
+    if (box.decoding != no_decoding) rounded_[box.decoding].try_emplace(Dtype::f32, box.decoding);
+  });
+}
+
+// The sum is computed in F32 and rounded once, whatever its terms are. False: the target has
+// failed.
+bool Planner::take_merge(std::size_t root, const std::shared_ptr<const Merge>& merge) {
+  const Target& target = skeleton_.targets[root];
+  PlannedTarget& planned = plan_.targets[root];
+  auto found = check_merge(*merge, target.shape.numel().value_or(0), plan_.catalog->tensors(),
+                           plan_.decodings);
+  const CastKind way = cast_kind(Dtype::f32, planned.dtype);
+  if (!found && way != CastKind::same && way != CastKind::cast) {
+    found = MergeDefect{"dtype",
+                        {.message = "a sum is of floats of whole bytes",
+                         .found = std::string(name(planned.dtype)),
+                         .expected = {},
+                         .box = {}}};
+  }
+  if (!found) {
+    planned.recipe.merge = merge;
+    return true;
+  }
+  return fail(root,
+              {.code = "plan.box",
+               .message = fmt::format("the merge of '{}' does not fit: {}: {}",
+                                      printable(target.name), found->field, found->defect.message),
+               .found = std::move(found->defect.found),
+               .expected = std::move(found->defect.expected)});
 }
 
 }  // namespace loadstone

@@ -1,10 +1,105 @@
 #include "plan/verdict.h"
 
-#include <algorithm>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+
+#include "base/only_errors.h"
 #include "base/text.h"
+#include "loadstone/error.h"
+#include "plan/fold.h"
 
 namespace loadstone {
+
+namespace {
+
+constexpr std::size_t name_width_max = 72;
+constexpr std::size_t rows_on_a_screen = 16;
+
+using Cells = std::array<std::string, 7>;
+
+Cells cells_of(const PlanRow& row) {
+  std::string name = printable(row.name, 120);
+  if (row.count > 1) name += fmt::format("  x{}", row.count);
+  std::string origin = printable(row.origin, 120);
+  if (!row.from.empty())
+    origin += (row.origin == "tie" ? " of " : " from ") + printable(row.from, 120);
+  const bool has_bytes = row.bytes > 0;
+  const std::string kind = row.kind == "parameter" ? "" : row.kind;
+  return {name, row.shape, row.dtype, row.device, has_bytes ? human_bytes(row.bytes) : "",
+          kind, origin};
+}
+
+// Returns how many there are.
+std::size_t add_rows(std::string& text, const Plan& plan) {
+  std::vector<Cells> rows = {
+      Cells{"target", "shape", "dtype", "device", "bytes", "kind", "origin"}};
+  for (const PlanRow& row : fold_targets(plan)) rows.push_back(cells_of(row));
+  std::array<std::size_t, 7> widths = {};
+  for (std::size_t i = 0; i < widths.size(); ++i) {
+    for (auto cells = rows.begin() + 1; cells != rows.end(); ++cells) {
+      widths[i] = std::max(widths[i], std::min((*cells)[i].size(), name_width_max));
+    }
+    // A column that says nothing has no heading either.
+    if (widths[i] > 0) widths[i] = std::max(widths[i], rows.front()[i].size());
+  }
+  for (const Cells& cells : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      if (widths[i] == 0) continue;
+      if (i > 0) line += "  ";
+      const bool is_number = i == 4;
+      line += is_number ? fmt::format("{:>{}}", cells[i], widths[i])
+                        : fmt::format("{:<{}}", cells[i], widths[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + '\n';
+  }
+  return rows.size();
+}
+
+void add_findings(std::string& text, const std::vector<Finding>& findings, const TextStyle& style) {
+  for (const auto group : finding_groups(findings)) {
+    const Finding& first = group.front();
+    const CodeInfo* const info = find_code(first.code);
+    const std::string count = counted(group.size(), name(first.severity));
+    text += first.severity == Severity::error     ? style.error(count)
+            : first.severity == Severity::warning ? style.warning(count)
+                                                  : style.strong(count);
+    text += "  " + style.strong(first.code);
+    if (info != nullptr) text += fmt::format("  {}", info->meaning);
+    text += '\n';
+    for (const Finding& finding : group.first(std::min(group.size(), findings_shown_max))) {
+      text += fmt::format("  {}\n", printable(finding.message, 1000));
+      if (!finding.suggestion.empty()) {
+        text += fmt::format("      {}\n", printable(finding.suggestion, 1000));
+      }
+    }
+    if (group.size() > findings_shown_max) {
+      text += fmt::format("  {} more of these\n", group.size() - findings_shown_max);
+    }
+    text += '\n';
+  }
+}
+
+void add_figures(std::string& text, const Plan& plan) {
+  text += "plan     " + counts_text(plan) + '\n';
+  text += fmt::format("bytes    {} to read", human_bytes(plan.bytes_to_read));
+  if (plan.bytes_to_write > 0) {
+    text += fmt::format(", {} to write to {}", human_bytes(plan.bytes_to_write),
+                        printable(plan.offload_folder));
+  }
+  text += "\nmemory   the plan says: peak ";
+  const char* separator = "";
+  for (const auto& [device, bytes] : plan.peak_bytes) {
+    text += fmt::format("{}{} on {}", separator, human_bytes(bytes), printable(device));
+    separator = ", ";
+  }
+  text += plan.peak_bytes.empty() ? "nothing\n" : "\n";
+}
+
+}  // namespace
 
 Verdict verdict_of(const Plan& plan, const std::string& loaded) {
   const auto count_of = [&](Severity severity) {
@@ -64,6 +159,22 @@ std::string verdict_text(const Verdict& verdict, const TextStyle& style) {
       break;
   }
   return text + '\n' + verdict.next + '\n';
+}
+
+std::string plan_text(const Plan& plan, const TextStyle& style) {
+  const std::string verdict = verdict_text(verdict_of(plan), style);
+  std::string text = verdict + '\n';
+  add_figures(text, plan);
+  text += '\n';
+  add_findings(text, plan.findings, style);
+  const std::size_t rows = add_rows(text, plan);
+  // Of a long table one sees the end: the verdict has left the screen.
+  if (rows > rows_on_a_screen) text += '\n' + verdict.substr(0, verdict.find('\n') + 1);
+  return text;
+}
+
+std::string to_table(const Plan& plan) {
+  return only_errors([&] { return plan_text(plan, {}); });
 }
 
 }  // namespace loadstone

@@ -18,7 +18,7 @@
 #include "convert/tied_head.h"
 #include "load/tie_values.h"
 #include "loadstone/quantized_tensors.h"
-#include "verify/borrowed.h"
+#include "verify/tensor_bytes.h"
 
 namespace loadstone {
 

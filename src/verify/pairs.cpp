@@ -10,7 +10,7 @@
 #include "codec/gguf/gguf.h"
 #include "convert/expert_layouts.h"
 #include "kernels/cast.h"
-#include "verify/borrowed.h"
+#include "verify/tensor_bytes.h"
 
 namespace loadstone {
 

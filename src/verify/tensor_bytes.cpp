@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "boxes/view.h"
-#include "verify/borrowed.h"
 
 namespace loadstone {
 

@@ -15,6 +15,11 @@
 
 namespace loadstone {
 
+// Owns nothing: the catalog must outlive all copies.
+[[nodiscard]] inline std::shared_ptr<const Catalog> borrowed(const Catalog& catalog) {
+  return {std::shared_ptr<const Catalog>(), &catalog};
+}
+
 // All elements of a tensor in C order, as a box of them.
 [[nodiscard]] Box whole_box(std::uint32_t source, const TensorInfo& tensor);
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "codec/families.h"
-#include "codec/words/module.h"
 #include "codec/words/words.h"
 
 namespace loadstone {

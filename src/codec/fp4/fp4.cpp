@@ -8,7 +8,6 @@
 #include "base/ceil_div.h"
 #include "codec/families.h"
 #include "codec/fp4/blocks.h"
-#include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
 #include "kernels/modelopt/scales.h"

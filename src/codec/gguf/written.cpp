@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "codec/gguf/gguf.h"
-#include "codec/scaled/encode.h"
+#include "codec/scaled/scaled.h"
 #include "kernels/gguf.h"
 
 namespace loadstone {

@@ -9,7 +9,6 @@
 #include "base/ceil_div.h"
 #include "codec/families.h"
 #include "codec/scaled/scaled.h"
-#include "codec/words/module.h"
 #include "codec/words/words.h"
 
 namespace loadstone {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "codec/families.h"
-#include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
 #include "kernels/modelopt/scales.h"
 

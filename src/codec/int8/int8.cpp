@@ -4,8 +4,6 @@
 
 #include "base/ceil_div.h"
 #include "codec/families.h"
-#include "codec/scaled/blocks.h"
-#include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
 

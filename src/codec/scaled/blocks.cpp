@@ -1,5 +1,3 @@
-#include "codec/scaled/blocks.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "codec/scaled/scaled.h"
 
 namespace loadstone::scaled {
 

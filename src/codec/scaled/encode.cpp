@@ -1,8 +1,8 @@
-#include "codec/scaled/encode.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
+
+#include "codec/scaled/scaled.h"
 
 namespace loadstone::scaled {
 

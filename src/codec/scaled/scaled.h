@@ -6,8 +6,12 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <string_view>
 
 #include "codec/decode.h"
+#include "codec/tensor_table.h"
+#include "kernels/quantize.h"
+#include "loadstone/quantization.h"
 
 namespace loadstone::scaled {
 
@@ -75,5 +79,40 @@ void finish(const Form& form, DecodeForm& made);
                                                       Form& form);
 
 [[nodiscard]] std::optional<DecodeProblem> set_zeros(const DecodeRequest& request, Form& form);
+
+// ---- the size of blocks with a scale each, for shapes alone do not determine it
+
+struct BlockCodec {
+  std::string_view encoding;
+  const char* even;    // the kernel for blocks that divide the matrix
+  const char* by_128;  // the kernel for blocks of 128 by 128, the last of which may be cut
+};
+
+// Decodes codes, the first source, by a grid of scales, the second. Blocks have the size that the
+// config claims. Without a claim they are 128 by 128, or divide the matrix into whole rows, whole
+// columns or extents that are powers of two. Refuses other grids.
+void decode_blocks(const TensorTable& table, QuantizedTensor& made, const BlockCodec& codec,
+                   Decoding decoding);
+
+// ---- steps of preparing an encoding: what those that ModelOpt and compressed-tensors read have in
+// common
+
+// Sets the dialect, and columns, rows and matrices.
+[[nodiscard]] std::optional<DecodeProblem> begin_encoding(const Quantization& quantization,
+                                                          const Shape& shape, QuantizeForm& form);
+// The same, for those that take no vectors.
+[[nodiscard]] std::optional<DecodeProblem> begin_matrices(const Quantization& quantization,
+                                                          const Shape& shape, QuantizeForm& form);
+
+// The shape with its last dimensions replaced: `taken` of them by `others`.
+[[nodiscard]] Shape with_last(const Shape& shape, std::size_t taken,
+                              std::initializer_list<std::uint64_t> others);
+
+// Scales have the numbers' dtype where ModelOpt has them in it.
+[[nodiscard]] Dtype scale_dtype(const QuantizeForm& form) noexcept;
+
+// Rows whose blocks are all whole can be cut between them.
+[[nodiscard]] std::uint64_t window_of_blocks(const QuantizeForm& form,
+                                             std::uint64_t block) noexcept;
 
 }  // namespace loadstone::scaled

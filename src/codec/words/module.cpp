@@ -1,9 +1,8 @@
-#include "codec/words/module.h"
-
 #include <fmt/format.h>
 
 #include "base/ceil_div.h"
 #include "codec/scaled/scaled.h"
+#include "codec/words/words.h"
 
 namespace loadstone::words {
 
