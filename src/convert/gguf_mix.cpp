@@ -6,7 +6,9 @@
 #include <numeric>
 #include <utility>
 
-#include "convert/gguf_mix_rules.h"
+#include "base/text.h"
+#include "base/words.h"
+#include "formats/metadata.h"
 
 namespace loadstone {
 
@@ -50,82 +52,180 @@ constexpr auto mixes = std::to_array<MixInfo>({
 });
 static_assert(mixes.size() == static_cast<std::size_t>(Mix::mxfp4_moe) + 1);
 
+// Mixes of one and two bits a number, which have rules of their own.
+constexpr std::string_view lowest_mixes = "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq2_m";
+
+bool is_lowest(Mix mix) noexcept { return is_word(info(mix).name, lowest_mixes); }
+
 // ---- which tensors
 
 // Weights that stay as they are, by a part of the name.
-constexpr std::string_view plain_parts[] = {
-    "_norm.weight",
-    "ffn_gate_inp.weight",
-    "ffn_gate_tid2eid.weight",  // expert ids of tokens
-    "altup",
-    "laurel",
-    "per_layer_model_proj",
-    "ssm_conv1d",
-    "shortconv.conv.weight",
-    "indexer.k_proj.weight",
-    "indexer.q_proj.weight",
-    "time_mix_first.weight",
-    "time_mix_w0.weight",
-    "time_mix_w1.weight",
-    "time_mix_w2.weight",
-    "time_mix_v0.weight",
-    "time_mix_v1.weight",
-    "time_mix_v2.weight",
-    "time_mix_a0.weight",
-    "time_mix_a1.weight",
-    "time_mix_a2.weight",
-    "time_mix_g1.weight",
-    "time_mix_g2.weight",
-    "time_mix_decay_w1.weight",
-    "time_mix_decay_w2.weight",
-    "time_mix_lerp_fused.weight",
-    "attn_rel_b.weight",
-    ".position_embd",
-    "sam.pos_embd",
-    "sam.neck.",
-    "sam.net_",
-    ".rel_pos",
-    ".patch_embd",
-    ".patch_merger",
-    "a.rvq.codebook",
-    "mm.a.code_embd",
-};
-constexpr std::string_view plain_text_names[] = {"position_embd.weight", "token_types.weight"};
+constexpr std::string_view plain_parts =
+    "_norm.weight ffn_gate_inp.weight altup laurel per_layer_model_proj ssm_conv1d "
+    "ffn_gate_tid2eid.weight "  // expert ids of tokens
+    "shortconv.conv.weight indexer.k_proj.weight indexer.q_proj.weight time_mix_first.weight "
+    "time_mix_w0.weight time_mix_w1.weight time_mix_w2.weight time_mix_v0.weight "
+    "time_mix_v1.weight time_mix_v2.weight time_mix_a0.weight time_mix_a1.weight "
+    "time_mix_a2.weight time_mix_g1.weight time_mix_g2.weight time_mix_decay_w1.weight "
+    "time_mix_decay_w2.weight time_mix_lerp_fused.weight attn_rel_b.weight .position_embd "
+    "sam.pos_embd sam.neck. sam.net_ .rel_pos .patch_embd .patch_merger a.rvq.codebook "
+    "mm.a.code_embd";
+constexpr std::string_view plain_text_names = "position_embd.weight token_types.weight";
 
 constexpr std::string_view glm5_next = "glm5-next";
-constexpr std::string_view glm5_plain_parts[] = {
-    "hc_",
-    "indexer.attn_q_b",
-    "indexer.attn_k",
-    "indexer.proj",
-    "indexer_compressor_gate",
-    "indexer_compressor_ape",
-    "ssm_f_a.weight",
-    "ssm_f_b.weight",
-    "ssm_g_a.weight",
-    "ssm_g_b.weight",
-    "ssm_beta.weight",
-    "attn_kv_a_mqa.weight",
-    "attn_k_b.weight",
-    "attn_v_b.weight",
-};
+constexpr std::string_view glm5_plain_parts =
+    "hc_ indexer.attn_q_b indexer.attn_k indexer.proj indexer_compressor_gate "
+    "indexer_compressor_ape ssm_f_a.weight ssm_f_b.weight ssm_g_a.weight ssm_g_b.weight "
+    "ssm_beta.weight attn_kv_a_mqa.weight attn_k_b.weight attn_v_b.weight";
 // Never below Q8_0.
-constexpr std::string_view glm5_wide_parts[] = {"attn_q_a", "attn_q_b", "nextn.eh_proj"};
+constexpr std::string_view glm5_wide_parts = "attn_q_a attn_q_b nextn.eh_proj";
 
-// Those of one and two bits a number, whose rules are their own in some places.
-constexpr bool is_lowest(Mix mix) noexcept {
-  switch (mix) {
-    case Mix::iq1_s:
-    case Mix::iq1_m:
-    case Mix::iq2_xxs:
-    case Mix::iq2_xs:
-    case Mix::iq2_s:
-    case Mix::iq2_m:
-      return true;
-    default:
-      return false;
+// ---- which types
+
+// Broad roles, which are the same in all architectures. Values of attention, whatever they are
+// stored with, are one role.
+enum class Role : std::uint8_t {
+  token_embd,
+  output,
+  attn_v,
+  attn_k,
+  attn_q,
+  attn_output,
+  ffn_up,
+  ffn_gate,
+  ffn_down,
+  other
+};
+
+Role role_of(std::string_view name) noexcept {
+  if (name == "output.weight") return Role::output;
+  if (name == "token_embd.weight" || name == "per_layer_token_embd.weight") return Role::token_embd;
+  // The first part that matches counts.
+  constexpr std::pair<std::string_view, Role> parts[] = {
+      {"attn_qkv.weight attn_kv_b.weight attn_v.weight", Role::attn_v},
+      {"attn_k.weight", Role::attn_k},
+      {"attn_q.weight", Role::attn_q},
+      {"attn_output.weight", Role::attn_output},
+      {"ffn_up", Role::ffn_up},
+      {"ffn_gate", Role::ffn_gate},
+      {"ffn_down", Role::ffn_down},
+  };
+  for (const auto& [words, role] : parts) {
+    if (has_word(name, words)) return role;
   }
+  return Role::other;
 }
+
+// The facts about a tensor that rules ask for.
+enum Facts : unsigned {
+  always = 0,
+  // Its index among the layers with a tensor of this role.
+  first_two = 1,
+  first_four = 2,
+  first_sixteenth = 4,
+  first_eighth = 8,
+  middle = 16,     // neither the first nor the last eighth
+  more_bits = 32,  // the first and the last eighth, and each third of the others
+  // The model.
+  grouped = 64,        // four heads or more share one of keys and values
+  four_experts = 128,  // at least
+  eight_experts = 256,
+  other_experts = 512,  // not eight
+  falcon = 1024,
+  not_falcon = 2048,
+  importance = 4096,
+  no_importance = 8192,
+};
+
+struct MixRule {
+  Role role;
+  std::string_view mixes;
+  unsigned when;  // all of these facts
+  BlockFormat type;
+};
+
+// The first that fits counts; a tensor that none fits has the type of the mix.
+constexpr MixRule mix_rules[] = {
+    {Role::token_embd, "iq2_xxs iq2_xs iq1_s iq1_m", always, BlockFormat::q2_k},
+    {Role::token_embd, "iq2_s iq2_m iq3_xxs", always, BlockFormat::iq3_s},
+    {Role::token_embd, "tq1_0 tq2_0", always, BlockFormat::q4_k},
+
+    {Role::attn_v, "q2_k q2_k_s", grouped, BlockFormat::q4_k},
+    {Role::attn_v, "q2_k", always, BlockFormat::q3_k},
+    {Role::attn_v, "q3_k_m", first_two, BlockFormat::q5_k},
+    {Role::attn_v, "q3_k_m iq3_m", always, BlockFormat::q4_k},
+    {Role::attn_v, "q3_k_l", always, BlockFormat::q5_k},
+    {Role::attn_v, "q4_k_s", first_four, BlockFormat::q5_k},
+    {Role::attn_v, "q4_k_m q5_k_m", more_bits, BlockFormat::q6_k},
+    {Role::attn_v, lowest_mixes, grouped, BlockFormat::q4_k},
+    {Role::attn_v, lowest_mixes, four_experts, BlockFormat::q4_k},
+    {Role::attn_v, "iq1_s iq1_m iq2_xxs iq2_xs", always, BlockFormat::q2_k},
+    {Role::attn_v, "iq2_s iq2_m", always, BlockFormat::iq3_s},
+    {Role::attn_v, "iq3_xxs iq3_xs iq3_s", grouped, BlockFormat::q4_k},
+    {Role::attn_v, "iq3_xxs", no_importance, BlockFormat::iq3_s},
+    {Role::attn_v, "iq4_nl iq4_xs", grouped, BlockFormat::q5_k},
+
+    {Role::attn_k, "iq3_xs", always, BlockFormat::iq3_xxs},
+    {Role::attn_k, "iq3_xxs", always, BlockFormat::iq2_s},
+    {Role::attn_q, "iq3_xs", always, BlockFormat::iq3_xxs},
+    {Role::attn_q, "iq3_xxs", always, BlockFormat::iq2_s},
+
+    {Role::ffn_down, "q2_k", always, BlockFormat::q3_k},
+    {Role::ffn_down, "q2_k_s", first_eighth, BlockFormat::q4_k},
+    {Role::ffn_down, "q3_k_m", first_sixteenth, BlockFormat::q5_k},
+    {Role::ffn_down, "q3_k_m", not_falcon, BlockFormat::q4_k},
+    {Role::ffn_down, "q3_k_m", more_bits, BlockFormat::q4_k},
+    {Role::ffn_down, "q3_k_l", falcon, BlockFormat::q4_k},
+    {Role::ffn_down, "q3_k_l", always, BlockFormat::q5_k},
+    {Role::ffn_down, "q4_k_s", first_eighth | not_falcon, BlockFormat::q5_k},
+    {Role::ffn_down, "q4_k_m", first_sixteenth | falcon, BlockFormat::q6_k},
+    {Role::ffn_down, "q4_k_m", more_bits | falcon, BlockFormat::q5_k},
+    {Role::ffn_down, "q4_k_m q5_k_m", more_bits, BlockFormat::q6_k},
+    {Role::ffn_down, "q4_0", first_eighth | importance, BlockFormat::q4_1},
+    {Role::ffn_down, "q5_0", first_eighth | importance, BlockFormat::q5_1},
+    {Role::ffn_down, "iq1_s iq1_m iq2_xxs iq2_xs", first_eighth, BlockFormat::q2_k},
+    {Role::ffn_down, "iq2_s iq2_m", first_eighth, BlockFormat::iq3_s},
+    {Role::ffn_down, "iq3_xxs", first_eighth | no_importance, BlockFormat::q4_k},
+    {Role::ffn_down, "iq3_xxs", no_importance, BlockFormat::q3_k},
+    {Role::ffn_down, "iq3_m", first_eighth, BlockFormat::q4_k},
+    {Role::ffn_down, "iq3_m", eight_experts | more_bits, BlockFormat::q4_k},
+    {Role::ffn_down, "iq4_nl iq4_xs", first_eighth | no_importance, BlockFormat::q5_k},
+
+    {Role::ffn_gate, "iq3_xs", middle, BlockFormat::iq3_xxs},
+    {Role::ffn_up, "iq3_xs", middle, BlockFormat::iq3_xxs},
+
+    {Role::attn_output, "q2_k q3_k_s q3_k_m q4_k_s q4_k_m iq3_xxs iq3_xs iq3_s iq3_m iq4_nl iq4_xs",
+     eight_experts | not_falcon, BlockFormat::q5_k},
+    {Role::attn_output, lowest_mixes, eight_experts, BlockFormat::q5_k},
+    {Role::attn_output, "q2_k", other_experts | not_falcon, BlockFormat::q3_k},
+    {Role::attn_output, "q3_k_m iq3_m", other_experts | not_falcon, BlockFormat::q4_k},
+    {Role::attn_output, "q3_k_l", other_experts | not_falcon, BlockFormat::q5_k},
+    {Role::attn_output, "q3_k_l", falcon, BlockFormat::q4_k},
+    {Role::attn_output, "iq3_xxs", other_experts | not_falcon, BlockFormat::iq3_s},
+    {Role::attn_output, "iq1_s iq1_m", always, BlockFormat::iq2_xxs},
+    {Role::attn_output, "iq2_s iq2_m", always, BlockFormat::iq3_s},
+};
+static_assert(std::ranges::none_of(mix_rules, [](const MixRule& rule) {
+  return any_word(rule.mixes, [](std::string_view word) {
+    return std::ranges::find(mixes, word, &MixInfo::name) == mixes.end();
+  });
+}));
+
+// The types that rows which are no whole blocks get instead.
+struct Fallback {
+  BlockFormat type;
+  BlockFormat smaller;
+};
+constexpr Fallback fallbacks[] = {
+    {BlockFormat::iq1_s, BlockFormat::iq4_nl},   {BlockFormat::iq1_m, BlockFormat::iq4_nl},
+    {BlockFormat::iq2_xxs, BlockFormat::iq4_nl}, {BlockFormat::iq2_xs, BlockFormat::iq4_nl},
+    {BlockFormat::iq2_s, BlockFormat::iq4_nl},   {BlockFormat::iq3_xxs, BlockFormat::iq4_nl},
+    {BlockFormat::iq3_s, BlockFormat::iq4_nl},   {BlockFormat::iq4_xs, BlockFormat::iq4_nl},
+    {BlockFormat::q2_k, BlockFormat::q4_0},      {BlockFormat::q3_k, BlockFormat::q4_0},
+    {BlockFormat::tq1_0, BlockFormat::q4_0},     {BlockFormat::tq2_0, BlockFormat::q4_0},
+    {BlockFormat::q4_k, BlockFormat::q5_0},      {BlockFormat::q5_k, BlockFormat::q5_1},
+    {BlockFormat::q6_k, BlockFormat::q8_0},
+};
 
 // Models of 70B, whose values of attention are small beside the rest.
 bool is_70b(const MixModel& model) noexcept {
@@ -197,7 +297,7 @@ class Mixer {
 
   [[nodiscard]] Encoding ruled_type(const MixTensor& tensor, Encoding usual) {
     const Role role = role_of(tensor.name);
-    if (model_.architecture == glm5_next && has_any(tensor.name, glm5_wide_parts)) {
+    if (model_.architecture == glm5_next && has_word(tensor.name, glm5_wide_parts)) {
       return BlockFormat::q8_0;
     }
     if (role == Role::output || (is_tied_ && role == Role::token_embd)) {
@@ -205,19 +305,19 @@ class Mixer {
     }
     if (mix_ == Mix::mxfp4_moe) return expert_type(*tensor.shape, role);
     if (role == Role::attn_v) return value_type(usual);
-    Facts facts = facts_of(0, model_.layers);
+    std::uint64_t index = 0;
     if (role == Role::ffn_down || role == Role::ffn_gate || role == Role::ffn_up) {
       std::uint64_t& counter = counters_[static_cast<std::size_t>(role)];
-      facts.index = counter++;
+      index = counter++;
       // Experts of a layer are several tensors, so that their own number says it.
       if (model_.experts > 1 && !is_lowest(mix_)) {
-        facts.index = layer_of(tensor.name).value_or(facts.index);
+        index = layer_of(tensor.name).value_or(index);
       }
     }
     if (role == Role::attn_k && model_.experts == 8) {
       return is_lowest(mix_) ? BlockFormat::q4_k : BlockFormat::q8_0;
     }
-    return by_rule(role, facts, usual);
+    return by_rule(role, facts_of(index, model_.layers), usual);
   }
 
   [[nodiscard]] Encoding output_type(const Shape& shape, Encoding usual) const {
@@ -244,20 +344,27 @@ class Mixer {
     return model_.experts == 8 ? Encoding(BlockFormat::q8_0) : type;
   }
 
-  [[nodiscard]] Encoding by_rule(Role role, const Facts& facts, Encoding usual) const {
-    for (const MixRule& rule : mix_rules()) {
-      if (rule.role == role && rule.mix == mix_ && rule.when(facts)) return rule.type;
-    }
-    return usual;
+  [[nodiscard]] Encoding by_rule(Role role, unsigned facts, Encoding usual) const {
+    const auto* const rule = std::ranges::find_if(mix_rules, [&](const MixRule& each) {
+      return each.role == role && (each.when & ~facts) == 0 && is_word(info(mix_).name, each.mixes);
+    });
+    return rule == std::end(mix_rules) ? usual : Encoding(rule->type);
   }
 
-  [[nodiscard]] Facts facts_of(std::uint64_t index, std::uint64_t count) const noexcept {
-    return {.index = index,
-            .count = count,
-            .groups = model_.kv_heads == 0 ? 0 : model_.heads / model_.kv_heads,
-            .experts = model_.experts,
-            .is_falcon = is_falcon(),
-            .has_importance = has_importance_};
+  [[nodiscard]] unsigned facts_of(std::uint64_t index, std::uint64_t count) const noexcept {
+    const bool is_middle = index >= count / 8 && index < 7 * count / 8;
+    unsigned facts = is_falcon() ? falcon : not_falcon;
+    facts |= has_importance_ ? importance : no_importance;
+    facts |= model_.experts == 8 ? eight_experts : other_experts;
+    if (model_.experts >= 4) facts |= four_experts;
+    if (model_.kv_heads != 0 && model_.heads / model_.kv_heads >= 4) facts |= grouped;
+    if (index < 2) facts |= first_two;
+    if (index < 4) facts |= first_four;
+    if (index < count / 16) facts |= first_sixteenth;
+    if (index < count / 8) facts |= first_eighth;
+    if (is_middle) facts |= middle;
+    if (!is_middle || (index - count / 8) % 3 == 2) facts |= more_bits;
+    return facts;
   }
 
   [[nodiscard]] bool is_falcon() const noexcept { return model_.architecture == "falcon"; }
@@ -293,11 +400,7 @@ std::optional<std::uint64_t> first_number(const Metadata& metadata, const std::s
 const MixInfo& info(Mix mix) noexcept { return mixes[static_cast<std::size_t>(mix)]; }
 
 std::optional<Mix> find_mix(std::string_view name) {
-  std::string lower(name);
-  for (char& character : lower) {
-    if (character >= 'A' && character <= 'Z') character = static_cast<char>(character - 'A' + 'a');
-  }
-  const auto found = std::ranges::find(mixes, lower, &MixInfo::name);
+  const auto found = std::ranges::find(mixes, lowered(name), &MixInfo::name);
   if (found == mixes.end()) return std::nullopt;
   return static_cast<Mix>(found - mixes.begin());
 }
@@ -309,9 +412,7 @@ std::vector<std::string> mix_names() {
 }
 
 std::optional<MixModel> mix_model(const Metadata& metadata) {
-  const auto named = metadata.find("general.architecture");
-  if (named == metadata.end()) return std::nullopt;
-  const auto* const architecture = std::get_if<std::string>(&named->second.value);
+  const std::string* const architecture = find_text(metadata, "general.architecture");
   if (architecture == nullptr) return std::nullopt;
   const auto number = [&](const char* key) {
     return first_number(metadata, *architecture + "." + key);
@@ -330,9 +431,9 @@ bool is_mixed(std::string_view name, const Shape& shape, std::string_view archit
   const auto& extents = shape.extents();
   const auto first = std::ranges::find_if(extents, [](std::uint64_t each) { return each != 1; });
   if (extents.end() - first < 2) return false;
-  if (!name.ends_with("weight") || has_any(name, plain_parts)) return false;
-  if (std::ranges::find(plain_text_names, name) != std::end(plain_text_names)) return false;
-  return architecture != glm5_next || !has_any(name, glm5_plain_parts);
+  if (!name.ends_with("weight") || has_word(name, plain_parts)) return false;
+  if (is_word(name, plain_text_names)) return false;
+  return architecture != glm5_next || !has_word(name, glm5_plain_parts);
 }
 
 std::vector<Encoding> mixed_types(Mix mix, const MixModel& model, bool has_importance,
@@ -344,19 +445,10 @@ bool mix_needs_importance(std::optional<Mix> mix, std::string_view name,
                           BlockFormat type) noexcept {
   const Role role = role_of(name);
   if (role == Role::token_embd || role == Role::output) return false;
-  switch (type) {
-    case BlockFormat::iq1_s:
-    case BlockFormat::iq1_m:
-    case BlockFormat::iq2_xxs:
-    case BlockFormat::iq2_xs:
-    case BlockFormat::iq2_s:
-    case BlockFormat::iq3_xxs:
-      return true;
-    case BlockFormat::q2_k:
-      return mix == Mix::q2_k_s;
-    default:
-      return false;
-  }
+  if (type == BlockFormat::q2_k) return mix == Mix::q2_k_s;
+  using enum BlockFormat;
+  constexpr BlockFormat needing[] = {iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs};
+  return std::ranges::find(needing, type) != std::end(needing);
 }
 
 bool is_token_embedding(std::string_view name) noexcept {
@@ -365,37 +457,9 @@ bool is_token_embedding(std::string_view name) noexcept {
 
 Encoding fitting_type(Encoding type, const Shape& shape) noexcept {
   if (is_whole(type, shape)) return type;
-  Encoding smaller = type;
-  switch (type.block_format()) {
-    case BlockFormat::iq1_s:
-    case BlockFormat::iq1_m:
-    case BlockFormat::iq2_xxs:
-    case BlockFormat::iq2_xs:
-    case BlockFormat::iq2_s:
-    case BlockFormat::iq3_xxs:
-    case BlockFormat::iq3_s:
-    case BlockFormat::iq4_xs:
-      smaller = BlockFormat::iq4_nl;
-      break;
-    case BlockFormat::q2_k:
-    case BlockFormat::q3_k:
-    case BlockFormat::tq1_0:
-    case BlockFormat::tq2_0:
-      smaller = BlockFormat::q4_0;
-      break;
-    case BlockFormat::q4_k:
-      smaller = BlockFormat::q5_0;
-      break;
-    case BlockFormat::q5_k:
-      smaller = BlockFormat::q5_1;
-      break;
-    case BlockFormat::q6_k:
-      smaller = BlockFormat::q8_0;
-      break;
-    default:
-      break;
-  }
-  return is_whole(smaller, shape) ? smaller : Encoding(Dtype::f16);
+  const auto* const fallback = std::ranges::find(fallbacks, type.block_format(), &Fallback::type);
+  const bool fits = fallback != std::end(fallbacks) && is_whole(fallback->smaller, shape);
+  return fits ? Encoding(fallback->smaller) : Encoding(Dtype::f16);
 }
 
 }  // namespace loadstone

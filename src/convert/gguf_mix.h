@@ -2,7 +2,6 @@
 // rules, for tensors under llama.cpp's names, as data. docs/convert.md
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -54,12 +53,6 @@ enum class Mix : std::uint8_t {
   tq2_0,
   mxfp4_moe,
 };
-
-[[nodiscard]] constexpr bool has_any(std::string_view name,
-                                     std::span<const std::string_view> parts) noexcept {
-  return std::ranges::any_of(
-      parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
-}
 
 struct MixInfo {
   std::string_view name;    // "q4_k_m"

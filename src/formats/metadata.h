@@ -5,11 +5,18 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "base/json_writer.h"
 #include "loadstone/catalog.h"
 
 namespace loadstone {
+
+// The text of a key; null if there is none, or its value is not text.
+[[nodiscard]] inline const std::string* find_text(const Metadata& metadata, std::string_view key) {
+  const auto found = metadata.find(std::string(key));
+  return found == metadata.end() ? nullptr : std::get_if<std::string>(&found->second.value);
+}
 
 // Bytes of one number or bool; 0 for strings and arrays, whose length varies.
 [[nodiscard]] std::size_t byte_count(MetadataType type) noexcept;
