@@ -1,6 +1,7 @@
 // Findings in JSON documents and tables, and what stands beside them there.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "base/json_fields.h"
@@ -9,11 +10,18 @@
 
 namespace loadstone {
 
-// A member: an array of objects with all fields, also the empty ones.
-void write_findings(JsonWriter& json, const std::vector<Finding>& findings,
-                    std::string_view key = "findings");
-[[nodiscard]] std::vector<Finding> read_findings(const JsonReader& reader,
-                                                 JsonReader::Element value, const JsonPlace& place);
+// All fields, also the empty ones.
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<Finding> auto& finding) {
+  visitor.member("severity", finding.severity);
+  visitor.member("code", finding.code);
+  visitor.member("target", finding.target);
+  visitor.member("sources", finding.sources);
+  visitor.member("message", finding.message);
+  visitor.member("suggestion", finding.suggestion);
+  visitor.member("found", finding.found);
+  visitor.member("expected", finding.expected);
+}
 
 // Numbers that reports of work share, for JSON and for Python; those of several reports sum up.
 template <typename Report, typename Visit>
@@ -28,7 +36,7 @@ void visit_work(Visit visit) {
 // Findings, and these numbers.
 template <typename Report>
 void write_work(JsonWriter& json, const Report& report) {
-  write_findings(json, report.findings);
+  json.member("findings", report.findings);
   visit_work<Report>([&](const char* name, auto member) { json.member(name, report.*member); });
 }
 
