@@ -148,10 +148,7 @@ std::string load_text(const Plan& plan, const Outcome& outcome) {
 std::string load_json(const Plan& plan, const Outcome& outcome) {
   JsonWriter json(2);
   json.begin_object();
-  json.key("peak_bytes");  // what the plan promised, by device
-  json.begin_object();
-  for (const auto& [device, bytes] : plan.peak_bytes) json.member(device, bytes);
-  json.end_object();
+  json.member("peak_bytes", plan.peak_bytes);  // what the plan promised, by device
   write_process(json, outcome.memory, outcome.anonymous_bytes_peak);
   json.key("audit");
   json.begin_object();

@@ -57,12 +57,7 @@ std::string read_standard_input(const TextLimit& limit) {
 
 // A string, or null where nothing is known.
 void text_member(JsonWriter& json, std::string_view name, const std::string& text) {
-  json.key(name);
-  if (text.empty()) {
-    json.null();
-  } else {
-    json.value(text);
-  }
+  json.member(name, text.empty() ? nullptr : &text);
 }
 
 std::string error_json(const Error& error, const std::vector<Finding>& findings) {
@@ -75,12 +70,7 @@ std::string error_json(const Error& error, const std::vector<Finding>& findings)
   json.member("message", error.message());
   text_member(json, "path", where.path);
   text_member(json, "tensor", where.tensor);
-  json.key("byte_offset");
-  if (where.byte_offset) {
-    json.value(*where.byte_offset);
-  } else {
-    json.null();
-  }
+  json.member("byte_offset", where.byte_offset);
   text_member(json, "field", where.field);
   text_member(json, "found", where.found);
   text_member(json, "expected", where.expected);
@@ -88,9 +78,7 @@ std::string error_json(const Error& error, const std::vector<Finding>& findings)
   text_member(json, "system_error",
               number == 0 ? std::string() : std::generic_category().message(number));
   json.end_object();
-  if (!findings.empty()) {
-    write_findings(json, findings);
-  }
+  json.optional("findings", findings);
   json.end_object();
   return json.take() + "\n";
 }

@@ -55,7 +55,7 @@ VerifyReport read_all(const Catalog& first, const Catalog* second, const VerifyA
 std::string verify_json(const VerifyReport& report, const std::vector<Finding>& warnings) {
   JsonWriter json(2);
   json.begin_object();
-  write_findings(json, warnings, "warnings");
+  json.member("warnings", warnings);
   return joined(std::move(json), to_json(report));
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -12,11 +13,18 @@
 
 namespace loadstone {
 
-// A member: an array of objects with all fields, also the empty ones.
-void write_findings(JsonWriter& json, const std::vector<Finding>& findings,
-                    std::string_view key = "findings");
-[[nodiscard]] std::vector<Finding> read_findings(const JsonReader& reader,
-                                                 JsonReader::Element value, const JsonPlace& place);
+// All fields, also the empty ones.
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<Finding> auto& finding) {
+  visitor.member("severity", finding.severity);
+  visitor.member("code", finding.code);
+  visitor.member("target", finding.target);
+  visitor.member("sources", finding.sources);
+  visitor.member("message", finding.message);
+  visitor.member("suggestion", finding.suggestion);
+  visitor.member("found", finding.found);
+  visitor.member("expected", finding.expected);
+}
 
 // How a number of several reports becomes one. Of a bool: whether all have it.
 enum class Joined : std::uint8_t { sum, largest };
@@ -54,7 +62,7 @@ void join_numbers(Report& report, const Report& more) {
 // Findings, and the numbers.
 template <typename Report>
 void write_work(JsonWriter& json, const Report& report) {
-  write_findings(json, report.findings);
+  json.member("findings", report.findings);
   visit_numbers<Report>(
       [&](const char* name, auto member, Joined) { json.member(name, report.*member); });
 }

@@ -57,6 +57,14 @@ void JsonReader::refuse(const JsonPlace& place, std::string_view message, std::s
               {.field = place.text(), .found = std::move(found), .expected = std::move(expected)});
 }
 
+simdjson::dom::object JsonReader::object(Element value, const JsonPlace& place) const {
+  simdjson::dom::object fields;
+  if (value.get(fields) != simdjson::SUCCESS) {
+    refuse(place, "wrong type", type_name(value), "an object");
+  }
+  return fields;
+}
+
 simdjson::dom::array JsonReader::array(Element value, const JsonPlace& place) const {
   simdjson::dom::array items;
   if (value.get(items) != simdjson::SUCCESS)
@@ -70,6 +78,13 @@ std::uint64_t JsonReader::unsigned_number(Element value, const JsonPlace& place)
     refuse(place, "wrong type", type_name(value), "a whole number from 0 to 2^64 - 1");
   }
   return number;
+}
+
+std::uint32_t JsonReader::small_number(Element value, const JsonPlace& place,
+                                       std::string_view problem) const {
+  const std::uint64_t number = unsigned_number(value, place);
+  if (number > UINT32_MAX) refuse(place, problem, std::to_string(number));
+  return static_cast<std::uint32_t>(number);
 }
 
 bool JsonReader::boolean(Element value, const JsonPlace& place) const {
@@ -97,11 +112,7 @@ std::string_view JsonReader::string(Element value, const JsonPlace& place) const
 
 JsonObject::JsonObject(const JsonReader& reader, Element value, const JsonPlace& place)
     : reader_(reader), place_(place) {
-  simdjson::dom::object object;
-  if (value.get(object) != simdjson::SUCCESS) {
-    reader_.refuse(place_, "wrong type", type_name(value), "an object");
-  }
-  for (const auto field : object) {
+  for (const auto field : reader_.object(value, place_)) {
     for (std::size_t i = 0; i < count_; ++i) {
       if (fields_[i].name == field.key)
         reader_.refuse(at(field.key), "the field stands here twice");
@@ -128,6 +139,13 @@ std::optional<JsonObject::Element> JsonObject::optional(std::string_view field) 
     return fields_[i].value;
   }
   return std::nullopt;
+}
+
+void JsonObject::require_version(std::uint64_t version) {
+  std::uint64_t found = 0;
+  member("version", found);
+  if (found == version) return;
+  refuse("version", "a version that is not known", std::to_string(found), std::to_string(version));
 }
 
 void JsonObject::done() const {

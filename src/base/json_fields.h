@@ -5,12 +5,17 @@
 #include <simdjson.h>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
+#include "base/json_writer.h"
 #include "base/named.h"
 #include "base/text.h"
 #include "loadstone/error.h"
@@ -52,11 +57,19 @@ class JsonReader {
 
   [[noreturn]] void refuse(const JsonPlace& place, std::string_view message, std::string found = {},
                            std::string expected = {}) const;
+  [[nodiscard]] simdjson::dom::object object(Element value, const JsonPlace& place) const;
   [[nodiscard]] simdjson::dom::array array(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::uint64_t unsigned_number(Element value, const JsonPlace& place) const;
+  // At most 32 bits.
+  [[nodiscard]] std::uint32_t small_number(Element value, const JsonPlace& place,
+                                           std::string_view problem = "too large") const;
   [[nodiscard]] std::int64_t signed_number(Element value, const JsonPlace& place) const;
   [[nodiscard]] bool boolean(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::string_view string(Element value, const JsonPlace& place) const;
+  // Reads what JsonWriter::value() writes. Other types have read_json(const JsonReader&, value,
+  // place, item).
+  template <typename Item, typename... Context>
+  void read(Element value, const JsonPlace& place, Item&& item, const Context&... context) const;
   // The enumerator of this name.
   template <typename Enum>
   [[nodiscard]] Enum named(Element value, const JsonPlace& place) const {
@@ -70,18 +83,48 @@ class JsonReader {
 };
 
 // The fields of one object. Not thread-safe.
+//
+// A struct has one function for both ways, which JsonWriter and JsonObject call with themselves:
+//   template <typename Visitor>
+//   void visit_fields(Visitor& visitor, Like<Widget> auto& widget) {
+//     visitor.member("name", widget.name);
+//     visitor.optional("size", widget.size);
+//     if constexpr (Visitor::is_reading) {
+//       if (widget.size > 9) visitor.refuse("size", "too large");
+//     }
+//   }
 class JsonObject {
  public:
+  static constexpr bool is_reading = true;
+
   using Element = simdjson::dom::element;
 
   // Refuses what is no object and fields that stand there twice.
   JsonObject(const JsonReader& reader, Element value, const JsonPlace& place);
 
+  [[nodiscard]] const JsonReader& reader() const { return reader_; }
   [[nodiscard]] const JsonPlace& place() const { return place_; }
   [[nodiscard]] JsonPlace at(std::string_view field) const { return {&place_, field, 0}; }
   [[nodiscard]] Element required(std::string_view field);
   // Nothing for null too.
   [[nodiscard]] std::optional<Element> optional(std::string_view field);
+  template <typename Item, typename... Context>
+  void member(std::string_view field, Item&& item, const Context&... context) {
+    reader_.read(required(field), at(field), item, context...);
+  }
+  // Leaves the item as it is if there is no such field. Returns true if there is one.
+  template <typename Item, typename... Context>
+  bool optional(std::string_view field, Item&& item, const Context&... context) {
+    const auto value = optional(field);
+    if (value) reader_.read(*value, at(field), item, context...);
+    return value.has_value();
+  }
+  [[noreturn]] void refuse(std::string_view field, std::string_view message, std::string found = {},
+                           std::string expected = {}) const {
+    reader_.refuse(at(field), message, std::move(found), std::move(expected));
+  }
+  // Refuses another number of the field "version".
+  void require_version(std::uint64_t version);
   // Refuses a field that nobody asked for.
   void done() const;
 
@@ -98,5 +141,69 @@ class JsonObject {
   std::array<Field, fields_max> fields_ = {};
   std::size_t count_ = 0;
 };
+
+template <typename Item, typename... Context>
+void JsonReader::read(Element value, const JsonPlace& place, Item&& item,
+                      const Context&... context) const {
+  using Type = std::remove_cvref_t<Item>;
+  if constexpr (requires { read_json(*this, value, place, item); }) {
+    read_json(*this, value, place, item);
+  } else if constexpr (std::same_as<Type, std::string>) {
+    item = string(value, place);
+  } else if constexpr (std::same_as<Type, bool>) {
+    item = boolean(value, place);
+  } else if constexpr (std::same_as<Type, std::uint32_t>) {
+    item = small_number(value, place);
+  } else if constexpr (std::unsigned_integral<Type>) {
+    item = unsigned_number(value, place);
+  } else if constexpr (std::signed_integral<Type>) {
+    item = signed_number(value, place);
+  } else if constexpr (std::is_enum_v<Type>) {
+    item = named<Type>(value, place);
+  } else if constexpr (requires { typename Type::mapped_type; }) {
+    for (const auto field : object(value, place)) {
+      const JsonPlace at = {&place, field.key, 0};
+      const auto [added, is_new] = item.try_emplace(std::string(field.key));
+      if (!is_new) refuse(at, "the field stands here twice");
+      read(field.value, at, added->second, context...);
+    }
+  } else if constexpr (requires { typename Type::element_type; }) {
+    const auto made = std::make_shared<std::remove_const_t<typename Type::element_type>>();
+    read(value, place, *made, context...);
+    item = made;
+  } else if constexpr (requires { item.emplace(); }) {
+    read(value, place, item.emplace(), context...);
+  } else if constexpr (requires { item.emplace_back(); }) {
+    for (const auto each : array(value, place)) {
+      const JsonPlace at = {&place, {}, item.size()};
+      read(each, at, item.emplace_back(), context...);
+    }
+  } else {
+    JsonObject fields(*this, value, place);
+    visit_fields(fields, item, context...);
+    fields.done();
+  }
+}
+
+// A list whose items have its own place in errors.
+template <typename List>
+struct JsonFlat {
+  explicit JsonFlat(List& given) : list(given) {}
+
+  [[nodiscard]] bool empty() const noexcept { return list.empty(); }
+
+  List& list;
+};
+template <typename List>
+void write_json(JsonWriter& json, JsonFlat<List> flat) {
+  json.value(flat.list);
+}
+template <typename List>
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               JsonFlat<List> flat) {
+  for (const auto each : reader.array(value, place)) {
+    reader.read(each, place, flat.list.emplace_back());
+  }
+}
 
 }  // namespace loadstone

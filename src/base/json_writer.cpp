@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/text.h"
@@ -46,45 +47,41 @@ void JsonWriter::key(std::string_view name) {
   after_key_ = true;
 }
 
-void JsonWriter::value(std::string_view text) {
+void JsonWriter::null() { literal("null"); }
+
+void JsonWriter::text(std::string_view item) {
   separate();
-  quote(text);
+  quote(item);
 }
 
-void JsonWriter::value(bool truth) {
+void JsonWriter::literal(std::string_view item) {
   separate();
-  text_ += truth ? "true" : "false";
+  text_ += item;
 }
 
-void JsonWriter::value(double number) {
-  separate();
-  text_ += std::isfinite(number) ? fmt::format("{}", number) : "null";
-}
-
-void JsonWriter::null() {
-  separate();
-  text_ += "null";
-}
-
-void JsonWriter::raw(std::string_view json) {
-  separate();
-  text_ += json;
+void JsonWriter::number(double item) {
+  literal(std::isfinite(item) ? fmt::format("{}", item) : "null");
 }
 
 void JsonWriter::quote(std::string_view text) {
   // Paths and a few metadata strings may hold bytes that are no UTF-8; JSON may not.
   const bool valid = is_utf8(text);
   lossy_ = lossy_ || !valid;
-  text_ += '"';
-  for (const char character : text) {
+  const auto is_plain = [&](char character) {
     const auto byte = static_cast<unsigned char>(character);
-    if (character == '"' || character == '\\') {
+    return byte >= 0x20 && byte != 0x7f && (valid || byte < 0x80) && byte != '"' && byte != '\\';
+  };
+  text_ += '"';
+  for (auto at = text.begin();; ++at) {
+    const auto end = std::find_if_not(at, text.end(), is_plain);
+    text_.append(at, end);
+    if (end == text.end()) break;
+    at = end;
+    if (*at == '"' || *at == '\\') {
       text_ += '\\';
-      text_ += character;
-    } else if (byte < 0x20 || byte == 0x7f || (!valid && byte >= 0x80)) {
-      text_ += fmt::format("\\u{:04x}", byte);
+      text_ += *at;
     } else {
-      text_ += character;
+      text_ += fmt::format("\\u{:04x}", static_cast<unsigned char>(*at));
     }
   }
   text_ += '"';

@@ -5,13 +5,20 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace loadstone {
 
+// The struct that visit_fields() is for, which is const if it is written.
+template <typename Item, typename Struct>
+concept Like = std::same_as<std::remove_const_t<Item>, Struct>;
+
 // Not thread-safe.
 class JsonWriter {
  public:
+  static constexpr bool is_reading = false;
+
   // indent 0: one line. Otherwise objects and arrays are broken into lines down to `depth_max`
   // levels.
   explicit JsonWriter(unsigned indent = 0, unsigned depth_max = 2)
@@ -23,32 +30,71 @@ class JsonWriter {
   void end_array() { end(']'); }
   void key(std::string_view name);
 
-  void value(std::string_view text);
-  void value(const char* text) { value(std::string_view(text)); }
-  void value(const std::string& text) { value(std::string_view(text)); }
-  void value(bool truth);
-  void value(double number);  // not finite: null
   void null();
-  template <std::integral Integer>
-  void value(Integer number) {
-    separate();
-    text_ += std::to_string(number);
+  // Text, numbers (null if not finite), enums by name(), vectors, pairs as arrays, maps as objects,
+  // and what optionals and pointers hold. Other types have write_json(JsonWriter&, item), or are
+  // structs with visit_fields(visitor, item, context...): see JsonObject.
+  template <typename Item, typename... Context>
+  void value(const Item& item, const Context&... context) {
+    if constexpr (requires { write_json(*this, item); }) {
+      write_json(*this, item);
+    } else if constexpr (std::convertible_to<const Item&, std::string_view>) {
+      text(item);
+    } else if constexpr (std::same_as<Item, bool>) {
+      literal(item ? "true" : "false");
+    } else if constexpr (std::floating_point<Item>) {
+      number(item);
+    } else if constexpr (std::integral<Item>) {
+      literal(std::to_string(item));
+    } else if constexpr (std::is_enum_v<Item>) {
+      text(name(item));
+    } else if constexpr (requires { item ? *item : *item; }) {
+      if (item) {
+        value(*item, context...);
+      } else {
+        null();
+      }
+    } else if constexpr (requires { item.first, item.second; }) {
+      array(item.first, item.second);
+    } else if constexpr (requires { typename Item::mapped_type; }) {
+      begin_object();
+      for (const auto& [key, each] : item) member(key, each, context...);
+      end_object();
+    } else if constexpr (requires { item.begin() != item.end(); }) {
+      begin_array();
+      for (const auto& each : item) value(each, context...);
+      end_array();
+    } else {
+      begin_object();
+      visit_fields(*this, item, context...);
+      end_object();
+    }
   }
-  // An array of anything that value() takes.
-  template <typename Item>
-  void value(const std::vector<Item>& items) {
+  template <typename... Items>
+  void array(const Items&... items) {
     begin_array();
-    for (const auto& item : items) value(item);
+    (value(items), ...);
     end_array();
   }
 
-  template <typename Value>
-  void member(std::string_view name, const Value& item) {
+  template <typename Item, typename... Context>
+  void member(std::string_view name, const Item& item, const Context&... context) {
     key(name);
-    value(item);
+    value(item, context...);
+  }
+  // Left out where it is empty, 0, false or null. Returns true if it is there.
+  template <typename Item, typename... Context>
+  bool optional(std::string_view name, const Item& item, const Context&... context) {
+    if constexpr (requires { item.empty(); }) {
+      if (item.empty()) return false;
+    } else {
+      if (!item) return false;
+    }
+    member(name, item, context...);
+    return true;
   }
   // A value that is JSON already.
-  void raw(std::string_view json);
+  void raw(std::string_view json) { literal(json); }
 
   // Whether a text was no UTF-8 so far, and is written with its bytes as numbers of characters: a
   // reader gets another text.
@@ -59,6 +105,9 @@ class JsonWriter {
   void begin(char bracket);
   void end(char bracket);
   void separate();
+  void text(std::string_view item);
+  void literal(std::string_view item);
+  void number(double item);
   void quote(std::string_view text);
   void line_break(std::size_t depth);
 
@@ -69,5 +118,13 @@ class JsonWriter {
   bool after_key_ = false;
   bool lossy_ = false;
 };
+
+// The JSON of one value.
+template <typename Item>
+[[nodiscard]] std::string json_text(const Item& item, unsigned indent = 0, unsigned depth_max = 2) {
+  JsonWriter json(indent, depth_max);
+  json.value(item);
+  return json.take();
+}
 
 }  // namespace loadstone

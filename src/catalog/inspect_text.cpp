@@ -4,72 +4,20 @@
 #include <algorithm>
 #include <map>
 #include <string_view>
+#include <utility>
 
 #include "base/finding_json.h"
-#include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/header_findings.h"
 #include "formats/metadata.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"
+#include "tensor/tensor_json.h"
 
 namespace loadstone {
 
 namespace {
-
-void write(JsonWriter& json, const Catalog& catalog, const TensorInfo& tensor) {
-  json.key(tensor.name);
-  json.begin_object();
-  json.member("dtype", tensor.encoding.name());
-  json.member("shape", tensor.shape.extents());
-  json.member("shard", catalog.shards()[tensor.shard].relative_path);
-  json.member("offsets", std::vector<std::uint64_t>{tensor.offset_begin, tensor.offset_end});
-  json.member("bytes", tensor.byte_count());
-  if (!tensor.strides.empty()) json.member("strides", tensor.strides);
-  json.end_object();
-}
-
-void write(JsonWriter& json, const Catalog& catalog, const QuantizedTensor& quantized) {
-  json.begin_object();
-  json.member("name", quantized.name);
-  json.key("encoding");
-  if (quantized.is_readable()) {
-    json.value(quantized.encoding);
-  } else {
-    json.null();
-  }
-  if (quantized.is_readable()) json.member("shape", quantized.shape().extents());
-  json.key("components");
-  json.begin_object();
-  const auto add = [&](std::uint32_t tensor) {
-    const std::string& name = catalog.tensors()[tensor].name;
-    json.member(quantized.role(tensor, name), name);
-  };
-  if (quantized.data != QuantizedTensor::none) add(quantized.data);
-  const std::vector<std::uint32_t> companions = quantized.companions();
-  for (const std::uint32_t companion : companions) add(companion);
-  for (const std::uint32_t source : quantized.decoding.sources) {
-    const bool is_listed =
-        source == quantized.data || std::ranges::find(companions, source) != companions.end();
-    if (!is_listed) add(source);
-  }
-  json.end_object();
-  json.end_object();
-}
-
-// Blocks hold their scales.
-void write_blocks(JsonWriter& json, const TensorInfo& tensor) {
-  json.begin_object();
-  json.member("name", tensor.name);
-  json.member("encoding", tensor.encoding.name());
-  json.member("shape", tensor.shape.extents());
-  json.key("components");
-  json.begin_object();
-  json.member("data", tensor.name);
-  json.end_object();
-  json.end_object();
-}
 
 std::string short_text(const MetadataValue& item) {
   constexpr std::size_t length_max = 60;
@@ -137,63 +85,87 @@ std::string encoding_lines(const Catalog& catalog) {
 
 }  // namespace
 
-static std::string catalog_json(const Catalog& catalog) {
-  JsonWriter json(2);
+static void visit_fields(JsonWriter& json, const TensorInfo& tensor, const Catalog& catalog) {
+  json.member("dtype", tensor.encoding);
+  json.member("shape", tensor.shape);
+  json.member("shard", catalog.shards()[tensor.shard].relative_path);
+  json.member("offsets", std::pair(tensor.offset_begin, tensor.offset_end));
+  json.member("bytes", tensor.byte_count());
+  json.optional("strides", tensor.strides);
+}
+
+static void visit_fields(JsonWriter& json, const QuantizedTensor& quantized,
+                         const Catalog& catalog) {
+  json.member("name", quantized.name);
+  json.member("encoding", quantized.is_readable() ? &quantized.encoding : nullptr);
+  if (quantized.is_readable()) json.member("shape", quantized.shape());
+  json.key("components");
   json.begin_object();
+  const auto add = [&](std::uint32_t tensor) {
+    const std::string& name = catalog.tensors()[tensor].name;
+    json.member(quantized.role(tensor, name), name);
+  };
+  if (quantized.data != QuantizedTensor::none) add(quantized.data);
+  const std::vector<std::uint32_t> companions = quantized.companions();
+  for (const std::uint32_t companion : companions) add(companion);
+  for (const std::uint32_t source : quantized.decoding.sources) {
+    const bool is_listed =
+        source == quantized.data || std::ranges::find(companions, source) != companions.end();
+    if (!is_listed) add(source);
+  }
+  json.end_object();
+}
+
+// Blocks hold their scales.
+static void write_blocks(JsonWriter& json, const TensorInfo& tensor) {
+  json.begin_object();
+  json.member("name", tensor.name);
+  json.member("encoding", tensor.encoding);
+  json.member("shape", tensor.shape);
+  json.member("components", std::map<std::string_view, std::string_view>{{"data", tensor.name}});
+  json.end_object();
+}
+
+static void visit_fields(JsonWriter& json, const Total& total) {
+  json.member("tensors", total.tensors);
+  json.member("elements", total.elements);
+  json.member("bytes", total.bytes);
+}
+
+static void visit_fields(JsonWriter& json, const Shard& shard) {
+  json.member("path", shard.relative_path);
+  json.member("format", shard.format);
+  json.member("bytes", shard.identity.bytes);
+  json.member("data_begin", shard.data_begin);
+  json.member("header_digest", shard.header_digest);
+}
+
+static void visit_fields(JsonWriter& json, const Catalog& catalog) {
   json.key("tensors");
   json.begin_object();
-  for (const TensorInfo& tensor : catalog.tensors()) write(json, catalog, tensor);
+  for (const TensorInfo& tensor : catalog.tensors()) json.member(tensor.name, tensor, catalog);
   json.end_object();
-  json.key("metadata");
-  json.begin_object();
-  for (const auto& [key, item] : catalog.metadata()) {
-    json.key(key);
-    write_json(json, item);
-  }
-  json.end_object();
+  json.member("metadata", catalog.metadata());
   json.member("total_bytes", catalog.total_bytes());
-  json.key("encodings");
-  json.begin_object();
-  for (const auto& [encoding, total] : encoding_totals(catalog)) {
-    json.key(encoding);
-    json.begin_object();
-    json.member("tensors", total.tensors);
-    json.member("elements", total.elements);
-    json.member("bytes", total.bytes);
-    json.end_object();
-  }
-  json.end_object();
+  json.member("encodings", encoding_totals(catalog));
   json.key("metadata_types");
   json.begin_object();
   for (const auto& [key, item] : catalog.metadata()) json.member(key, type_name(item));
   json.end_object();
   json.key("quantized");
   json.begin_array();
-  for (const auto& quantized : catalog.quantized().tensors()) write(json, catalog, quantized);
+  for (const auto& quantized : catalog.quantized().tensors()) json.value(quantized, catalog);
   for (const TensorInfo& tensor : catalog.tensors()) {
     if (!tensor.encoding.is_dtype()) write_blocks(json, tensor);
   }
   json.end_array();
-  write_findings(json, all_findings(catalog));
+  json.member("findings", all_findings(catalog));
   json.member("root", catalog.root());
-  json.key("shards");
-  json.begin_array();
-  for (const Shard& shard : catalog.shards()) {
-    json.begin_object();
-    json.member("path", shard.relative_path);
-    json.member("format", name(shard.format));
-    json.member("bytes", shard.identity.bytes);
-    json.member("data_begin", shard.data_begin);
-    json.member("header_digest", shard.header_digest);
-    json.end_object();
-  }
-  json.end_array();
-  json.end_object();
-  return json.take();
+  json.member("shards", catalog.shards());
 }
 
 std::string to_json(const Catalog& catalog) {
-  return only_errors([&] { return catalog_json(catalog); });
+  return only_errors([&] { return json_text(catalog, 2); });
 }
 
 static std::string table_of(const Catalog& catalog, bool with_tensors) {

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/finding_json.h"
-#include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "convert/choose.h"
@@ -16,6 +15,7 @@
 #include "formats/metadata.h"
 #include "loadstone/convert.h"
 #include "plan/decodings.h"
+#include "tensor/tensor_json.h"
 
 namespace loadstone {
 
@@ -55,57 +55,34 @@ std::set<std::string_view> repacked_targets(const Conversion& conversion) {
   return targets;
 }
 
+struct RepackedRow {
+  std::string names;
+  std::string shape;
+  std::string encoding;
+  std::size_t tensors = 0;
+};
+
 // Like tensors that are repacked: how many, by names, shape and encoding.
-std::map<std::tuple<std::string, std::string, std::string>, std::size_t> repacked_rows(
-    const Conversion& conversion) {
-  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> rows;
+std::vector<RepackedRow> repacked_rows(const Conversion& conversion) {
+  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> counts;
   for (const RepackedTensor& tensor : conversion.repacked) {
-    ++rows[{folded_name(tensor.name), tensor.shape.text(), tensor.quantization.encoding}];
+    ++counts[{folded_name(tensor.name), tensor.shape.text(), tensor.quantization.encoding}];
+  }
+  std::vector<RepackedRow> rows;
+  for (const auto& [like, count] : counts) {
+    const auto& [names, shape, encoding] = like;
+    rows.push_back({names, shape, encoding, count});
   }
   return rows;
 }
 
-void write_repacked(JsonWriter& json, const Conversion& conversion) {
-  json.key("repacked");
-  json.begin_array();
-  for (const auto& [row, count] : repacked_rows(conversion)) {
-    const auto& [names, shape, encoding] = row;
-    json.begin_object();
-    json.member("names", names);
-    json.member("shape", shape);
-    json.member("encoding", encoding);
-    json.member("tensors", count);
-    json.end_object();
-  }
-  json.end_array();
-}
-
 std::string repacked_text(const Conversion& conversion) {
   std::string text = "repacked: no number changes\n";
-  for (const auto& [row, count] : repacked_rows(conversion)) {
-    const auto& [names, shape, encoding] = row;
-    text += fmt::format("  {:<52} {:<18} {:>6} x  {}\n", printable(names), printable(shape, 80),
-                        count, encoding);
+  for (const RepackedRow& row : repacked_rows(conversion)) {
+    text += fmt::format("  {:<52} {:<18} {:>6} x  {}\n", printable(row.names),
+                        printable(row.shape, 80), row.tensors, row.encoding);
   }
   return text;
-}
-
-void write_rows(JsonWriter& json, const Conversion& conversion) {
-  json.key("quantize");
-  json.begin_array();
-  for (const QuantizeRow& row : conversion.quantize_rows) {
-    json.begin_object();
-    json.member("names", row.names);
-    json.member("shape", row.shape);
-    json.member("before", row.before);
-    json.member("after", row.after);
-    if (!row.reason.empty()) json.member("left_alone", row.reason);
-    json.member("tensors", row.tensors);
-    json.member("bytes_before", row.bytes_before);
-    json.member("bytes_after", row.bytes_after);
-    json.end_object();
-  }
-  json.end_array();
 }
 
 // What becomes of what, and what is left alone and why.
@@ -135,71 +112,76 @@ std::string rows_text(const Conversion& conversion) {
 
 }  // namespace
 
-std::string to_json(const ConvertReport& report) {
-  return only_errors([&] {
-    JsonWriter json(2);
-    json.begin_object();
-    json.member("outputs", report.outputs);
-    write_work(json, report);
-    json.member("page_cache", name(report.page_cache));
-    json.end_object();
-    return json.take();
-  });
+static void visit_fields(JsonWriter& json, const ConvertReport& report) {
+  json.member("outputs", report.outputs);
+  write_work(json, report);
+  json.member("page_cache", report.page_cache);
 }
 
-static std::string conversion_json(const Conversion& conversion) {
-  JsonWriter json(2);
-  json.begin_object();
-  json.key("files");
-  json.begin_array();
-  for (const OutputFile& file : conversion.files) {
-    json.begin_object();
-    json.member("name", file.name);
-    json.member("tensors", file.tensors.size());
-    json.member("bytes", file.byte_count());
-    json.end_object();
+std::string to_json(const ConvertReport& report) {
+  return only_errors([&] { return json_text(report, 2); });
+}
+
+static void visit_fields(JsonWriter& json, const OutputFile& file) {
+  json.member("name", file.name);
+  json.member("tensors", file.tensors.size());
+  json.member("bytes", file.byte_count());
+}
+
+static void visit_fields(JsonWriter& json, const QuantizeRow& row) {
+  json.member("names", row.names);
+  json.member("shape", row.shape);
+  json.member("before", row.before);
+  json.member("after", row.after);
+  json.optional("left_alone", row.reason);
+  json.member("tensors", row.tensors);
+  json.member("bytes_before", row.bytes_before);
+  json.member("bytes_after", row.bytes_after);
+}
+
+static void visit_fields(JsonWriter& json, const RepackedRow& row) {
+  json.member("names", row.names);
+  json.member("shape", row.shape);
+  json.member("encoding", row.encoding);
+  json.member("tensors", row.tensors);
+}
+
+static void visit_fields(JsonWriter& json, const PlannedTarget& target,
+                         const Conversion& conversion, bool is_repacked) {
+  const PlainForm form = plain_form(conversion, target);
+  json.member("dtype", form.encoding);
+  json.member("shape", form.shape);
+  if (target.quantization) json.member("encoding", target.quantization->encoding);
+  if (is_repacked) {
+    json.member("lossless", "repacked");
+  } else if (!target.quantization && !form.encoding.is_dtype()) {
+    json.member("lossless", "kept");
   }
-  json.end_array();
+  json.member("bytes", target.byte_count());
+  json.member("made_of", sources_text(conversion.plan, target));
+}
+
+static void visit_fields(JsonWriter& json, const Conversion& conversion) {
+  json.member("files", conversion.files);
   const std::set<std::string_view> repacked = repacked_targets(conversion);
   json.key("tensors");
   json.begin_object();
   for (const PlannedTarget& target : conversion.plan.targets) {
-    json.key(target.name);
-    json.begin_object();
-    const PlainForm form = plain_form(conversion, target);
-    json.member("dtype", form.encoding.name());
-    json.member("shape", form.shape.extents());
-    if (target.quantization) json.member("encoding", target.quantization->encoding);
-    if (repacked.contains(target.name)) {
-      json.member("lossless", "repacked");
-    } else if (!target.quantization && !form.encoding.is_dtype()) {
-      json.member("lossless", "kept");
-    }
-    json.member("bytes", target.byte_count());
-    json.member("made_of", sources_text(conversion.plan, target));
-    json.end_object();
+    json.member(target.name, target, conversion, repacked.contains(target.name));
   }
   json.end_object();
-  json.key("metadata");
-  json.begin_object();
-  for (const auto& [key, item] : conversion.metadata) {
-    json.key(key);
-    write_json(json, item);
-  }
-  json.end_object();
-  if (!conversion.quantize_rows.empty()) write_rows(json, conversion);
-  if (!conversion.repacked.empty()) write_repacked(json, conversion);
+  json.member("metadata", conversion.metadata);
+  json.optional("quantize", conversion.quantize_rows);
+  json.optional("repacked", repacked_rows(conversion));
   json.member("threads", conversion.budget.threads);
   json.member("bytes_to_read", conversion.bytes_to_read);
   json.member("bytes_to_write", conversion.bytes_to_write);
   json.member("peak_bytes", conversion.peak_bytes);
-  write_findings(json, conversion.plan.findings);
-  json.end_object();
-  return json.take();
+  json.member("findings", conversion.plan.findings);
 }
 
 std::string to_json(const Conversion& conversion) {
-  return only_errors([&] { return conversion_json(conversion); });
+  return only_errors([&] { return json_text(conversion, 2); });
 }
 
 static std::string table_of(const Conversion& conversion, bool with_tensors) {

@@ -121,23 +121,6 @@ SourceState source_state(const Shard& shard) {
           .header_digest = shard.header_digest};
 }
 
-SourceState read_source_state(const JsonReader& reader, JsonReader::Element value,
-                              const JsonPlace& place) {
-  JsonObject fields(reader, value, place);
-  SourceState state;
-  state.path = reader.string(fields.required("path"), fields.at("path"));
-  state.bytes = reader.unsigned_number(fields.required("bytes"), fields.at("bytes"));
-  state.modified_ns =
-      reader.signed_number(fields.required("modified_ns"), fields.at("modified_ns"));
-  state.inode = reader.unsigned_number(fields.required("inode"), fields.at("inode"));
-  if (const auto version = fields.optional("version")) {
-    state.version = reader.string(*version, fields.at("version"));
-  }
-  state.header_digest = reader.string(fields.required("header_digest"), fields.at("header_digest"));
-  fields.done();
-  return state;
-}
-
 [[noreturn]] void refuse_state(const std::string& folder, std::string message,
                                std::string found = {}, std::string expected = {}) {
   message += "; finish it as it was begun, or remove the folder";
@@ -231,72 +214,48 @@ WorkState state_of(const Conversion& conversion, WritableStorage& storage) {
   return state;
 }
 
-std::string to_json(const WorkState& state) {
-  JsonWriter json(2);
-  json.begin_object();
-  json.member("version", state_version);
-  json.member("program", state.program);
-  json.member("parts", state.parts);
-  json.member("stem", state.stem);
-  json.key("sources");
-  json.begin_array();
-  for (const SourceState& source : state.sources) {
-    json.begin_object();
-    json.member("path", source.path);
-    json.member("bytes", source.bytes);
-    json.member("modified_ns", source.modified_ns);
-    json.member("inode", source.inode);
-    if (!source.version.empty()) json.member("version", source.version);
-    json.member("header_digest", source.header_digest);
-    json.end_object();
-  }
-  json.end_array();
-  if (state.has_copies) json.member("has_copies", true);
-  json.member("metadata", state.metadata);
-  json.member("tensors", state.tensors);
-  json.member("values", state.values);
-  json.member("files", state.files);
-  json.member("extras", state.extras);
-  json.member("extra_names", state.extra_names);
-  json.end_object();
-  return json.take() + "\n";
+void visit_fields(auto& visitor, Like<SourceState> auto& source) {
+  visitor.member("path", source.path);
+  visitor.member("bytes", source.bytes);
+  visitor.member("modified_ns", source.modified_ns);
+  visitor.member("inode", source.inode);
+  visitor.optional("version", source.version);
+  visitor.member("header_digest", source.header_digest);
 }
+
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<WorkState> auto& state) {
+  std::uint64_t version = state_version;
+  visitor.member("version", version);
+  if constexpr (Visitor::is_reading) {
+    if (version != state_version) {
+      visitor.refuse("version", "the work was begun by another version of loadstone");
+    }
+  }
+  visitor.member("program", state.program);
+  std::uint64_t parts = state.parts;
+  visitor.member("parts", parts);
+  if constexpr (Visitor::is_reading) {
+    if (parts > UINT32_MAX) visitor.refuse("parts", "too many");
+    state.parts = static_cast<std::uint32_t>(parts);
+  }
+  visitor.member("stem", state.stem);
+  visitor.member("sources", state.sources);
+  visitor.optional("has_copies", state.has_copies);
+  visitor.member("metadata", state.metadata);
+  visitor.member("tensors", state.tensors);
+  visitor.member("values", state.values);
+  visitor.member("files", state.files);
+  visitor.member("extras", state.extras);
+  visitor.member("extra_names", state.extra_names);
+}
+
+std::string to_json(const WorkState& state) { return json_text(state, 2) + "\n"; }
 
 WorkState work_state_from_json(std::string_view text) {
   const JsonDocument document(text, state_code, state_bytes_max);
-  const JsonReader reader(state_code);
-  JsonObject fields(reader, document.root(), {});
-  const auto text_of = [&](std::string_view field) {
-    return std::string(reader.string(fields.required(field), fields.at(field)));
-  };
-  if (reader.unsigned_number(fields.required("version"), fields.at("version")) != state_version) {
-    reader.refuse(fields.at("version"), "the work was begun by another version of loadstone");
-  }
   WorkState state;
-  state.program = text_of("program");
-  const std::uint64_t parts = reader.unsigned_number(fields.required("parts"), fields.at("parts"));
-  if (parts > UINT32_MAX) reader.refuse(fields.at("parts"), "too many");
-  state.parts = static_cast<std::uint32_t>(parts);
-  state.stem = text_of("stem");
-  const JsonPlace sources = fields.at("sources");
-  std::size_t index = 0;
-  for (const auto source : reader.array(fields.required("sources"), sources)) {
-    state.sources.push_back(read_source_state(reader, source, {&sources, {}, index++}));
-  }
-  if (const auto copies = fields.optional("has_copies")) {
-    state.has_copies = reader.boolean(*copies, fields.at("has_copies"));
-  }
-  state.metadata = text_of("metadata");
-  state.tensors = text_of("tensors");
-  state.values = text_of("values");
-  state.files = text_of("files");
-  state.extras = text_of("extras");
-  const JsonPlace names = fields.at("extra_names");
-  index = 0;
-  for (const auto item : reader.array(fields.required("extra_names"), names)) {
-    state.extra_names.emplace_back(reader.string(item, {&names, {}, index++}));
-  }
-  fields.done();
+  JsonReader(state_code).read(document.root(), {}, state);
   return state;
 }
 

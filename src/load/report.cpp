@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "base/finding_json.h"
-#include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "codec/tensor_table.h"
 #include "engine/source_extents.h"
 #include "plan/decodings.h"
 #include "plan/values.h"
+#include "tensor/tensor_json.h"
 
 namespace loadstone {
 
@@ -26,35 +26,38 @@ std::vector<SourceRange> source_ranges(const ValueSet& values, const Value& valu
   return ranges;
 }
 
-void write_provenance(JsonWriter& json, const Provenance& item) {
-  json.begin_object();
-  json.member("target", item.target);
-  json.member("origin", name(item.origin));
-  json.member("kind", name(item.kind));
-  json.member("delivery", name(item.delivery));
-  json.key("sources");
-  json.begin_array();
-  for (const SourceRange& range : item.sources) {
-    json.begin_object();
-    json.member("tensor", range.tensor);
-    json.member("shard", range.shard);
-    json.member("offset_begin", range.offset_begin);
-    json.member("offset_end", range.offset_end);
-    json.end_object();
-  }
-  json.end_array();
-  if (!item.merged.empty()) json.member("merged", item.merged);
-  json.member("device", item.device);
-  json.member("dtype", name(item.dtype));
-  json.member("shape", item.shape.extents());
-  if (!item.encoding.empty()) json.member("encoding", item.encoding);
-  if (!item.tie_of.empty()) json.member("tie_of", item.tie_of);
-  if (!item.reason.empty()) json.member("reason", item.reason);
-  json.member("bytes_written", item.bytes_written);
-  json.end_object();
+}  // namespace
+
+static void visit_fields(JsonWriter& json, const SourceRange& range) {
+  json.member("tensor", range.tensor);
+  json.member("shard", range.shard);
+  json.member("offset_begin", range.offset_begin);
+  json.member("offset_end", range.offset_end);
 }
 
-}  // namespace
+static void visit_fields(JsonWriter& json, const Provenance& item) {
+  json.member("target", item.target);
+  json.member("origin", item.origin);
+  json.member("kind", item.kind);
+  json.member("delivery", item.delivery);
+  json.member("sources", item.sources);
+  json.optional("merged", item.merged);
+  json.member("device", item.device);
+  json.member("dtype", item.dtype);
+  json.member("shape", item.shape);
+  json.optional("encoding", item.encoding);
+  json.optional("tie_of", item.tie_of);
+  json.optional("reason", item.reason);
+  json.member("bytes_written", item.bytes_written);
+}
+
+static void visit_fields(JsonWriter& json, const Report& report) {
+  json.key("provenance");
+  json.begin_object();  // by name, as in Python: a plan's targets have different names
+  for (const Provenance& item : report.provenance) json.member(item.target, item);
+  json.end_object();
+  write_work(json, report);
+}
 
 std::vector<Provenance> make_provenance(
     const Plan& plan, const std::function<std::uint64_t(std::size_t)>& bytes_written) {
@@ -85,20 +88,7 @@ std::vector<Provenance> make_provenance(
 }
 
 std::string to_json(const Report& report) {
-  return only_errors([&] {
-    JsonWriter json(2);
-    json.begin_object();
-    json.key("provenance");
-    json.begin_object();  // by name, as in Python: a plan's targets have different names
-    for (const Provenance& item : report.provenance) {
-      json.key(item.target);
-      write_provenance(json, item);
-    }
-    json.end_object();
-    write_work(json, report);
-    json.end_object();
-    return json.take();
-  });
+  return only_errors([&] { return json_text(report, 2); });
 }
 
 }  // namespace loadstone

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -55,12 +56,23 @@ class DataWriter {
     for (const PlannedTarget& target : plan_.targets) write_target(target);
     json_.end_array();
     write_sources();
-    write_shards();
-    write_decodings();
+    std::vector<std::string> shards;
+    for (const Shard& shard : plan_.catalog->shards()) {
+      shards.push_back(printable(shard.relative_path, name_length_max));
+    }
+    json_.member("shards", shards);
+    json_.member("decodings", decoded_);
     json_.member("words", words_.keys());
     write_sizes("peaks", peaks_of(plan_, options));
     write_sizes("limits", options.max_memory);
-    write_progress(options.loaded ? options.loaded->progress : std::vector<ProgressSample>());
+    json_.key("progress");
+    json_.begin_array();
+    if (options.loaded) {
+      for (const auto& sample : options.loaded->progress) {
+        json_.array(sample.seconds, sample.bytes_done);
+      }
+    }
+    json_.end_array();
     json_.end_object();
     return json_.take();
   }
@@ -103,26 +115,18 @@ class DataWriter {
 
   void write_boxes(const Recipe& recipe) {
     json_.begin_array();
-    for (std::size_t b = 0; b < std::min(recipe.boxes.size(), boxes_shown_max); ++b) {
-      const Box& box = recipe.boxes[b];
+    for (const Box& box :
+         std::span(recipe.boxes).first(std::min(recipe.boxes.size(), boxes_shown_max))) {
       std::uint64_t elements = 1;
       for (const BoxDim& dim : box.dims) elements *= dim.extent;
-      json_.begin_array();
-      json_.value(sources_.of(box.source));
-      json_.value(box.source_offset);
-      json_.value(box.target_offset);
-      json_.value(elements);
-      if (box.decoding == no_decoding) {
-        json_.value(-1);
-      } else {
-        json_.value(decoding_of(box.decoding));
-      }
-      json_.end_array();
+      const std::size_t source = sources_.of(box.source);
+      const std::int64_t decoding = box.decoding == no_decoding ? -1 : decoding_of(box.decoding);
+      json_.array(source, box.source_offset, box.target_offset, elements, decoding);
     }
     json_.end_array();
   }
 
-  std::size_t decoding_of(std::uint32_t index) {
+  std::int64_t decoding_of(std::uint32_t index) {
     const std::size_t number = decodings_.of(index);
     if (number == decoded_.size()) {
       const Decoding& decoding = plan_.decodings[index];
@@ -130,20 +134,16 @@ class DataWriter {
       for (const std::uint32_t source : decoding.sources) sources.push_back(sources_.of(source));
       decoded_.emplace_back(decoding.kernel, std::move(sources));
     }
-    return number;
+    return static_cast<std::int64_t>(number);
   }
 
   void write_terms(const Merge& merge) {
     json_.begin_array();
     for (const Term& term : merge.terms) {
-      json_.begin_array();
-      json_.value(static_cast<double>(term.factor));
-      json_.begin_array();
-      std::size_t shown = 0;
+      std::vector<std::size_t> sources;
       const auto add = [&](const std::vector<Box>& boxes) {
-        if (!boxes.empty() && shown++ < boxes_shown_max) {
-          json_.value(sources_.of(boxes.front().source));
-        }
+        if (boxes.empty() || sources.size() == boxes_shown_max) return;
+        sources.push_back(sources_.of(boxes.front().source));
       };
       add(term.boxes);
       if (term.low_rank) {
@@ -151,20 +151,7 @@ class DataWriter {
         add(term.low_rank->right);
         add(term.low_rank->magnitudes);
       }
-      json_.end_array();
-      json_.end_array();
-    }
-    json_.end_array();
-  }
-
-  void write_decodings() {
-    json_.key("decodings");
-    json_.begin_array();
-    for (const auto& [kernel, sources] : decoded_) {
-      json_.begin_array();
-      json_.value(kernel);
-      json_.value(sources);
-      json_.end_array();
+      json_.array(term.factor, sources);
     }
     json_.end_array();
   }
@@ -174,23 +161,9 @@ class DataWriter {
     json_.begin_array();
     for (const std::uint32_t index : sources_.keys()) {
       const TensorInfo& source = plan_.catalog->tensors()[index];
-      json_.begin_array();
-      json_.value(printable(source.name, name_length_max));
-      json_.value(source.shard);
-      json_.value(words_.of(std::string(source.encoding.name())));
-      json_.value(source.shape.text());
-      json_.value(source.offset_begin);
-      json_.value(source.offset_end);
-      json_.end_array();
-    }
-    json_.end_array();
-  }
-
-  void write_shards() {
-    json_.key("shards");
-    json_.begin_array();
-    for (const Shard& shard : plan_.catalog->shards()) {
-      json_.value(printable(shard.relative_path, name_length_max));
+      json_.array(printable(source.name, name_length_max), source.shard,
+                  words_.of(std::string(source.encoding.name())), source.shape.text(),
+                  source.offset_begin, source.offset_end);
     }
     json_.end_array();
   }
@@ -201,18 +174,6 @@ class DataWriter {
     json_.begin_object();
     for (const auto& [device, bytes] : sizes) json_.member(printable(device), bytes);
     json_.end_object();
-  }
-
-  void write_progress(const std::vector<ProgressSample>& samples) {
-    json_.key("progress");
-    json_.begin_array();
-    for (const ProgressSample& sample : samples) {
-      json_.begin_array();
-      json_.value(sample.seconds);
-      json_.value(sample.bytes_done);
-      json_.end_array();
-    }
-    json_.end_array();
   }
 
   const Plan& plan_;

@@ -491,7 +491,7 @@ class Binder {
 
 Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog) {
   check_checkpoints(saved.checkpoints, *catalog, saved.plan.findings);
-  bind_tie_checks(saved.tie_sources, *catalog, saved.plan);
+  bind_tie_checks(saved.tie_checks, *catalog, saved.plan);
   return Binder(std::move(saved), std::move(catalog)).run();
 }
 

@@ -1,35 +1,141 @@
-// Boxes and merges in a plan's JSON.
+// Boxes, merges and other parts of a plan's JSON. Nothing is checked against a catalog.
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "base/json_fields.h"
-#include "base/json_writer.h"
 #include "loadstone/merge.h"
+#include "tensor/tensor_json.h"
 
 namespace loadstone {
 
-// The numbers that sources and decodings have in the JSON, by their index in the plan.
+// The numbers that sources and decodings have in the JSON, by their index in the plan. Readers
+// leave the numbers of the JSON.
 struct PlanNumbers {
   std::unordered_map<std::uint32_t, std::uint32_t> sources;
   std::unordered_map<std::uint32_t, std::uint32_t> decodings;
 };
 
-void write_boxes(JsonWriter& json, std::string_view key, const std::vector<Box>& boxes,
-                 const PlanNumbers& numbers);
-// Under the key "merge".
-void write_merge(JsonWriter& json, const Merge& merge, const PlanNumbers& numbers);
+// An index, or some: left out if it is no_decoding.
+template <typename Index>
+struct JsonIndex {
+  JsonIndex(Index& given, const std::unordered_map<std::uint32_t, std::uint32_t>& known)
+      : index(given), numbers(known) {}
 
-// They count sources and decodings as the JSON does; nothing is checked against a catalog.
-[[nodiscard]] std::vector<Box> read_boxes(const JsonReader& reader, JsonReader::Element value,
-                                          const JsonPlace& place);
-[[nodiscard]] Merge read_merge(const JsonReader& reader, JsonReader::Element value,
-                               const JsonPlace& place);
-// At most 32 bits.
-[[nodiscard]] std::uint32_t small_number(const JsonReader& reader, JsonReader::Element value,
-                                         const JsonPlace& place);
+  [[nodiscard]] bool empty() const noexcept { return index == no_decoding; }
+
+  Index& index;
+  const std::unordered_map<std::uint32_t, std::uint32_t>& numbers;
+};
+inline void write_json(JsonWriter& json, JsonIndex<const std::uint32_t> each) {
+  json.value(each.numbers.at(each.index));
+}
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               JsonIndex<std::uint32_t> each);
+
+// The same for several, which have the place of their list.
+template <typename List>
+struct JsonIndices {
+  JsonIndices(List& given, const std::unordered_map<std::uint32_t, std::uint32_t>& known)
+      : list(given), numbers(known) {}
+
+  List& list;
+  const std::unordered_map<std::uint32_t, std::uint32_t>& numbers;
+};
+void write_json(JsonWriter& json, JsonIndices<const std::vector<std::uint32_t>> each);
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               JsonIndices<std::vector<std::uint32_t>> each);
+
+// An F32, or an optional one, by its bits, so that what is read back is what was written. Left out
+// if it is 0 or none.
+template <typename Number>
+struct JsonBits {
+  explicit JsonBits(Number& given, std::string_view refusal = "too large")
+      : number(given), problem(refusal) {}
+
+  [[nodiscard]] bool empty() const noexcept { return number == std::remove_const_t<Number>(); }
+
+  Number& number;
+  std::string_view problem;
+};
+template <typename Number>
+void write_json(JsonWriter& json, JsonBits<Number> bits) {
+  json.value(std::bit_cast<std::uint32_t>(std::optional<float>(bits.number).value_or(0)));
+}
+template <typename Number>
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               JsonBits<Number> bits) {
+  bits.number = std::bit_cast<float>(reader.small_number(value, place, bits.problem));
+}
+
+inline void write_json(JsonWriter& json, const BoxDim& dim) {
+  json.array(dim.extent, dim.source_stride, dim.target_stride);
+}
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               BoxDim& dim);
+
+using DeviceMapEntry = std::pair<std::string, std::string>;
+
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               Origin& origin);
+void write_json(JsonWriter& json, const Constant& constant);
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               Constant& constant);
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               DeviceMapEntry& entry);
+
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<Box> auto& box, const PlanNumbers& numbers) {
+  if (!visitor.optional("decoding", JsonIndex(box.decoding, numbers.decodings))) {
+    visitor.member("source", JsonIndex(box.source, numbers.sources));
+  }
+  visitor.member("source_offset", box.source_offset);
+  visitor.member("target_offset", box.target_offset);
+  visitor.member("dims", box.dims);
+}
+
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<LowRank> auto& product, const PlanNumbers& numbers) {
+  visitor.member("row_begin", product.row_begin);
+  visitor.member("column_begin", product.column_begin);
+  visitor.member("rows", product.rows);
+  visitor.member("columns", product.columns);
+  visitor.member("rank", product.rank);
+  visitor.member("left", product.left, numbers);
+  visitor.member("right", product.right, numbers);
+  visitor.optional("magnitudes", product.magnitudes, numbers);
+}
+
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<Term> auto& term, const PlanNumbers& numbers) {
+  visitor.member("factor_bits", JsonBits(term.factor));
+  if (!visitor.optional("low_rank", term.low_rank, numbers)) {
+    visitor.member("boxes", term.boxes, numbers);
+  }
+}
+
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<Merge> auto& merge, const PlanNumbers& numbers) {
+  visitor.member("form", merge.form);
+  visitor.member("factor_bits", JsonBits(merge.factor));
+  visitor.member("row_elements", merge.row_elements);
+  if (merge.form == MergeForm::differences) {
+    visitor.member("pruning", merge.pruning);
+    auto density_bits = std::bit_cast<std::uint64_t>(merge.density);
+    visitor.member("density_bits", density_bits);
+    if constexpr (Visitor::is_reading) merge.density = std::bit_cast<double>(density_bits);
+    visitor.member("seed", merge.seed);
+    visitor.optional("draws_as", merge.draws_as);
+    visitor.member("elects_signs", merge.elects_signs);
+    visitor.member("is_mean", merge.is_mean);
+  }
+  visitor.member("terms", merge.terms, numbers);
+}
 
 }  // namespace loadstone

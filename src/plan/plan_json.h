@@ -1,7 +1,6 @@
 // A plan as JSON: docs/plan-json.md. What a file says is read first, bound to a catalog after.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -34,12 +33,18 @@ struct SavedSource {
   Shape shape;
 };
 
+struct SavedTieCheck {
+  TieCheck check;
+  std::string taken;  // names of its sources, tensors of the first checkpoint
+  std::string other;
+};
+
 // A plan as a file tells it: nothing is checked against a catalog. Boxes name sources by their
 // position in `sources`; plan.catalog is null.
 struct SavedPlan {
   std::vector<SavedCheckpoint> checkpoints;  // at least one; adapters follow it
   std::vector<SavedSource> sources;
-  std::vector<std::array<std::string, 2>> tie_sources;  // taken and other, of plan.tie_checks
+  std::vector<SavedTieCheck> tie_checks;
   Plan plan;
 };
 

@@ -77,7 +77,7 @@ class Planner {
   void leave_without_value(std::size_t target, std::string reason);
   bool fail(std::size_t target, Finding finding);  // false
 
-  // resolve.cpp
+  // merge_adapters.cpp
   void keep_numbers(const TargetRecipe& recipe);
   [[nodiscard]] bool take_merge(std::size_t root, const std::shared_ptr<const Merge>& merge);
 

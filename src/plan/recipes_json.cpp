@@ -16,6 +16,7 @@
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe.h"
 #include "plan/decodings.h"
+#include "plan/merge_json.h"
 
 namespace loadstone {
 
@@ -56,13 +57,12 @@ struct Numbers {
 
 void write_source(JsonWriter& json, const Catalog& catalog, std::uint32_t source) {
   const TensorInfo& tensor = catalog.tensors()[source];
-  json.begin_array();
-  json.value(tensor.name);
-  json.value(tensor.encoding.name());
-  json.value(tensor.shape.extents());
   const std::string codes = codes_of(catalog, source);
-  if (!codes.empty()) json.value(codes);
-  json.end_array();
+  if (codes.empty()) {
+    json.array(tensor.name, tensor.encoding, tensor.shape);
+  } else {
+    json.array(tensor.name, tensor.encoding, tensor.shape, codes);
+  }
 }
 
 Numbers write_recipe_sources(JsonWriter& json, const Recipes& recipes, const Catalog& catalog) {
@@ -103,15 +103,15 @@ void write_decodings(JsonWriter& json, const Recipes& recipes, const Numbers& nu
   json.begin_array();
   for (const std::uint32_t used : numbers.used) {
     const Decoding& decoding = recipes.decodings[used];
+    std::vector<std::uint32_t> sources;
+    for (const std::uint32_t source : decoding.sources) sources.push_back(numbers.sources[source]);
     json.begin_array();
     json.value(decoding.kernel);
-    json.begin_array();
-    for (const std::uint32_t source : decoding.sources) json.value(numbers.sources[source]);
-    json.end_array();
-    json.value(decoding.shape.extents());
-    json.value(name(decoding.dtype));
+    json.value(sources);
+    json.value(decoding.shape);
+    json.value(decoding.dtype);
     if (decoding.offset != 0 || decoding.group_size != 0) {
-      json.value(std::uint64_t{std::bit_cast<std::uint32_t>(decoding.offset)});
+      json.value(std::bit_cast<std::uint32_t>(decoding.offset));
     }
     if (decoding.group_size != 0) json.value(decoding.group_size);
     json.end_array();
@@ -148,15 +148,10 @@ class Reading {
     const JsonDocument document(text, recipe_code, recipes_bytes_max);
     const JsonPlace top;
     JsonObject fields(reader_, document.root(), top);
-    const auto found = reader_.unsigned_number(fields.required("version"), fields.at("version"));
-    if (found != version) {
-      reader_.refuse(fields.at("version"), "a version that is not known", std::to_string(found),
-                     std::to_string(version));
-    }
+    fields.require_version(version);
     Recipes recipes;
     read_sources(fields.required("sources"), fields.at("sources"));
-    if (const auto values = fields.optional("values")) {
-      recipes.values_digest = reader_.string(*values, fields.at("values"));
+    if (fields.optional("values", recipes.values_digest)) {
       const JsonPlace place = fields.at("computed_from");
       for (const auto item : reader_.array(fields.required("computed_from"), place)) {
         const JsonPlace item_place = {&place, {}, recipes.computed_from.size()};
@@ -244,27 +239,16 @@ class Reading {
         decoding.sources.push_back(sources_[number]);
       }
       decoding.shape = read_shape(*++part, item_place);
-      decoding.dtype = read_dtype(*++part, item_place);
-      if (parts.size() > 4) decoding.offset = read_float_bits(*++part, item_place);
+      reader_.read(*++part, item_place, decoding.dtype);
+      if (parts.size() > 4) {
+        const JsonBits offset(decoding.offset, "more than the 32 bits of an F32");
+        reader_.read(*++part, item_place, offset);
+      }
       if (parts.size() > 5) decoding.group_size = reader_.unsigned_number(*++part, item_place);
       if (auto problem = check_decoding(catalog_.tensors(), decoding, form)) {
         reader_.refuse(item_place, problem->message, printable(problem->found), problem->expected);
       }
     }
-  }
-
-  float read_float_bits(Element value, const JsonPlace& place) const {
-    const auto bits = reader_.unsigned_number(value, place);
-    if (bits > UINT32_MAX)
-      reader_.refuse(place, "more than the 32 bits of an F32", std::to_string(bits), {});
-    return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
-  }
-
-  Dtype read_dtype(Element value, const JsonPlace& place) const {
-    const auto text = reader_.string(value, place);
-    const auto dtype = dtype_from_name(text);
-    if (!dtype) reader_.refuse(place, "unknown dtype", printable(text));
-    return *dtype;
   }
 
   TargetRecipe read_target(Element value, const JsonPlace& place) {
@@ -277,7 +261,7 @@ class Reading {
     TargetRecipe recipe;
     recipe.target = reader_.string(*part, place);
     recipe.shape = read_shape(*++part, place);
-    recipe.dtype = read_dtype(*++part, place);
+    reader_.read(*++part, place, recipe.dtype);
     if ((*++part).is_string()) {
       read_constant(*part, place, recipe);
       return recipe;
@@ -309,9 +293,7 @@ class Reading {
 
   Shape read_shape(Element value, const JsonPlace& place) const {
     std::vector<std::uint64_t> extents;
-    for (const auto extent : reader_.array(value, place)) {
-      extents.push_back(reader_.unsigned_number(extent, place));
-    }
+    reader_.read(value, place, JsonFlat(extents));
     Shape shape(std::move(extents));
     if (!shape.numel()) reader_.refuse(place, "the size does not fit 64 bits", shape.text());
     return shape;
@@ -319,9 +301,7 @@ class Reading {
 
   Box read_box(Element value, const JsonPlace& place) {
     numbers_.clear();
-    for (const auto number : reader_.array(value, place)) {
-      numbers_.push_back(reader_.unsigned_number(number, place));
-    }
+    reader_.read(value, place, JsonFlat(numbers_));
     if (numbers_.empty() || numbers_.size() % 3 != 0) {
       reader_.refuse(
           place, "not a box's numbers", fmt::format("{} numbers", numbers_.size()),
@@ -372,8 +352,8 @@ static std::string recipes_json(const Recipes& recipes, const Catalog& catalog) 
     }
     json.begin_array();
     json.value(recipe.target);
-    json.value(recipe.shape.extents());
-    json.value(name(recipe.dtype));
+    json.value(recipe.shape);
+    json.value(recipe.dtype);
     if (recipe.constant != nullptr) {
       json.value(base64_from(*recipe.constant));
     } else {
@@ -384,12 +364,11 @@ static std::string recipes_json(const Recipes& recipes, const Catalog& catalog) 
   json.end_array();
   if (!recipes.values_digest.empty()) {
     json.member("values", recipes.values_digest);
-    json.key("computed_from");
-    json.begin_array();
+    std::vector<std::string_view> names;
     for (const std::uint32_t source : recipes.computed_from) {
-      json.value(catalog.tensors().at(source).name);
+      names.push_back(catalog.tensors().at(source).name);
     }
-    json.end_array();
+    json.member("computed_from", names);
   }
   json.end_object();
   return json.take();

@@ -16,66 +16,39 @@ namespace {
 
 constexpr std::size_t rules_bytes_max = 16u << 20;
 
-std::vector<std::string> read_strings(const JsonReader& reader, JsonObject& fields,
-                                      std::string_view field) {
-  const JsonPlace place = fields.at(field);
-  std::vector<std::string> strings;
+void visit_names(JsonObject& fields, std::string_view field, std::vector<std::string>& names) {
   const auto value = fields.required(field);
   if (value.is_string()) {  // one needs no brackets
-    strings.emplace_back(reader.string(value, place));
-    return strings;
-  }
-  for (const auto item : reader.array(value, place)) {
-    strings.emplace_back(reader.string(item, {&place, {}, strings.size()}));
-  }
-  return strings;
-}
-
-void read_step(const JsonReader& reader, JsonObject& fields, RuleStep& step) {
-  step.op = reader.named<RuleOp>(fields.required("op"), fields.at("op"));
-  if (const auto dim = fields.optional("dim")) {
-    step.dims.push_back(reader.signed_number(*dim, fields.at("dim")));
-  }
-  const JsonPlace dims_place = fields.at("dims");
-  if (const auto dims = fields.optional("dims")) {
-    if (!step.dims.empty()) reader.refuse(dims_place, "either dim or dims, not both");
-    for (const auto dim : reader.array(*dims, dims_place)) {
-      step.dims.push_back(reader.signed_number(dim, {&dims_place, {}, step.dims.size()}));
-    }
-  }
-  const JsonPlace sizes_place = fields.at("sizes");
-  if (const auto sizes = fields.optional("sizes")) {
-    for (const auto size : reader.array(*sizes, sizes_place)) {
-      step.sizes.push_back(reader.unsigned_number(size, {&sizes_place, {}, step.sizes.size()}));
-    }
-  }
-  if (const auto start = fields.optional("start")) {
-    step.start = reader.unsigned_number(*start, fields.at("start"));
+    names.emplace_back(fields.reader().string(value, fields.at(field)));
+  } else {
+    fields.member(field, names);
   }
 }
+void visit_names(JsonWriter& json, std::string_view field, const std::vector<std::string>& names) {
+  json.member(field, names);
+}
 
-Rule read_rule(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
-  JsonObject fields(reader, value, place);
-  RuleStep first;
-  read_step(reader, fields, first);
-  Rule rule;
-  rule.op = first.op;
-  rule.dims = std::move(first.dims);
-  rule.sizes = std::move(first.sizes);
-  rule.start = first.start;
-  rule.sources = read_strings(reader, fields, "sources");
-  rule.targets = read_strings(reader, fields, "targets");
-  const JsonPlace then_place = fields.at("then");
-  if (const auto then = fields.optional("then")) {
-    for (const auto item : reader.array(*then, then_place)) {
-      const JsonPlace step_place = {&then_place, {}, rule.then.size()};
-      JsonObject step_fields(reader, item, step_place);
-      read_step(reader, step_fields, rule.then.emplace_back());
-      step_fields.done();
+// The first step of a rule, or one of the others.
+template <typename Visitor>
+void visit_step(Visitor& visitor, auto& step) {
+  visitor.member("op", step.op);
+  if constexpr (Visitor::is_reading) {
+    const bool has_dim = visitor.optional("dim").has_value();
+    if (has_dim) visitor.member("dim", step.dims.emplace_back());
+    if (has_dim && visitor.optional("dims")) {
+      visitor.refuse("dims", "either dim or dims, not both");
     }
+    visitor.optional("dims", step.dims);
+    visitor.optional("sizes", step.sizes);
+  } else {
+    if (step.dims.size() == 1) {
+      visitor.member("dim", step.dims[0]);
+    } else {
+      visitor.optional("dims", step.dims);
+    }
+    if (!step.sizes.empty() || step.op == RuleOp::reshape) visitor.member("sizes", step.sizes);
   }
-  fields.done();
-  return rule;
+  visitor.optional("start", step.start);
 }
 
 // {"old.": "new."}: literal prefixes.
@@ -91,18 +64,16 @@ Rules read_prefixes(const JsonReader& reader, JsonReader::Element value, const J
   return rules;
 }
 
-void write_step(JsonWriter& json, const RuleStep& step) {
-  json.member("op", name(step.op));
-  if (step.dims.size() == 1) {
-    json.member("dim", step.dims[0]);
-  } else if (!step.dims.empty()) {
-    json.member("dims", step.dims);
-  }
-  if (!step.sizes.empty() || step.op == RuleOp::reshape) json.member("sizes", step.sizes);
-  if (step.start != 0) json.member("start", step.start);
-}
-
 }  // namespace
+
+void visit_fields(auto& visitor, Like<RuleStep> auto& step) { visit_step(visitor, step); }
+
+void visit_fields(auto& visitor, Like<Rule> auto& rule) {
+  visit_step(visitor, rule);
+  visit_names(visitor, "sources", rule.sources);
+  visit_names(visitor, "targets", rule.targets);
+  visitor.optional("then", rule.then);
+}
 
 bool is_rules_json(std::string_view text) noexcept {
   constexpr std::string_view blank = " \t\r\n";
@@ -128,40 +99,14 @@ Rules rules_from_json(std::string_view text) {
     const JsonPlace place = {nullptr, "rules", 0};
     if (document.root().is_object()) return read_prefixes(reader, document.root(), place);
     Rules rules;
-    for (const auto item : reader.array(document.root(), place)) {
-      rules.push_back(read_rule(reader, item, {&place, {}, rules.size()}));
-    }
+    reader.read(document.root(), place, rules);
     const CompiledRules checked(rules);
     return rules;
   });
 }
 
-static std::string rules_json(const Rules& rules) {
-  JsonWriter json(1, 1);
-  json.begin_array();
-  for (const Rule& rule : rules) {
-    json.begin_object();
-    write_step(json, {rule.op, rule.dims, rule.sizes, rule.start});
-    json.member("sources", rule.sources);
-    json.member("targets", rule.targets);
-    if (!rule.then.empty()) {
-      json.key("then");
-      json.begin_array();
-      for (const RuleStep& step : rule.then) {
-        json.begin_object();
-        write_step(json, step);
-        json.end_object();
-      }
-      json.end_array();
-    }
-    json.end_object();
-  }
-  json.end_array();
-  return json.take() + "\n";
-}
-
 std::string rules_to_json(const Rules& rules) {
-  return only_errors([&] { return rules_json(rules); });
+  return only_errors([&] { return json_text(rules, 1, 1) + "\n"; });
 }
 
 }  // namespace loadstone

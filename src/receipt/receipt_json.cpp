@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/json_fields.h"
-#include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "loadstone/receipt.h"
 #include "receipt/block_hash.h"
@@ -19,52 +18,113 @@ constexpr std::string_view format_name = "loadstone-receipt";
 constexpr std::uint64_t format_version = 1;
 constexpr const char* json_code = "receipt.json";
 
-void write_ranges(JsonWriter& json, std::string_view field, const std::vector<ByteRange>& ranges) {
-  json.key(field);
-  json.begin_array();
-  for (const ByteRange& range : ranges) json.value(std::vector{range.begin, range.end});
-  json.end_array();
-}
+// Limits that a reader checks.
+struct Limits {
+  std::size_t digits = 0;   // of a digest
+  std::uint64_t bytes = 0;  // of the file
+};
 
-void write_tensor(JsonWriter& json, const ReceiptTensor& tensor) {
-  json.begin_object();
-  json.member("name", tensor.name);
-  if (!tensor.component.empty()) json.member("component", tensor.component);
-  json.member("encoding", tensor.encoding);
-  json.member("shape", tensor.shape);
-  json.member("begin", tensor.begin);
-  json.member("end", tensor.end);
-  if (!tensor.ranges.empty()) write_ranges(json, "ranges", tensor.ranges);
-  json.member("digest", tensor.digest);
-  if (!tensor.recipe.empty()) json.member("recipe", tensor.recipe);
-  if (!tensor.codec.empty()) json.member("codec", tensor.codec);
-  if (!tensor.sources.empty()) json.member("sources", tensor.sources);
-  json.end_object();
-}
-
-void write_tensors(JsonWriter& json, std::string_view field,
-                   const std::vector<ReceiptTensor>& tensors) {
-  json.key(field);
-  json.begin_array();
-  for (const ReceiptTensor& tensor : tensors) write_tensor(json, tensor);
-  json.end_array();
-}
-
-void write_files(JsonWriter& json, std::string_view field, const std::vector<ReceiptFile>& files) {
-  json.key(field);
-  json.begin_array();
-  for (const ReceiptFile& file : files) {
-    json.begin_object();
-    json.member("path", file.path);
-    if (file.checkpoint != 0) json.member("checkpoint", file.checkpoint);
-    json.member("bytes", file.bytes);
-    write_ranges(json, "header_ranges", file.header_ranges);
-    json.member("header_digest", file.header_digest);
-    write_tensors(json, "tensors", file.tensors);
-    json.end_object();
+template <typename Visitor>
+void visit_digest(Visitor& visitor, std::string_view field, auto& digest, const Limits& limits) {
+  visitor.member(field, digest);
+  if constexpr (Visitor::is_reading) {
+    const bool is_hex = digest.find_first_not_of("0123456789abcdef") == std::string::npos;
+    if (digest.size() == limits.digits && is_hex) return;
+    visitor.refuse(field, "no digest of this kind", printable(digest),
+                   fmt::format("{} hexadecimal digits", limits.digits));
   }
-  json.end_array();
 }
+
+constexpr const char* no_range = "no range: ranges ascend, do not touch, and lie in the bytes";
+
+// Ascending, apart from each other, inside of `bytes`.
+template <typename Visitor>
+void visit_ranges(Visitor& visitor, std::string_view field, auto& ranges, std::uint64_t bytes) {
+  visitor.member(field, ranges);
+  if constexpr (Visitor::is_reading) {
+    const JsonPlace place = visitor.at(field);
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+      const auto [begin, end] = ranges[i];
+      if (begin < end && end <= bytes && (i == 0 || ranges[i - 1].end < begin)) continue;
+      visitor.reader().refuse({&place, {}, i}, no_range);
+    }
+  }
+}
+
+// A receipt may be anybody's, and its paths are opened.
+bool is_inside(std::string_view path) {
+  if (path.empty() || path.front() == '/' || path.find('\0') != path.npos) return false;
+  while (!path.empty()) {
+    const std::string_view name = path.substr(0, path.find('/'));
+    if (name == "..") return false;
+    path.remove_prefix(std::min(path.size(), name.size() + 1));
+  }
+  return true;
+}
+
+}  // namespace
+
+static void write_json(JsonWriter& json, const ByteRange& range) {
+  json.array(range.begin, range.end);
+}
+
+static void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+                      ByteRange& range) {
+  std::vector<std::uint64_t> numbers;
+  reader.read(value, place, JsonFlat(numbers));
+  if (numbers.size() != 2) reader.refuse(place, no_range);
+  range = {numbers[0], numbers[1]};
+}
+
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<ReceiptTensor> auto& tensor, const Limits& limits) {
+  visitor.member("name", tensor.name);
+  visitor.optional("component", tensor.component);
+  visitor.member("encoding", tensor.encoding);
+  visitor.member("shape", JsonFlat(tensor.shape));
+  visitor.member("begin", tensor.begin);
+  visitor.member("end", tensor.end);
+  if constexpr (Visitor::is_reading) {
+    if (tensor.begin > tensor.end || tensor.end > limits.bytes) {
+      visitor.refuse("end", "the tensor leaves its file");
+    }
+    if (visitor.optional("ranges")) {
+      visit_ranges(visitor, "ranges", tensor.ranges, tensor.byte_count());
+      if (tensor.ranges.empty()) visitor.refuse("ranges", "an empty list of ranges");
+    }
+  } else {
+    visitor.optional("ranges", tensor.ranges);
+  }
+  visit_digest(visitor, "digest", tensor.digest, limits);
+  visitor.optional("recipe", tensor.recipe);
+  visitor.optional("codec", tensor.codec);
+  visitor.optional("sources", JsonFlat(tensor.sources));
+}
+
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<ReceiptFile> auto& file, const Limits& limits) {
+  visitor.member("path", file.path);
+  if constexpr (Visitor::is_reading) {
+    if (!is_inside(file.path)) {
+      visitor.refuse("path", "the path leaves its folder", printable(file.path));
+    }
+  }
+  visitor.optional("checkpoint", file.checkpoint);
+  visitor.member("bytes", file.bytes);
+  visit_ranges(visitor, "header_ranges", file.header_ranges, file.bytes);
+  visit_digest(visitor, "header_digest", file.header_digest, limits);
+  visitor.member("tensors", file.tensors, Limits{limits.digits, file.bytes});
+}
+
+static void visit_lists(auto& visitor, auto& receipt) {
+  const Limits limits = {receipt.kind == DigestKind::sha256_tree ? 64u : 32u, UINT64_MAX};
+  visitor.member("program", receipt.program);
+  visitor.member("sources", receipt.sources, limits);
+  visitor.member("outputs", receipt.outputs, limits);
+  visitor.member("targets", receipt.targets, limits);
+}
+
+namespace {
 
 class Parser {
  public:
@@ -72,151 +132,33 @@ class Parser {
 
   Receipt run() {
     JsonObject fields(reader_, document_.root(), {});
-    const auto text_of = [&](std::string_view field) {
-      return reader_.string(fields.required(field), fields.at(field));
-    };
-    if (text_of("format") != format_name) reader_.refuse(fields.at("format"), "no receipt");
-    const auto number_of = [&](std::string_view field) {
-      return reader_.unsigned_number(fields.required(field), fields.at(field));
-    };
-    if (number_of("version") != format_version) {
-      reader_.refuse(fields.at("version"), "unsupported version",
-                     fmt::format("{}", number_of("version")), "1");
+    std::string text;
+    std::uint64_t number = 0;
+    fields.member("format", text);
+    if (text != format_name) fields.refuse("format", "no receipt");
+    fields.member("version", number);
+    if (number != format_version) {
+      fields.refuse("version", "unsupported version", std::to_string(number), "1");
     }
     Receipt receipt;
-    const std::string_view kind = text_of("digest");
-    if (kind != name(DigestKind::xxh3_128) && kind != name(DigestKind::sha256_tree)) {
-      reader_.refuse(fields.at("digest"), "unknown digest", printable(kind),
-                     "xxh3-128 or sha256-tree");
+    fields.member("digest", text);
+    if (text != name(DigestKind::xxh3_128) && text != name(DigestKind::sha256_tree)) {
+      fields.refuse("digest", "unknown digest", printable(text), "xxh3-128 or sha256-tree");
     }
-    receipt.kind = digest_kind(kind);
-    digits_ = receipt.kind == DigestKind::sha256_tree ? 64 : 32;
-    if (number_of("block_bytes") != receipt_block_bytes) {
-      reader_.refuse(fields.at("block_bytes"), "unsupported size of blocks", {},
-                     fmt::format("{}", receipt_block_bytes));
+    receipt.kind = digest_kind(text);
+    fields.member("block_bytes", number);
+    if (number != receipt_block_bytes) {
+      fields.refuse("block_bytes", "unsupported size of blocks", {},
+                    std::to_string(receipt_block_bytes));
     }
-    receipt.program = text_of("program");
-    receipt.sources = files(fields, "sources");
-    receipt.outputs = files(fields, "outputs");
+    visit_lists(fields, receipt);
     require_whole(receipt.outputs, fields.at("outputs"));
-    receipt.targets = tensors(fields, "targets", UINT64_MAX);
     require_sources(receipt, fields.at("sources"));
     fields.done();
     return receipt;
   }
 
  private:
-  using Element = JsonReader::Element;
-
-  std::string digest(JsonObject& fields, std::string_view field) const {
-    const std::string_view text = reader_.string(fields.required(field), fields.at(field));
-    const bool is_hex = text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
-    if (text.size() != digits_ || !is_hex) {
-      reader_.refuse(fields.at(field), "no digest of this kind", printable(text),
-                     fmt::format("{} hexadecimal digits", digits_));
-    }
-    return std::string(text);
-  }
-
-  // Ascending, apart from each other, inside of `bytes`.
-  std::vector<ByteRange> ranges(JsonObject& fields, std::string_view field,
-                                std::uint64_t bytes) const {
-    std::vector<ByteRange> ranges;
-    const JsonPlace place = fields.at(field);
-    std::size_t index = 0;
-    for (const auto item : reader_.array(fields.required(field), place)) {
-      const JsonPlace at = {&place, {}, index++};
-      std::vector<std::uint64_t> numbers;
-      for (const auto number : reader_.array(item, at)) {
-        numbers.push_back(reader_.unsigned_number(number, at));
-        if (numbers.size() > 2) break;
-      }
-      if (numbers.size() != 2 || numbers[0] >= numbers[1] || numbers[1] > bytes ||
-          (!ranges.empty() && numbers[0] <= ranges.back().end)) {
-        reader_.refuse(at, "no range: ranges ascend, do not touch, and lie in the bytes");
-      }
-      ranges.push_back({numbers[0], numbers[1]});
-    }
-    return ranges;
-  }
-
-  ReceiptTensor tensor(Element value, const JsonPlace& place, std::uint64_t bytes) const {
-    JsonObject fields(reader_, value, place);
-    const auto optional_text = [&](std::string_view field) {
-      const auto found = fields.optional(field);
-      return found ? std::string(reader_.string(*found, fields.at(field))) : std::string();
-    };
-    ReceiptTensor tensor;
-    tensor.name = reader_.string(fields.required("name"), fields.at("name"));
-    tensor.component = optional_text("component");
-    tensor.encoding = reader_.string(fields.required("encoding"), fields.at("encoding"));
-    const JsonPlace shape = fields.at("shape");
-    for (const auto extent : reader_.array(fields.required("shape"), shape)) {
-      tensor.shape.push_back(reader_.unsigned_number(extent, shape));
-    }
-    tensor.begin = reader_.unsigned_number(fields.required("begin"), fields.at("begin"));
-    tensor.end = reader_.unsigned_number(fields.required("end"), fields.at("end"));
-    if (tensor.begin > tensor.end || tensor.end > bytes) {
-      reader_.refuse(fields.at("end"), "the tensor leaves its file");
-    }
-    if (fields.optional("ranges")) {
-      tensor.ranges = ranges(fields, "ranges", tensor.byte_count());
-      if (tensor.ranges.empty()) reader_.refuse(fields.at("ranges"), "an empty list of ranges");
-    }
-    tensor.digest = digest(fields, "digest");
-    tensor.recipe = optional_text("recipe");
-    tensor.codec = optional_text("codec");
-    if (const auto sources = fields.optional("sources")) {
-      const JsonPlace at = fields.at("sources");
-      for (const auto source : reader_.array(*sources, at)) {
-        tensor.sources.emplace_back(reader_.string(source, at));
-      }
-    }
-    fields.done();
-    return tensor;
-  }
-
-  std::vector<ReceiptTensor> tensors(JsonObject& fields, std::string_view field,
-                                     std::uint64_t bytes) const {
-    std::vector<ReceiptTensor> tensors;
-    const JsonPlace place = fields.at(field);
-    std::size_t index = 0;
-    for (const auto item : reader_.array(fields.required(field), place)) {
-      tensors.push_back(tensor(item, {&place, {}, index++}, bytes));
-    }
-    return tensors;
-  }
-
-  std::vector<ReceiptFile> files(JsonObject& fields, std::string_view field) const {
-    std::vector<ReceiptFile> files;
-    const JsonPlace place = fields.at(field);
-    std::size_t index = 0;
-    for (const auto item : reader_.array(fields.required(field), place)) {
-      files.push_back(file(item, {&place, {}, index++}));
-    }
-    return files;
-  }
-
-  ReceiptFile file(Element value, const JsonPlace& place) const {
-    JsonObject fields(reader_, value, place);
-    ReceiptFile file;
-    file.path = reader_.string(fields.required("path"), fields.at("path"));
-    if (!is_inside(file.path)) {
-      reader_.refuse(fields.at("path"), "the path leaves its folder", printable(file.path));
-    }
-    if (const auto checkpoint = fields.optional("checkpoint")) {
-      const std::uint64_t number = reader_.unsigned_number(*checkpoint, fields.at("checkpoint"));
-      if (number > UINT32_MAX) reader_.refuse(fields.at("checkpoint"), "too large");
-      file.checkpoint = static_cast<std::uint32_t>(number);
-    }
-    file.bytes = reader_.unsigned_number(fields.required("bytes"), fields.at("bytes"));
-    file.header_ranges = ranges(fields, "header_ranges", file.bytes);
-    file.header_digest = digest(fields, "header_digest");
-    file.tensors = tensors(fields, "tensors", file.bytes);
-    fields.done();
-    return file;
-  }
-
   // A changed byte of an output must change a digest, so header and tensors cover each byte exactly
   // once.
   void require_whole(const std::vector<ReceiptFile>& outputs, const JsonPlace& place) const {
@@ -289,20 +231,8 @@ class Parser {
                    "one digest for each byte of an output");
   }
 
-  // A receipt may be anybody's, and its paths are opened.
-  static bool is_inside(std::string_view path) {
-    if (path.empty() || path.front() == '/' || path.find('\0') != path.npos) return false;
-    while (!path.empty()) {
-      const std::string_view name = path.substr(0, path.find('/'));
-      if (name == "..") return false;
-      path.remove_prefix(std::min(path.size(), name.size() + 1));
-    }
-    return true;
-  }
-
   JsonDocument document_;
   JsonReader reader_{json_code};
-  std::size_t digits_ = 32;
 };
 
 }  // namespace
@@ -313,12 +243,9 @@ std::string to_json(const Receipt& receipt) {
     json.begin_object();
     json.member("format", format_name);
     json.member("version", format_version);
-    json.member("digest", name(receipt.kind));
+    json.member("digest", receipt.kind);
     json.member("block_bytes", receipt_block_bytes);
-    json.member("program", receipt.program);
-    write_files(json, "sources", receipt.sources);
-    write_files(json, "outputs", receipt.outputs);
-    write_tensors(json, "targets", receipt.targets);
+    visit_lists(json, receipt);
     json.end_object();
     return json.take() + "\n";
   });

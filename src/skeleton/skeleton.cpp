@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "base/json_writer.h"
 #include "base/named.h"
 #include "base/only_errors.h"
 #include "loadstone/catalog.h"
@@ -124,40 +123,6 @@ Skeleton Skeleton::from_catalog(const Catalog& catalog) {
       skeleton.targets.push_back(std::move(target));
     }
     return skeleton;
-  });
-}
-
-std::string Skeleton::to_json() const {
-  return only_errors([&] {
-    JsonWriter json(1);
-    json.begin_object();
-    json.key("targets");
-    json.begin_array();
-    for (const Target& target : targets) {
-      json.begin_object();
-      json.member("name", target.name);
-      json.member("shape", target.shape.extents());
-      json.member("dtype", name(target.dtype));
-      json.member("kind", name(target.kind));
-      json.key("tie_of");
-      if (target.tie_of.empty()) {
-        json.null();
-      } else {
-        json.value(target.tie_of);
-      }
-      if (target.slice) {
-        json.key("slice");
-        json.begin_object();
-        json.member("begin", target.slice->begin);
-        json.member("shape", target.slice->shape.extents());
-        if (!target.slice->groups.empty()) json.member("groups", target.slice->groups);
-        json.end_object();
-      }
-      json.end_object();
-    }
-    json.end_array();
-    json.end_object();
-    return json.take() + "\n";
   });
 }
 

@@ -30,64 +30,44 @@ std::string_view name(DifferenceKind kind) noexcept {
   return "bytes";
 }
 
-static void write_dtypes(JsonWriter& json, std::string_view key, const std::vector<Widened>& rows) {
-  json.key(key);
-  json.begin_array();
-  for (const Widened& each : rows) {
-    json.begin_object();
-    json.member("name", each.name);
-    json.member("found", each.found);
-    json.member("expected", each.expected);
-    json.end_object();
-  }
-  json.end_array();
+static void visit_fields(JsonWriter& json, const Difference& difference) {
+  json.member("name", difference.name);
+  json.member("kind", difference.kind);
+  json.member("found", difference.found);
+  json.member("expected", difference.expected);
 }
 
-static std::string json_of(const VerifyReport& report) {
-  JsonWriter json(2);
-  json.begin_object();
+static void visit_fields(JsonWriter& json, const NotFinite& tensor) {
+  json.member("name", tensor.name);
+  json.member("nan", tensor.nan);
+  json.member("infinite", tensor.infinite);
+}
+
+static void visit_fields(JsonWriter& json, const QuantizationError& error) {
+  json.member("name", error.name);
+  json.member("encoding", error.encoding);
+  json.member("relative_error", error.relative);
+}
+
+static void visit_fields(JsonWriter& json, const Widened& tensor) {
+  json.member("name", tensor.name);
+  json.member("found", tensor.found);
+  json.member("expected", tensor.expected);
+}
+
+static void visit_fields(JsonWriter& json, const VerifyReport& report) {
   json.member("ok", report.ok());
-  json.key("differences");
-  json.begin_array();
-  for (const Difference& each : report.differences) {
-    json.begin_object();
-    json.member("name", each.name);
-    json.member("kind", name(each.kind));
-    json.member("found", each.found);
-    json.member("expected", each.expected);
-    json.end_object();
-  }
-  json.end_array();
-  json.key("not_finite");
-  json.begin_array();
-  for (const NotFinite& each : report.not_finite) {
-    json.begin_object();
-    json.member("name", each.name);
-    json.member("nan", each.nan);
-    json.member("infinite", each.infinite);
-    json.end_object();
-  }
-  json.end_array();
-  write_findings(json, report.findings);
-  json.key("quantized");
-  json.begin_array();
-  for (const QuantizationError& each : report.quantized) {
-    json.begin_object();
-    json.member("name", each.name);
-    json.member("encoding", each.encoding);
-    json.member("relative_error", each.relative);
-    json.end_object();
-  }
-  json.end_array();
-  write_dtypes(json, "widened", report.widened);
-  write_dtypes(json, "rounded", report.rounded);
+  json.member("differences", report.differences);
+  json.member("not_finite", report.not_finite);
+  json.member("findings", report.findings);
+  json.member("quantized", report.quantized);
+  json.member("widened", report.widened);
+  json.member("rounded", report.rounded);
   json.member("bytes_read", report.bytes_read);
-  json.end_object();
-  return json.take();
 }
 
 std::string to_json(const VerifyReport& report) {
-  return only_errors([&] { return json_of(report); });
+  return only_errors([&] { return json_text(report, 2); });
 }
 
 namespace {

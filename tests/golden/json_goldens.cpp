@@ -135,7 +135,7 @@ class Changes {
     return "is read";
   }
 
-  // Of items that are like one before, the first is enough.
+  // Leaves out items that are like one before.
   void end_line(const std::string& path) {
     std::string line = path.empty() ? "(root)\n" : path + "\n";
     for (const auto& [outcome, changes] : outcomes_) {

@@ -178,9 +178,10 @@ std::string written_again(const std::string& text, const std::shared_ptr<const C
   SavedPlan saved = read_plan(text);
   Plan plan = std::move(saved.plan);
   plan.catalog = catalog;
-  for (std::size_t i = 0; i < plan.tie_checks.size(); ++i) {
-    plan.tie_checks[i].taken = catalog->find(saved.tie_sources[i][0]).value();
-    plan.tie_checks[i].other = catalog->find(saved.tie_sources[i][1]).value();
+  for (SavedTieCheck& each : saved.tie_checks) {
+    each.check.taken = catalog->find(each.taken).value();
+    each.check.other = catalog->find(each.other).value();
+    plan.tie_checks.push_back(each.check);
   }
   return to_json(plan);
 }

@@ -1,0 +1,30 @@
+#include "tensor/tensor_json.h"
+
+#include "base/text.h"
+
+namespace loadstone {
+
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               Shape& shape) {
+  std::vector<std::uint64_t> extents;
+  reader.read(value, place, extents);
+  shape = Shape(std::move(extents));
+}
+
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               Dtype& dtype) {
+  const std::string_view text = reader.string(value, place);
+  const auto known = dtype_from_name(text);
+  if (!known) reader.refuse(place, "unknown dtype", printable(text));
+  dtype = *known;
+}
+
+void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
+               Encoding& encoding) {
+  const std::string_view text = reader.string(value, place);
+  const auto known = Encoding::from_name(text);
+  if (!known) reader.refuse(place, "unknown encoding", printable(text));
+  encoding = *known;
+}
+
+}  // namespace loadstone
