@@ -198,7 +198,7 @@ PlanOptions plan_options_for(const std::shared_ptr<const Catalog>& catalog,
   options.unexpected = static_cast<UnexpectedPolicy>(input.below(3));
   options.staging_bytes_max = std::uint64_t{8} << input.below(20);
   options.mmap = input.chance(10);
-  options.knows_all_sources = input.chance(10);
+  options.caller.knows_all_sources = input.chance(10);
   return options;
 }
 

@@ -1,5 +1,6 @@
-# A stranger's program: installs loadstone into a folder, builds examples/cpp_consumer against it
-# as anybody would, and runs it. Run by ctest; BUILD, SOURCE, WORK, COMPILER and NINJA are given.
+# A stranger's programs: installs loadstone into a folder, builds examples/cpp_consumer and
+# examples/own_buffers against it as anybody would, and runs them. Run by ctest; BUILD, SOURCE,
+# WORK, COMPILER and NINJA are given.
 # SHARED: with the shared library; NEEDS_COMPONENT: it is a component of its own.
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
@@ -23,6 +24,17 @@ file(GET_RUNTIME_DEPENDENCIES EXECUTABLES "${WORK}/build/cpp_consumer"
 list(FILTER libraries INCLUDE REGEX "^${WORK}/prefix/.*/libloadstone\\.so\\.0$")
 if(SHARED AND NOT libraries OR libraries AND NOT SHARED)
   message(FATAL_ERROR "linked with the other kind of library: '${libraries}'")
+endif()
+run("${CMAKE_COMMAND}" -S "${SOURCE}/../own_buffers" -B "${WORK}/own_buffers" -G Ninja
+  "-DCMAKE_MAKE_PROGRAM=${NINJA}" "-DCMAKE_CXX_COMPILER=${COMPILER}" -DCMAKE_BUILD_TYPE=Release
+  "-DCMAKE_PREFIX_PATH=${WORK}/prefix")
+run("${CMAKE_COMMAND}" --build "${WORK}/own_buffers")
+run("${WORK}/own_buffers/own_buffers" "${WORK}/checkpoint" "${WORK}/saved.safetensors" 2)
+run("${WORK}/prefix/bin/loadstone" verify "${WORK}/checkpoint" "${WORK}/saved.safetensors")
+execute_process(COMMAND "${WORK}/own_buffers/own_buffers" "${WORK}/checkpoint"
+  "${WORK}/cancelled.safetensors" 1 0 RESULT_VARIABLE status ERROR_VARIABLE text)
+if(NOT status EQUAL 130 OR NOT text MATCHES "cancelled" OR EXISTS "${WORK}/cancelled.safetensors")
+  message(FATAL_ERROR "a load that is cancelled ends with ${status}: '${text}'")
 endif()
 run("${WORK}/prefix/bin/loadstone" --version)
 foreach(page man/man1/loadstone.1 bash-completion/completions/loadstone

@@ -68,6 +68,7 @@ HEADER_FOLDER = {
     "recipe": "boxes",
     "recipe_builder": "plan",
     "remote": "storage",
+    "save": "formats",
     "shape": "tensor",
     "tensor_info": "tensor",
     "execute": "load",

@@ -52,28 +52,16 @@ loadstone::Rules make_rules() {
   return {gate_up, down};
 }
 
-class Values {
- public:
-  Values(const loadstone::Plan& plan, const loadstone::HostMemory& memory)
-      : plan_(plan), memory_(memory) {}
-
-  // The loaded values of a target; ends the program where there is none of that name.
-  [[nodiscard]] std::vector<float> of(const std::string& name) const {
-    for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
-      if (plan_.targets[i].name != name) continue;
-      const loadstone::Destination& destination = memory_.destinations()[i];
-      std::vector<float> values(destination.byte_count / sizeof(float));
-      if (destination.data == nullptr) break;
-      std::memcpy(values.data(), destination.data, values.size() * sizeof(float));
-      return values;
-    }
+// The loaded values of a target; ends the program where there is none of that name.
+std::vector<float> values_of(const loadstone::HostMemory& memory, const std::string& name) {
+  const loadstone::Destination* const found = memory.find(name);
+  if (found == nullptr || found->data == nullptr) {
     throw loadstone::Error("internal", "no values for " + name);
   }
-
- private:
-  const loadstone::Plan& plan_;
-  const loadstone::HostMemory& memory_;
-};
+  std::vector<float> values(found->byte_count / sizeof(float));
+  std::memcpy(values.data(), found->data, values.size() * sizeof(float));
+  return values;
+}
 
 // How many of `count` values from `begin` on are not those that the checkpoint was made with.
 std::size_t wrong_values(const std::vector<float>& values, std::size_t begin, std::size_t count,
@@ -84,19 +72,19 @@ std::size_t wrong_values(const std::vector<float>& values, std::size_t begin, st
   return wrong;
 }
 
-std::size_t wrong_values(const Values& values, const ModelSize& size) {
+std::size_t wrong_values(const loadstone::HostMemory& memory, const ModelSize& size) {
+  const auto values = [&](const std::string& name) { return values_of(memory, name); };
   const std::string embedding = "model.embed_tokens.weight";
   std::size_t wrong = 0;
   for (const std::string& name : {embedding, std::string("lm_head.weight")}) {
-    wrong += wrong_values(values.of(name), 0, size.vocabulary * size.hidden, embedding);
+    wrong += wrong_values(values(name), 0, size.vocabulary * size.hidden, embedding);
   }
   const std::size_t part = size.intermediate * size.hidden;  // elements of one expert's projection
   for (std::size_t layer = 0; layer < size.layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-    wrong +=
-        wrong_values(values.of(prefix + "norm.weight"), 0, size.hidden, prefix + "norm.weight");
-    const auto gate_up = values.of(prefix + "mlp.experts.gate_up_proj");
-    const auto down = values.of(prefix + "mlp.experts.down_proj");
+    wrong += wrong_values(values(prefix + "norm.weight"), 0, size.hidden, prefix + "norm.weight");
+    const auto gate_up = values(prefix + "mlp.experts.gate_up_proj");
+    const auto down = values(prefix + "mlp.experts.down_proj");
     for (std::size_t e = 0; e < size.experts; ++e) {
       wrong += wrong_values(gate_up, 2 * e * part, part, expert_name(layer, e, "gate_proj"));
       wrong += wrong_values(gate_up, (2 * e + 1) * part, part, expert_name(layer, e, "up_proj"));
@@ -135,7 +123,7 @@ int run(const std::filesystem::path& folder) {
   std::puts(audit.text().c_str());
   audit.require_real();
 
-  const std::size_t wrong = wrong_values(Values(plan, memory), size);
+  const std::size_t wrong = wrong_values(memory, size);
   if (wrong != 0) {
     std::printf("FAILED: %zu values are wrong\n", wrong);
     return 1;

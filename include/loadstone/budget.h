@@ -1,4 +1,4 @@
-// Memory for bytes under way: what a plan promises, and what the engine sizes itself by.
+// Memory for bytes in flight: a plan promises it, and the engine sizes itself by it.
 #pragma once
 
 #include <algorithm>

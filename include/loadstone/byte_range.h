@@ -1,3 +1,4 @@
+// A range of bytes in a file or in memory.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,14 @@
-// Numbers that a kernel computes from one or several tensors of a checkpoint.
+// Values that are decoded: by a kernel from tensors of a checkpoint, or from bytes in memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "loadstone/dtype.h"
+#include "loadstone/export.h"
 #include "loadstone/shape.h"
 
 namespace loadstone {
@@ -23,5 +26,10 @@ struct Decoding {
 
   friend bool operator==(const Decoding&, const Decoding&) = default;
 };
+
+// Writes the values of bytes of one dtype or block format. Throws Error "usage" if `floats` has
+// another count, "plan.dtype" and "gg.no_dequant" if the encoding has no values of its own.
+LOADSTONE_API void decode(Encoding encoding, std::span<const std::byte> bytes,
+                          std::span<float> floats);
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// Doing what the plan says: one pass over the shards in file order, straight into the final memory.
+// Carrying a plan out: one pass over the shards in file order, straight into the final memory.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "loadstone/device.h"
@@ -46,6 +47,8 @@ class LOADSTONE_API HostMemory {
   // In the order of plan.targets; null data where nothing is delivered to memory. A tie shows the
   // memory of the target that it is tied to. The memory lives as long as this.
   [[nodiscard]] const std::vector<Destination>& destinations() const noexcept;
+  // The one of a target; null where the plan has no such target.
+  [[nodiscard]] const Destination* find(std::string_view target) const noexcept;
 
  private:
   struct LOADSTONE_PRIVATE Impl;

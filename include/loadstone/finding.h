@@ -1,6 +1,6 @@
-// Something a catalog or a plan has to say. Findings are data: all of them are collected, none
-// stops the work, and the caller decides. Errors among them stop execute() before it reads a data
-// byte.
+// A problem or a note that a catalog or a plan reports. Findings are data: all of them are
+// collected, none stops the work, and the caller decides. Errors among them stop execute() before
+// it reads a data byte.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Numbers that are computed from several values on their way: what a recipe has beside its boxes.
+// Values that are computed from several others on their way, in addition to a recipe's boxes.
 #pragma once
 
 #include <cstdint>

@@ -50,6 +50,20 @@ struct DeviceMap {
   [[nodiscard]] bool empty() const noexcept { return !mode && entries.empty(); }
 };
 
+// For callers that know how a library loads the model, such as adapters. Others leave it empty.
+struct CallerKnowledge {
+  // Sources that the caller answers for: matched by no rule and no equal name, never unexpected.
+  // Names that the checkpoint does not hold are passed over.
+  std::vector<std::string> known_sources;
+  bool knows_all_sources = false;  // the caller answers for every one that no recipe reads
+  // Of targets that the checkpoint lacks: the name that the source should have, and the policy,
+  // which goes before all others. Those `explained` have a finding of the caller's, and none of
+  // their own.
+  std::map<std::string, std::string, std::less<>> expected_sources;
+  std::map<std::string, MissingPolicy, std::less<>> missing_of;
+  std::set<std::string, std::less<>> explained;
+};
+
 struct PlanOptions {
   // ---- what changes the result
   Rules rules;
@@ -60,19 +74,10 @@ struct PlanOptions {
   // They go before rules, and the sources that they read are matched by no rule. Those that do not
   // fit are findings "plan.box", "plan.shape" or "plan.recipe".
   Recipes recipes;
-  // Sources that the caller answers for: matched by no rule and no equal name, never unexpected.
-  // Names that the checkpoint does not hold are passed over.
-  std::vector<std::string> known_sources;
-  bool knows_all_sources = false;  // the caller answers for every one that no recipe reads
-  // What the caller knows of targets that the checkpoint lacks, by target: the name that the source
-  // should have, and the policy where it is another than `missing`. Those `explained` are told by a
-  // finding of the caller's and have none of their own.
-  std::map<std::string, std::string, std::less<>> expected_sources;
-  std::map<std::string, MissingPolicy, std::less<>> missing_of;
+  CallerKnowledge caller;
   // Regular expressions (RE2 syntax) of whole names, and the policy for these; the first that
-  // matches counts. `missing_of` goes before them.
+  // matches counts.
   std::vector<std::pair<std::string, MissingPolicy>> missing_patterns;
-  std::set<std::string, std::less<>> explained;
   // Parameters and persistent floating buffers get this dtype; non-persistent buffers and
   // attributes never. None: the skeleton's dtype.
   std::optional<Dtype> dtype;

@@ -1,4 +1,4 @@
-// The receipt of a load or conversion: a digest of each tensor read and written, beside its recipe.
+// The receipt of a load or conversion: a digest of each tensor read and written, with its recipe.
 #pragma once
 
 #include <cstddef>

@@ -24,6 +24,8 @@ class LOADSTONE_API Shape {
   // `dim` is less than rank().
   [[nodiscard]] std::uint64_t operator[](std::size_t dim) const noexcept { return extents_[dim]; }
   [[nodiscard]] const std::vector<std::uint64_t>& extents() const noexcept { return extents_; }
+  [[nodiscard]] auto begin() const noexcept { return extents_.begin(); }
+  [[nodiscard]] auto end() const noexcept { return extents_.end(); }
   // Number of elements; 1 for rank 0; nothing when the product does not fit 64 bits (also when a
   // later extent is 0: a file that says so is lying about something).
   [[nodiscard]] std::optional<std::uint64_t> numel() const noexcept;

@@ -50,8 +50,8 @@ struct Target {
 struct LOADSTONE_API Skeleton {
   std::vector<Target> targets;
   // Whether has_value means anything. A skeleton read from JSON holds no values, and buffers
-  // without one are then excluded with a reason; in a model at hand they are errors
-  // ("plan.no_value").
+  // without one are then excluded with a reason; in a model at hand they are finding
+  // "plan.no_value", an error.
   bool values_known = true;
 
   // Throws Error "skeleton.json" for text that is not a skeleton: bad JSON, an unknown dtype or

@@ -1,5 +1,4 @@
-// Looking at the values of a checkpoint, and comparing two: what opening one cannot tell, because
-// it reads headers only.
+// Checks of the values of a checkpoint, and comparisons of two. Opening one reads headers only.
 #pragma once
 
 #include <algorithm>
@@ -62,9 +61,9 @@ struct Widened {
 
 struct VerifyReport {
   std::vector<NotFinite> not_finite;  // floating tensors that hold such values, in file order
-  // Values that are wrong: "st.bool_value", "gg.scale_nan", "q.nan" and "q.scale_value" of scales;
-  // a config that contradicts the tensors: "q.config"; and errors "q.scale_missing" ... of weights
-  // that cannot be read.
+  // Values that are wrong: findings "st.bool_value", "gg.scale_nan", "q.nan" and "q.scale_value" of
+  // scales; a config that contradicts the tensors: finding "q.config"; weights that cannot be read:
+  // finding "q.scale_missing" and others.
   std::vector<Finding> findings;
   std::vector<QuantizationError> quantized;  // of two checkpoints, in the order of names
   std::vector<Widened> widened;              // of two checkpoints: no differences

@@ -119,7 +119,7 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
   }
   options.strip_prefixes = named.take<Names>("strip_prefixes");
   for (const auto& [target, text] : named.take<Pairs>("missing_of")) {
-    options.missing_of.emplace(target, policy(text));
+    options.caller.missing_of.emplace(target, policy(text));
   }
   named.take("unexpected", options.unexpected);
   named.take("staging_bytes_max", options.staging_bytes_max);
@@ -128,12 +128,12 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
   named.take("allow_non_finite", options.allow_non_finite);
   named.take("mmap", options.mmap);
   if (const auto* const recipes = named.take<const Recipes*>("recipes")) options.recipes = *recipes;
-  named.take("knows_all_sources", options.knows_all_sources);
-  named.take("known_sources", options.known_sources);
+  named.take("knows_all_sources", options.caller.knows_all_sources);
+  named.take("known_sources", options.caller.known_sources);
   const auto expected_sources = named.take<Pairs>("expected_sources");
-  options.expected_sources = {expected_sources.begin(), expected_sources.end()};
+  options.caller.expected_sources = {expected_sources.begin(), expected_sources.end()};
   const auto explained = named.take<Names>("explained");
-  options.explained = {explained.begin(), explained.end()};
+  options.caller.explained = {explained.begin(), explained.end()};
   for (const auto& [target, encoding, dialect, block_size, nested, nested_offset, group] :
        named.take<std::vector<QuantizeRow>>("quantize")) {
     options.quantize[target] = {.encoding = encoding,

@@ -411,7 +411,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   const bool is_decoded = decodes(*catalog, options);
   Outputs outputs = output_recipes(catalog, options, is_decoded, findings);
   plan_options.recipes = std::move(outputs.recipes);
-  plan_options.known_sources = std::move(outputs.known_sources);
+  plan_options.caller.known_sources = std::move(outputs.known_sources);
   conversion.repacked = std::move(outputs.repacked);
   Choices choices;
   const bool quantizes = !options.quantize.formats.empty();
@@ -420,13 +420,13 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (container.holds_blocks()) keep_codes(*catalog, options, codes, plan_options.recipes);
   if (options.recipes.targets.empty()) {
     for (const std::uint32_t source : drop_block_scales(*catalog, plan_options.recipes)) {
-      plan_options.known_sources.push_back(catalog->tensors()[source].name);
+      plan_options.caller.known_sources.push_back(catalog->tensors()[source].name);
     }
   }
   // A source that has stood in the way once is not told again as left over.
   for (const Finding& finding : findings) {
     if (finding.severity != Severity::error) continue;
-    auto& known = plan_options.known_sources;
+    auto& known = plan_options.caller.known_sources;
     known.insert(known.end(), finding.sources.begin(), finding.sources.end());
   }
   const Skeleton skeleton = skeleton_of(plan_options.recipes);

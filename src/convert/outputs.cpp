@@ -66,7 +66,7 @@ class RecipeMaker {
                                   const std::vector<std::string>& known_sources) {
     PlanOptions plan;
     plan.recipes = recipes;
-    plan.known_sources = known_sources;
+    plan.caller.known_sources = known_sources;
     return plan;
   }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/ceil_div.h"
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "catalog/expert_series.h"
@@ -22,7 +21,6 @@ namespace {
 
 // A vocabulary's worth of text is no description of a file.
 constexpr std::size_t metadata_text_bytes_max = 64 << 10;
-constexpr std::size_t header_alignment = 8;
 
 class SafetensorsContainer final : public Container {
  public:
@@ -66,7 +64,7 @@ class SafetensorsContainer final : public Container {
 
   [[nodiscard]] std::optional<Finding> refuse(const OutputTensor& tensor,
                                               const ConvertOptions&) const override {
-    if (tensor.name == "__metadata__" || !is_utf8(tensor.name)) {
+    if (!is_safetensors_name(tensor.name)) {
       return Finding{.severity = Severity::error,
                      .code = "convert.name",
                      .target = tensor.name,
@@ -93,13 +91,9 @@ class SafetensorsContainer final : public Container {
     return options.quantize.style.value_or(QuantizeStyle::unified);
   }
 
-  // The widest elements come first, so that each stands where its elements can be read in place;
-  // then names in order.
   void place(const Conversion&, OutputFile& file) const override {
-    std::ranges::sort(file.tensors, [&](const OutputTensor& a, const OutputTensor& b) {
-      const unsigned left_bits = bits(a.encoding.dtype());
-      const unsigned right_bits = bits(b.encoding.dtype());
-      return left_bits != right_bits ? left_bits > right_bits : a.name < b.name;
+    std::ranges::sort(file.tensors, [](const OutputTensor& a, const OutputTensor& b) {
+      return comes_first(a.encoding.dtype(), a.name, b.encoding.dtype(), b.name);
     });
     std::uint64_t at = 0;
     for (OutputTensor& tensor : file.tensors) {
@@ -111,30 +105,16 @@ class SafetensorsContainer final : public Container {
   }
 
   [[nodiscard]] std::string header(const Conversion& conversion, std::size_t file) const override {
-    JsonWriter json;
-    json.begin_object();
-    json.key("__metadata__");
-    json.begin_object();
+    std::map<std::string, std::string> metadata;
     for (const auto& [key, item] : conversion.metadata) {
-      json.member(key, std::get<std::string>(item.value));
+      metadata.emplace(key, std::get<std::string>(item.value));
     }
-    json.end_object();
+    std::vector<SafetensorsEntry> entries;
     for (const OutputTensor& tensor : conversion.files[file].tensors) {
-      json.key(tensor.name);
-      json.begin_object();
-      json.member("dtype", tensor.encoding.name());
-      json.member("shape", tensor.shape.extents());
-      json.member("data_offsets", std::vector<std::uint64_t>{tensor.begin, tensor.end});
-      json.end_object();
+      entries.push_back(
+          {tensor.name, tensor.encoding.dtype(), &tensor.shape, tensor.begin, tensor.end});
     }
-    json.end_object();
-    std::string text = json.take();
-    text.resize(round_up(text.size(), header_alignment), ' ');
-    std::string length(8, '\0');
-    for (std::size_t i = 0; i < length.size(); ++i) {
-      length[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
-    }
-    return length + text;
+    return safetensors_header(metadata, entries);
   }
 
   [[nodiscard]] std::optional<Finding> refuse_header(const OutputFile& file) const override {

@@ -3,8 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
 
 #include "formats/file_header.h"
+#include "loadstone/dtype.h"
+#include "loadstone/shape.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
@@ -14,5 +20,24 @@ inline constexpr std::uint64_t safetensors_header_bytes_max = 100'000'000;
 
 // Reads length and header, not a byte of data, and checks every rule. Throws Error "st.*", "io.*".
 [[nodiscard]] FileHeader read_safetensors(ByteSource& source);
+
+// A tensor in the header of a file that is written; bytes count from the end of the header.
+struct SafetensorsEntry {
+  std::string_view name;
+  Dtype dtype = Dtype::u8;
+  const Shape* shape = nullptr;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+// All bytes before the data.
+[[nodiscard]] std::string safetensors_header(const std::map<std::string, std::string>& metadata,
+                                             std::span<const SafetensorsEntry> entries);
+// False for names that the header cannot hold.
+[[nodiscard]] bool is_safetensors_name(std::string_view name) noexcept;
+// The order in files that are written: the widest elements come first, so that each can be read in
+// place; then names in order.
+[[nodiscard]] bool comes_first(Dtype dtype_a, std::string_view name_a, Dtype dtype_b,
+                               std::string_view name_b) noexcept;
 
 }  // namespace loadstone

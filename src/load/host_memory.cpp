@@ -1,4 +1,7 @@
+#include <functional>
+#include <string>
 #include <string_view>
+#include <unordered_map>
 
 #include "base/checked.h"
 #include "base/only_errors.h"
@@ -37,6 +40,7 @@ struct Stretch {
 struct HostMemory::Impl {
   AnonymousMemory memory;
   std::vector<Destination> destinations;
+  std::unordered_map<std::string, std::size_t, NameHash, std::equal_to<>> index;  // by name
 };
 
 HostMemory::HostMemory(const Plan& plan) try : impl_(std::make_unique<Impl>()) {
@@ -63,7 +67,7 @@ HostMemory::HostMemory(const Plan& plan) try : impl_(std::make_unique<Impl>()) {
   // Not nothing, so that a value of no bytes has an address too.
   impl_->memory = AnonymousMemory(end + 1);
   impl_->destinations.resize(plan.targets.size());
-  NameMap<std::size_t> index;
+  auto& index = impl_->index;
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     index.emplace(target.name, i);
@@ -96,6 +100,11 @@ HostMemory::~HostMemory() = default;
 
 const std::vector<Destination>& HostMemory::destinations() const noexcept {
   return impl_->destinations;
+}
+
+const Destination* HostMemory::find(std::string_view target) const noexcept {
+  const auto found = impl_->index.find(target);
+  return found == impl_->index.end() ? nullptr : &impl_->destinations[found->second];
 }
 
 }  // namespace loadstone

@@ -27,7 +27,7 @@ const Skeleton& validated(const Skeleton& skeleton) {
 }
 
 Stripping stripping(const Catalog& catalog, const Skeleton& skeleton, const PlanOptions& options) {
-  if (options.knows_all_sources) return {.rules = options.rules, .findings = {}};
+  if (options.caller.knows_all_sources) return {.rules = options.rules, .findings = {}};
   if (options.strip_prefixes) {
     return strip_prefix(catalog, skeleton, *options.strip_prefixes, options.rules);
   }

@@ -16,7 +16,7 @@ namespace loadstone {
 // Components are told by whether their scales are wanted too, so all names go first.
 void Planner::mark_taken_codes() {
   if (plan_.catalog->quantized().empty()) return;
-  for (const std::string& name : options_.known_sources) {
+  for (const std::string& name : options_.caller.known_sources) {
     if (const auto known = plan_.catalog->find(name)) codes_.mark_known(*known);
   }
   // Recipes read numbers by what kernels need: some components are left over.
@@ -75,7 +75,7 @@ bool Planner::refuse_codes(std::size_t root, const Produced& produced, Taking ta
   const Target& target = skeleton_.targets[root];
   if (taking == Taking::neither) {
     // The caller tells what is wrong with it.
-    if (options_.explained.contains(target.name)) return false;
+    if (options_.caller.explained.contains(target.name)) return false;
     codes_.mark_components(culprit, accounted_);
     fail(root, codes_.refuse(culprit, target.name, target.dtype));
     return true;
@@ -211,12 +211,12 @@ void Planner::refuse_lone_codes() {
       if (box.decoding == no_decoding) delivered[box.source] = true;
     }
   }
-  for (const std::string& name : options_.known_sources) {
+  for (const std::string& name : options_.caller.known_sources) {
     if (const auto known = plan_.catalog->find(name)) delivered[*known] = true;
   }
   for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
     const PlannedTarget& target = plan_.targets[i];
-    if (options_.explained.contains(target.name)) continue;
+    if (options_.caller.explained.contains(target.name)) continue;
     const Dtype read_as = target.recipe.merge != nullptr ? Dtype::f32 : target.dtype;
     std::optional<Finding> first;
     for_each_box(target.recipe, [&](const Box& box) {

@@ -19,7 +19,7 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
   index_.reserve(tensors.size());
   std::vector<bool> taken(tensors.size(), false);
   add_recipes(options.recipes, taken);
-  for (const std::string& name : options.known_sources) {
+  for (const std::string& name : options.caller.known_sources) {
     if (const auto known = catalog.find(name)) taken[*known] = true;
   }
   // A constant stands in the place of a source of its name that nothing else is made of.
@@ -30,13 +30,13 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
   }
   // Of several checkpoints the first one names what there is; recipes alone reach the others.
   const std::uint32_t end = catalog.tensors_of(0).end;
-  for (std::uint32_t i = 0; i < end && !options.knows_all_sources; ++i) {
+  for (std::uint32_t i = 0; i < end && !options.caller.knows_all_sources; ++i) {
     if (!taken[i]) add_named({.source = i, .name = tensors[i].name});
   }
   // Numbers whose name is none of the file's: "experts.down_proj" of "experts.down_proj_blocks".
   for (const QuantizedTensor& each : catalog.quantized().tensors()) {
     const bool has_own_name = each.data < end && tensors[each.data].name != each.name;
-    if (!has_own_name || taken[each.data] || options.knows_all_sources) continue;
+    if (!has_own_name || taken[each.data] || options.caller.knows_all_sources) continue;
     add_named({.source = each.data, .name = each.name, .is_numbers = true});
   }
   order_members();

@@ -361,7 +361,8 @@ Dtype Planner::final_dtype(const Target& target, const Produced* produced, Takin
 
 MissingPolicy Planner::missing_policy(std::size_t root) const {
   const std::string& name = skeleton_.targets[root].name;
-  if (const auto own = options_.missing_of.find(name); own != options_.missing_of.end()) {
+  if (const auto own = options_.caller.missing_of.find(name);
+      own != options_.caller.missing_of.end()) {
     return own->second;
   }
   const auto pattern = missing_patterns_.first_match(name);
@@ -394,7 +395,7 @@ void Planner::resolve_missing(std::size_t root) {
   const MissingPolicy policy = missing_policy(root);
   if (policy == MissingPolicy::keep && keep(root)) return;
   const std::optional<Origin> given = missing_row(policy).gives;
-  if (!given && options_.explained.contains(target.name)) {
+  if (!given && options_.caller.explained.contains(target.name)) {
     planned.recipe.reason = "plan.missing";
     return;
   }
@@ -408,8 +409,8 @@ void Planner::resolve_missing(std::size_t root) {
   if (finding.sources.size() > 1) {
     finding.message += ", under none of its names " + name_list(finding.sources);
   }
-  if (const auto known = options_.expected_sources.find(target.name);
-      known != options_.expected_sources.end()) {
+  if (const auto known = options_.caller.expected_sources.find(target.name);
+      known != options_.caller.expected_sources.end()) {
     finding.sources = {known->second};
     finding.message += fmt::format(": expected {}", name_list(finding.sources));
   }

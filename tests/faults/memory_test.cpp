@@ -69,6 +69,7 @@ class MemoryFaults : public testing::Test {
   TemporaryFolder folder_;
   std::string file_ = folder_.write("fp8.safetensors", fp8_file());
   std::uint64_t runs_ = 0;
+  const std::vector<float> numbers_ = {1, 2, 3, 4};
 };
 
 TEST_F(MemoryFaults, Opening) {
@@ -152,6 +153,17 @@ TEST_F(MemoryFaults, Loading) {
     const Report report = execute(plan, memory.destinations(), {.threads = 2});
     audit(plan, report).require_real();
     EXPECT_FALSE(to_json(report).empty());
+  });
+}
+
+TEST_F(MemoryFaults, Saving) {
+  const std::vector<TensorBytes> tensors = {
+      {"a", Dtype::f32, {2, 2}, std::as_bytes(std::span(numbers_))},
+      {"b", Dtype::u8, {16}, std::as_bytes(std::span(numbers_))}};
+  const std::string path = (folder_.path() / "saved.safetensors").string();
+  walk([&] {
+    save_safetensors(path, tensors);
+    EXPECT_EQ(open_checkpoint(path)->tensors().size(), 2u);
   });
 }
 

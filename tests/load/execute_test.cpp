@@ -50,6 +50,8 @@ TEST(HostMemoryTest, ATieShowsTheMemoryOfItsTarget) {
     const HostMemory memory(plan);
     const Destination& first = memory.destinations()[0];
     const Destination& second = memory.destinations()[1];
+    EXPECT_EQ(memory.find("t"), &second);
+    EXPECT_EQ(memory.find("absent"), nullptr);
     EXPECT_EQ(first.data, second.data);
     EXPECT_EQ(first.data == nullptr, is_quantized);
     EXPECT_EQ(first.parts.size(), is_quantized ? 2u : 0u);

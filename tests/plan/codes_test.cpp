@@ -114,7 +114,7 @@ TEST(Codes, AreNeitherComponentNorNumbersHalfway) {
   // Codes whose scale nothing takes.
   const Skeleton alone = numbers_of(fp8, Dtype::f8_e4m3);
   EXPECT_THAT(refused(fp8, alone), HasSubstr("nothing takes 'a.weight_scale'"));
-  EXPECT_THAT(refused(fp8, alone, {.known_sources = {"a.weight_scale"}}), IsEmpty());
+  EXPECT_THAT(refused(fp8, alone, {.caller = {.known_sources = {"a.weight_scale"}}}), IsEmpty());
   // Numbers beside a scale that is taken as it is.
   const Skeleton both = skeleton_of(
       {target_of("a.weight", {4, 8}, Dtype::bf16), target_of("a.weight_scale", {}, Dtype::f32)});

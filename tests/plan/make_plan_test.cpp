@@ -114,9 +114,9 @@ TEST(MakePlan, KeptIsWhatTheModelHolds) {
   EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({target_of("m", {4})}), options).ok());
   options.missing = MissingPolicy::error;
   EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
-  options.missing_of = {{"held", MissingPolicy::keep}};
+  options.caller.missing_of = {{"held", MissingPolicy::keep}};
   EXPECT_TRUE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
-  options.missing_of.clear();
+  options.caller.missing_of.clear();
   options.missing_patterns = {{"he.d", MissingPolicy::keep}};
   EXPECT_TRUE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
   options.missing_patterns = {{"he", MissingPolicy::keep}};  // the whole name

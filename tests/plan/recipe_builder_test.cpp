@@ -263,7 +263,7 @@ TEST(MakePlan, ARecipeHasTheTargetsShape) {
 TEST(MakePlan, KnownSourcesAreNeitherUsedNorUnexpected) {
   const auto catalog = fake_catalog({{"a", {2}}, {"b", {2}}, {"c", {2}}});
   PlanOptions options;
-  options.known_sources = {"b", "not there"};
+  options.caller.known_sources = {"b", "not there"};
   const Plan plan =
       make_plan(catalog, skeleton_of({target_of("a", {2}), target_of("b", {2})}), options);
   EXPECT_EQ(planned(plan, "a").recipe.origin, Origin::checkpoint);

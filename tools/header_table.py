@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""The public headers as a table: what each does, and the codes that its comments name.
+
+Writes the table into ``docs/cpp.md``; with ``--check`` it compares. A code is a finding's if the
+word "finding" comes before it in its clause, else an error's.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "cpp.md"
+INCLUDE = ROOT / "include" / "loadstone"
+HEAD = "| header | purpose | errors | findings |\n|---|---|---|---|\n"
+
+
+def headers() -> list[str]:
+    """Names in reading order; what is not part of loadstone.h comes last."""
+    text = (INCLUDE / "loadstone.h").read_text()
+    return [*re.findall(r'#include "loadstone/(\w+\.h)"', text), "torch.h"]
+
+
+def known_codes() -> set[str]:
+    codes = set(re.findall(r'\{"([a-z]+\.\w+)"', (ROOT / "src" / "base" / "codes.cpp").read_text()))
+    return codes | {f"{code.partition('.')[0]}.*" for code in codes} | {"cancelled", "usage"}
+
+
+def comments(text: str) -> Iterator[str]:
+    """Each comment as one line, examples apart."""
+    for block in re.findall(r"(?:^[ \t]*//[^\n]*\n)+", text, re.M):
+        for part in re.split(r"\n[ \t]*//[ \t]*\n", block):
+            lines = [line.strip().removeprefix("//") for line in part.splitlines()]
+            if not any(line.startswith("   ") for line in lines):
+                yield " ".join(line.strip() for line in lines)
+
+
+def codes_of(text: str, known: set[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {"Error": [], "finding": []}
+    for comment in comments(text):
+        for clause in re.split(r"(?<=[.:;]) ", comment):
+            kind = "Error"
+            for match in re.finditer(r'\b(Error|[Ff]inding)s?\b|"([a-z]+(?:\.[\w*]+)?)"', clause):
+                kind = match[1].replace("F", "f") if match[1] else kind
+                if match[2] in known and match[2] not in found[kind]:
+                    found[kind].append(match[2])
+    return found
+
+
+def row(name: str, known: set[str]) -> str:
+    text = (INCLUDE / name).read_text()
+    first = next(comments(text))
+    what = re.split(r"(?<=\.) (?=[A-Z])", first)[0]
+    codes = codes_of(text, known) if name != "error.h" else {"Error": [], "finding": []}
+    cells = [" ".join(f"`{code}`" for code in codes[kind]) for kind in ("Error", "finding")]
+    return f"| [`{name}`](../include/loadstone/{name}) | {what} | {cells[0]} | {cells[1]} |\n"
+
+
+def table() -> str:
+    known = known_codes()
+    return HEAD + "".join(row(name, known) for name in headers())
+
+
+def main() -> int:
+    page = PAGE.read_text()
+    begin = page.index(HEAD)
+    old = re.match(r"(?:\|[^\n]*\n)+", page[begin:])
+    assert old is not None
+    made = page[:begin] + table() + page[begin + len(old[0]) :]
+    if "--check" in sys.argv[1:]:
+        return int(made != page)
+    PAGE.write_text(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
