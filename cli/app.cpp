@@ -94,7 +94,7 @@ int run(int argc, const char* const* argv) {
   add_help(program, chosen);
   add_completion(program, chosen);
   add_man(program, chosen);
-  for (const Command command : program.commands()) add_voice_options(command, chosen.voice);
+  for (const Command& command : program.commands()) add_voice_options(command, chosen.voice);
   try {
     if (!program.parse(argc, argv)) return 0;
   } catch (const Error& error) {

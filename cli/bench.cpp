@@ -280,16 +280,13 @@ void add_bench(Program& program, Chosen& chosen) {
   add_threads_option(command, args->plan.options.threads, "Readers");
   command
       .add_option(
-          "--seconds", args->seconds,
+          "--seconds", args->seconds, "S",
           "About so long: rounds are measured until then, at least one" + default_text("30"))
-      .type_name("S")
       .in_range(0.0, 86'400.0);
-  command
-      .add_option("--sample", args->sample,
-                  "Bytes of tensors that are measured, from the first one on; never more than\n"
-                  "a quarter of the free memory" +
-                      default_text(args->sample))
-      .type_name("SIZE");
+  command.add_option("--sample", args->sample, "SIZE",
+                     "Bytes of tensors that are measured, from the first one on; never more than\n"
+                     "a quarter of the free memory" +
+                         default_text(args->sample));
   add_open_options(command, args->plan.open);
   add_json_flag(command, chosen.json);
   command.set_action([args, &chosen] { return bench(*args, chosen.json); });

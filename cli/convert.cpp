@@ -68,27 +68,24 @@ void add_convert(Program& program, Chosen& chosen) {
   const auto args = std::make_shared<ConvertArgs>();
   args->open.paths.resize(1);
   args->open.gguf_rank_max = gguf_rank_max;
-  command.add_option("SOURCE", args->open.paths.front(), "A file, a folder, an index, or a pattern")
-      .type_name("")
+  command
+      .add_option("SOURCE", args->open.paths.front(), "",
+                  "A file, a folder, an index, or a pattern")
       .required();
   command
-      .add_option("TARGET", args->write.target,
+      .add_option("TARGET", args->write.target, "",
                   "NAME.safetensors or NAME.gguf: one file; else a folder for shards and index")
-      .type_name("")
       .required();
-  const auto add = [&](const char* names, std::string& value, const char* type,
-                       const std::string& help) {
-    return command.add_option(names, value, help).type_name(type);
-  };
-  add("--to", args->to, "FORMAT", "Format to write, which TARGET says already");
-  add("--rules", args->rules_path, "FILE", rules_help);
-  add("--unexpected", args->unexpected, "P", "Tensors that recipes leave over")
+  command.add_option("--to", args->to, "FORMAT", "Format to write, which TARGET says already");
+  command.add_option("--rules", args->rules_path, "FILE", rules_help);
+  command.add_option("--unexpected", args->unexpected, "P", "Tensors that recipes leave over")
       .one_of(names_of<UnexpectedPolicy>());
   add_write_options(command, args->write);
   command.add_flag("--dequantize", args->dequantize,
                    "Make numbers (--dtype, or bf16) of what is quantized in SOURCE");
-  add("--experts", args->experts, "LAYOUT",
-      "fused: all experts of a layer in one tensor; separate: each by itself")
+  command
+      .add_option("--experts", args->experts, "LAYOUT",
+                  "fused: all experts of a layer in one tensor; separate: each by itself")
       .one_of({"keep", "fused", "separate"});
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);

@@ -22,7 +22,7 @@ std::string completion(const CommandTable& table, const std::string& shell) {
 void add_help(Program& program, Chosen&) {
   const Command command = program.add_subcommand("help", "The options of a command");
   const auto name = std::make_shared<std::string>();
-  command.add_option("COMMAND", *name, "As for 'loadstone COMMAND --help'").type_name("");
+  command.add_option("COMMAND", *name, "", "As for 'loadstone COMMAND --help'");
   command.set_action([name, &program] {
     print(program.help_of(*name));
     return 0;
@@ -41,8 +41,7 @@ void add_completion(Program& program, Chosen&) {
   const Command command =
       program.add_subcommand("completion", "A script that completes words in your shell");
   const auto shell = std::make_shared<std::string>();
-  command.add_option("SHELL", *shell, "Yours: eval \"$(loadstone completion bash)\"")
-      .type_name("")
+  command.add_option("SHELL", *shell, "", "Yours: eval \"$(loadstone completion bash)\"")
       .one_of({"bash", "zsh", "fish"})
       .required();
   command.set_action([shell, &program] {

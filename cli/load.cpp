@@ -31,8 +31,7 @@ namespace {
 struct LoadArgs {
   PlanArgs plan;
   std::string plan_path;
-  std::vector<Option> plan_options;  // none of them goes with plan_path
-  std::string receipt;               // the kind of digest; empty: none
+  std::string receipt;  // the kind of digest; empty: none
   std::string receipt_path;
   std::string read_ahead;
   bool interleave = false;
@@ -47,16 +46,17 @@ struct Outcome {
   std::vector<ProgressSample> progress;
 };
 
-Plan planned(const LoadArgs& args) {
+// `typed`: names of the options that decide what the plan is.
+Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
   const OpenArgs& open = args.plan.open;
   if (args.plan_path.empty()) {
     if (open.paths.empty()) throw Error("usage", "a CHECKPOINT or --plan is needed");
     return make_plan(args.plan);
   }
-  for (const Option option : args.plan_options) {
+  for (const std::string& name : typed) {
     // A path that a plan names needs the user's word.
-    if (!option.is_typed() || option.name() == "--offload-folder") continue;
-    throw Error("usage", fmt::format("--plan has decided all; {} comes too late", option.name()));
+    if (name == "--offload-folder") continue;
+    throw Error("usage", fmt::format("--plan has decided all; {} comes too late", name));
   }
   // One for each checkpoint of the plan: adapters come behind the model.
   std::vector<std::string> roots = open.paths;
@@ -160,12 +160,12 @@ std::string load_json(const Plan& plan, const Outcome& outcome) {
   return joined(std::move(json), to_json(outcome.report));
 }
 
-int load(const LoadArgs& args, bool json) {
+int load(const LoadArgs& args, const std::vector<std::string>& typed, bool json) {
   if (args.receipt.empty() != args.receipt_path.empty()) {
     throw Error("usage", "--receipt KIND and --receipt-file FILE come together");
   }
   require_document(args.receipt_path);
-  Plan plan = planned(args);
+  Plan plan = planned(args, typed);
   if (args.plan.open.strict) {
     for (TieCheck& check : plan.tie_checks) check.is_error = true;
   }
@@ -194,34 +194,31 @@ void add_load(Program& program, Chosen& chosen) {
       program.add_subcommand("load", "Load into memory, audited; shows speed and memory");
   const auto args = std::make_shared<LoadArgs>();
   add_checkpoint(command, args->plan.open);
-  command
-      .add_option("--plan", args->plan_path,
-                  "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
-                  "the folder that the shards are in now, where they have moved;\n"
-                  "one for each adapter follows.\n"
-                  "Where it writes to disk, --offload-folder is needed again")
-      .type_name("FILE");
-  args->plan_options = add_plan_options(command, args->plan);
+  command.add_option("--plan", args->plan_path, "FILE",
+                     "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
+                     "the folder that the shards are in now, where they have moved;\n"
+                     "one for each adapter follows.\n"
+                     "Where it writes to disk, --offload-folder is needed again");
+  const Command plan_options = add_plan_options(command, args->plan);
   add_threads_option(command, args->plan.options.threads, "Readers");
-  command
-      .add_option("--read-ahead", args->read_ahead,
-                  "How far ahead of the readers the system is asked for bytes that its\n"
-                  "page cache lacks; 0: never" +
-                      default_text(human_bytes(defaults::read_ahead_bytes)))
-      .type_name("SIZE");
+  command.add_option("--read-ahead", args->read_ahead, "SIZE",
+                     "How far ahead of the readers the system is asked for bytes that its\n"
+                     "page cache lacks; 0: never" +
+                         default_text(human_bytes(defaults::read_ahead_bytes)));
   command.add_flag("--interleave", args->interleave,
                    "Take memory from all memory nodes of the machine in turns");
   add_html_option(command, args->plan.html_path);
   add_receipt_option(command, args->receipt,
                      "Write digests of what was read and of every tensor in memory, by KIND, to\n"
                      "--receipt-file; 'verify CHECKPOINT --receipt-file FILE' compares later:\n");
-  command.add_option("--receipt-file", args->receipt_path, "Where --receipt writes it")
-      .type_name("FILE");
+  command.add_option("--receipt-file", args->receipt_path, "FILE", "Where --receipt writes it");
   command.add_flag("--allow-remote", args->plan.open.remote.allow_remote,
                    "Contact the host that the plan's checkpoint is on");
   add_open_options(command, args->plan.open);
   add_json_flag(command, chosen.json);
-  command.set_action([args, &chosen] { return load(*args, chosen.json); });
+  command.set_action([args, plan_options, &chosen] {
+    return load(*args, plan_options.typed_options(), chosen.json);
+  });
 }
 
 }  // namespace loadstone::cli

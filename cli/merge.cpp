@@ -56,31 +56,26 @@ void add_merge(Program& program, Chosen& chosen) {
   const auto args = std::make_shared<MergeArgs>();
   args->open.gguf_rank_max = gguf_rank_max;
   command
-      .add_option("MODEL", args->open.paths,
+      .add_option("MODEL", args->open.paths, "",
                   "The base, or the models to add, each with its weight: a:0.5 b:0.5")
-      .type_name("")
       .required();
   command
-      .add_option("-o,--output", args->write.target,
+      .add_option("-o,--output", args->write.target, "TARGET",
                   "NAME.safetensors or NAME.gguf: one file; else a folder for shards and index")
-      .type_name("TARGET")
       .required();
   add_adapter_options(command, args->lora);
   command
-      .add_option("--method", args->method,
+      .add_option("--method", args->method, "M",
                   "How models become one: linear (default), slerp, task-arithmetic, ties,\n"
                   "dare-linear or dare-ties; but for linear the first is the base")
-      .type_name("M")
       .one_of({"linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"});
   command.add_flag("--normalise", args->normalise,
                    "Divide by the sum of the weights (ties and dare-ties always do)");
-  command.add_option("--scale", args->options.scale, "Of all differences from the base together")
-      .type_name("S");
-  command
-      .add_option("--density", args->options.density,
-                  "Share of each difference that is kept, of ties and dare")
-      .type_name("P");
-  command.add_option("--seed", args->options.seed, "Of what dare draws at random").type_name("N");
+  command.add_option("--scale", args->options.scale, "S",
+                     "Of all differences from the base together");
+  command.add_option("--density", args->options.density, "P",
+                     "Share of each difference that is kept, of ties and dare");
+  command.add_option("--seed", args->options.seed, "N", "Of what dare draws at random");
   add_write_options(command, args->write);
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);

@@ -27,7 +27,6 @@ namespace loadstone::cli {
 
 namespace {
 
-constexpr const char* plan_group = "The plan";
 constexpr std::size_t map_bytes_max = 64u << 20;
 
 [[noreturn]] void refuse_value(std::string_view option, std::string_view text,
@@ -144,30 +143,24 @@ OpenOptions OpenArgs::options() const {
 }
 
 Option add_checkpoint(Command command, OpenArgs& args) {
-  return command
-      .add_option("CHECKPOINT", args.paths,
-                  "A file, a folder, an index, a pattern in quotes, or all files of one;\n"
-                  "https://, hf://ORG/NAME[@REVISION][/FILE] and s3://BUCKET/KEY too")
-      .type_name("");
+  return command.add_option(
+      "CHECKPOINT", args.paths, "",
+      "A file, a folder, an index, a pattern in quotes, or all files of one;\n"
+      "https://, hf://ORG/NAME[@REVISION][/FILE] and s3://BUCKET/KEY too");
 }
 
 void add_open_options(Command command, OpenArgs& args) {
   command.add_flag("--allow-links", args.allow_links,
                    "Follow links that leave the checkpoint's folder");
   command
-      .add_option("--gguf-rank-max", args.gguf_rank_max,
+      .add_option("--gguf-rank-max", args.gguf_rank_max, "N",
                   "Most dims of a GGUF tensor; video models may have 5 (default: " +
                       std::to_string(args.gguf_rank_max) + ")")
-      .type_name("N")
       .in_range(1u, 8u, "1-8");
-  command
-      .add_option("--ca-file", args.remote.ca_file,
-                  "Trusted authorities of https, as PEM (default: SSL_CERT_FILE, the system's)")
-      .type_name("FILE");
-  command
-      .add_option("--proxy", args.remote.proxy,
-                  "Proxy for other machines (default: HTTPS_PROXY, ALL_PROXY)")
-      .type_name("URL");
+  command.add_option("--ca-file", args.remote.ca_file, "FILE",
+                     "Trusted authorities of https, as PEM (default: SSL_CERT_FILE, the system's)");
+  command.add_option("--proxy", args.remote.proxy, "URL",
+                     "Proxy for other machines (default: HTTPS_PROXY, ALL_PROXY)");
   command.add_flag("--strict", args.strict, "Take warnings for errors (exit status 3)");
 }
 
@@ -208,61 +201,48 @@ std::vector<MergeAdapter> AdapterArgs::open(
   return opened;
 }
 
-std::vector<Option> add_adapter_options(Command command, AdapterArgs& args) {
-  return {command
-              .add_option("--lora", args.adapters,
-                          "An adapter with the factor of what it adds: a:0.8; repeatable")
-              .type_name("ADAPTER")
-              .one_each(),
-          command
-              .add_option("--lora-ignore", args.ignore,
-                          "Tensors of adapters that are left out, by a pattern; repeatable")
-              .type_name("PATTERN")
-              .one_each(),
-          command
-              .add_option("--tie", args.tie,
-                          "Other names of a tied tensor that an adapter changes: split (default):\n"
-                          "they keep the base's value; keep: they change with it")
-              .type_name("P")
-              .one_of(names_of<TiePolicy>())};
+void add_adapter_options(Command command, AdapterArgs& args) {
+  command.add_option("--lora", args.adapters, "ADAPTER",
+                     "An adapter with the factor of what it adds: a:0.8; repeatable");
+  command.add_option("--lora-ignore", args.ignore, "PATTERN",
+                     "Tensors of adapters that are left out, by a pattern; repeatable");
+  command
+      .add_option("--tie", args.tie, "P",
+                  "Other names of a tied tensor that an adapter changes: split (default):\n"
+                  "they keep the base's value; keep: they change with it")
+      .one_of(names_of<TiePolicy>());
 }
 
-std::vector<Option> add_plan_options(Command command, PlanArgs& args) {
-  std::vector<Option> options;
-  const auto add = [&](const char* names, auto& value, const char* type, const std::string& help) {
-    const Option option = command.add_option(names, value, help).type_name(type);
-    options.push_back(option.group(plan_group));
-    return option;
-  };
-  const Option skeleton = add("--skeleton", args.skeleton_path, "FILE",
-                              "What the model needs, as JSON (default: the checkpoint's tensors)");
-  add("--rules", args.rules_path, "FILE", rules_help).needs(skeleton);
-  add("--strip-prefix", args.strip_prefixes, "P",
-      "Taken from names where all have it; repeatable (default: module. and _orig_mod.)")
-      .one_each()
+Command add_plan_options(Command command, PlanArgs& args) {
+  const Command plan = command.in_group("The plan");
+  const Option skeleton =
+      plan.add_option("--skeleton", args.skeleton_path, "FILE",
+                      "What the model needs, as JSON (default: the checkpoint's tensors)");
+  plan.add_option("--rules", args.rules_path, "FILE", rules_help).needs(skeleton);
+  plan.add_option(
+          "--strip-prefix", args.strip_prefixes, "P",
+          "Taken from names where all have it; repeatable (default: module. and _orig_mod.)")
       .needs(skeleton);
-  add("--dtype", args.dtype, "T", "Cast parameters to this dtype; auto: keep the file's");
-  add("--device-map", args.device_map, "M",
-      either(names_of<DeviceMapMode>()) + "; MODULE=DEVICE,...;\na JSON file");
-  add("--max-memory", args.max_memory, "D=SIZE", "Limit of a device, as in cpu=8GiB; repeatable")
-      .one_each();
-  add("--offload-folder", args.options.offload_folder, "DIR",
-      "Where tensors placed on disk are written");
-  add("--missing", args.missing, "P", "Tensors that the checkpoint lacks")
+  plan.add_option("--dtype", args.dtype, "T",
+                  "Cast parameters to this dtype; auto: keep the file's");
+  plan.add_option("--device-map", args.device_map, "M",
+                  either(names_of<DeviceMapMode>()) + "; MODULE=DEVICE,...;\na JSON file");
+  plan.add_option("--max-memory", args.max_memory, "D=SIZE",
+                  "Limit of a device, as in cpu=8GiB; repeatable");
+  plan.add_option("--offload-folder", args.options.offload_folder, "DIR",
+                  "Where tensors placed on disk are written");
+  plan.add_option("--missing", args.missing, "P", "Tensors that the checkpoint lacks")
       .one_of(names_of<MissingPolicy>(
           [](MissingPolicy policy) { return !missing_row(policy).needs_model; }));
-  add("--unexpected", args.unexpected, "P", "Tensors that the model does not need")
+  plan.add_option("--unexpected", args.unexpected, "P", "Tensors that the model does not need")
       .one_of(names_of<UnexpectedPolicy>());
-  add("--staging", args.staging, "SIZE",
+  plan.add_option(
+      "--staging", args.staging, "SIZE",
       "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
-  options.push_back(command
-                        .add_flag("--allow-non-finite", args.options.allow_non_finite,
-                                  "Go on where merged or quantized numbers are NaN or infinite")
-                        .group(plan_group));
-  for (const Option option : add_adapter_options(command, args.lora)) {
-    options.push_back(option.group(plan_group));
-  }
-  return options;
+  plan.add_flag("--allow-non-finite", args.options.allow_non_finite,
+                "Go on where merged or quantized numbers are NaN or infinite");
+  add_adapter_options(plan, args.lora);
+  return plan;
 }
 
 RulesOrRecipes rules_from_user(const std::string& path, const Catalog& catalog) {
@@ -312,21 +292,19 @@ void add_json_flag(Command command, bool& json) {
 void add_threads_option(Command command, unsigned& threads, const std::string& help,
                         unsigned most) {
   const std::string how_many = default_text(fmt::format("one per core, at most {}", most));
-  command.add_option("--threads", threads, help + how_many)
-      .type_name("N")
+  command.add_option("--threads", threads, "N", help + how_many)
       .in_range(0u, defaults::threads_most, fmt::format("0-{}", defaults::threads_most));
 }
 
 void add_receipt_option(Command command, std::string& kind, const std::string& help) {
   command
-      .add_option("--receipt", kind,
+      .add_option("--receipt", kind, "KIND",
                   help + "xxh3-128 detects accidents, sha256-tree is proof against tampering")
-      .type_name("KIND")
       .one_of({"xxh3-128", "sha256-tree"});
 }
 
 void add_html_option(Command command, std::string& path) {
-  command.add_option("--html", path, "Also write the plan as a page to look at").type_name("FILE");
+  command.add_option("--html", path, "FILE", "Also write the plan as a page to look at");
 }
 
 DeviceMap device_map_from_user(const std::string& text) {

@@ -51,8 +51,7 @@ struct AdapterArgs {
   [[nodiscard]] std::vector<MergeAdapter> open(
       const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const;
 };
-// Returns the options.
-std::vector<Option> add_adapter_options(Command command, AdapterArgs& args);
+void add_adapter_options(Command command, AdapterArgs& args);
 
 // What makes a plan, as typed.
 struct PlanArgs {
@@ -71,9 +70,9 @@ struct PlanArgs {
   std::string html_path;
 };
 
-// Returns those of the options that decide what the plan is: none of them goes with a plan from a
-// file.
-std::vector<Option> add_plan_options(Command command, PlanArgs& args);
+// Returns the group of the options that decide what the plan is: none of them goes with a plan from
+// a file.
+Command add_plan_options(Command command, PlanArgs& args);
 
 // Opens the checkpoint and plans. Throws Error "usage" for text that is no size, dtype or device
 // map.

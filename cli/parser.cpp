@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "base/text.h"
@@ -18,6 +19,8 @@
 namespace loadstone::cli {
 
 namespace {
+
+using Words = std::vector<std::string>;
 
 std::string one_line(std::string text) {
   std::ranges::replace(text, '\n', ' ');
@@ -115,23 +118,10 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& problem) {
 
 }  // namespace
 
-Option Option::type_name(const std::string& name) const { return Option(option_->type_name(name)); }
-Option Option::group(const std::string& name) const { return Option(option_->group(name)); }
 Option Option::required() const { return Option(option_->required()); }
 Option Option::needs(Option other) const { return Option(option_->needs(other.option_)); }
 Option Option::excludes(Option other) const { return Option(option_->excludes(other.option_)); }
-bool Option::is_typed() const { return option_->count() > 0; }
-std::string Option::name() const { return option_->get_name(); }
-
-Option Option::one_each() const {
-  option_->allow_extra_args(false)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  return *this;
-}
-
-Option Option::shown_once() const {
-  option_->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  return *this;
-}
+Option Option::shown_once() const { return Option(option_->expected(1)); }
 
 Option Option::one_of(std::vector<std::string> words) const {
   // The description is CLI::IsMember's.
@@ -150,24 +140,43 @@ Option Option::in_range(Number least, Number most, const std::string& shown) con
 template Option Option::in_range(unsigned, unsigned, const std::string&) const;
 template Option Option::in_range(double, double, const std::string&) const;
 
-template <typename Value>
-Option Command::add_option(const std::string& names, Value& value, const std::string& help) const {
-  return Option(app_->add_option(names, value, help));
+Command Command::in_group(const std::string& heading) const {
+  Command command = *this;
+  command.group_ = heading;
+  return command;
 }
-template Option Command::add_option(const std::string&, std::string&, const std::string&) const;
-template Option Command::add_option(const std::string&, std::vector<std::string>&,
-                                    const std::string&) const;
-template Option Command::add_option(const std::string&, unsigned&, const std::string&) const;
-template Option Command::add_option(const std::string&, double&, const std::string&) const;
-template Option Command::add_option(const std::string&, std::optional<float>&,
-                                    const std::string&) const;
-template Option Command::add_option(const std::string&, std::optional<double>&,
-                                    const std::string&) const;
-template Option Command::add_option(const std::string&, std::optional<std::uint64_t>&,
-                                    const std::string&) const;
+
+template <typename Value>
+Option Command::add_option(const std::string& names, Value& value, const std::string& type,
+                           const std::string& help) const {
+  CLI::Option* const option = app_->add_option(names, value, help)->type_name(type)->group(group_);
+  if (std::is_same_v<Value, Words> && names.starts_with('-')) {
+    option->allow_extra_args(false)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  }
+  return Option(option);
+}
+#define LOADSTONE_OPTION(Value)                                                       \
+  template Option Command::add_option(const std::string&, Value&, const std::string&, \
+                                      const std::string&) const;
+LOADSTONE_OPTION(std::string)
+LOADSTONE_OPTION(Words)
+LOADSTONE_OPTION(unsigned)
+LOADSTONE_OPTION(double)
+LOADSTONE_OPTION(std::optional<float>)
+LOADSTONE_OPTION(std::optional<double>)
+LOADSTONE_OPTION(std::optional<std::uint64_t>)
+#undef LOADSTONE_OPTION
 
 Option Command::add_flag(const std::string& names, bool& value, const std::string& help) const {
-  return Option(app_->add_flag(names, value, help));
+  return Option(app_->add_flag(names, value, help)->group(group_));
+}
+
+Words Command::typed_options() const {
+  Words names;
+  for (const CLI::Option* option : app_->get_options()) {
+    if (option->count() > 0 && option->get_group() == group_) names.push_back(option->get_name());
+  }
+  return names;
 }
 
 void Command::set_action(std::function<int()> action) const {

@@ -21,43 +21,42 @@ class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
 
-  // The name of its value in the help.
-  Option type_name(const std::string& name) const;
-  // The heading in the help that it is listed below.
-  Option group(const std::string& name) const;
   Option required() const;
   Option needs(Option other) const;
   Option excludes(Option other) const;
-  // One value each time that it is typed: a list would swallow the words behind it.
-  Option one_each() const;
-  // The same, and the help shows it as an option of one value.
+  // The help shows a list as an option of one value.
   Option shown_once() const;
   Option one_of(std::vector<std::string> words) const;
   template <typename Number>
   Option in_range(Number least, Number most, const std::string& shown = {}) const;
 
-  [[nodiscard]] bool is_typed() const;
-  [[nodiscard]] std::string name() const;
-
  private:
   CLI::Option* option_;
 };
 
-// A command, which the program owns.
+// A command, which the program owns, or a group of its options.
 class Command {
  public:
   Command(CLI::App* app, std::function<int()>* chosen) : app_(app), chosen_(chosen) {}
 
-  // `value` is written when the command line is parsed, and holds the default until then.
+  // Options that are added to it have this heading in the help.
+  [[nodiscard]] Command in_group(const std::string& heading) const;
+  // `value` is written when the command line is parsed, and holds the default until then. The help
+  // calls it `type`. An option whose value is a list takes one word each time that it is typed:
+  // more would swallow what follows.
   template <typename Value>
-  Option add_option(const std::string& names, Value& value, const std::string& help) const;
+  Option add_option(const std::string& names, Value& value, const std::string& type,
+                    const std::string& help) const;
   Option add_flag(const std::string& names, bool& value, const std::string& help) const;
   // Returns the exit status; throws for failures.
   void set_action(std::function<int()> action) const;
+  // Names of the options of the group that were typed.
+  [[nodiscard]] std::vector<std::string> typed_options() const;
 
  private:
   CLI::App* app_;
   std::function<int()>* chosen_;
+  std::string group_ = "Options";
 };
 
 // The program with its commands. Not thread-safe.

@@ -40,10 +40,8 @@ void add_plan(Program& program, Chosen& chosen) {
   add_checkpoint(command, args->plan.open).required();
   add_plan_options(command, args->plan);
   add_threads_option(command, args->plan.options.threads, "Readers that the load will have");
-  command
-      .add_option("-o,--output", args->output_path,
-                  "Also write the plan as JSON, for 'loadstone load --plan'")
-      .type_name("FILE");
+  command.add_option("-o,--output", args->output_path, "FILE",
+                     "Also write the plan as JSON, for 'loadstone load --plan'");
   add_html_option(command, args->plan.html_path);
   add_open_options(command, args->plan.open);
   add_json_flag(command, chosen.json);

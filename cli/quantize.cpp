@@ -23,42 +23,29 @@ std::string in_lines(std::string words) {
 }  // namespace
 
 void add_quantize_options(Command command, QuantizeArgs& args) {
-  const char* const group = "Quantizing";
-  // One word each time: a list would swallow TARGET.
-  const auto add_words = [&](const char* names, std::vector<std::string>& words, const char* type,
-                             const std::string& help) {
-    command.add_option(names, words, help).type_name(type).one_each().group(group);
-  };
+  const Command group = command.in_group("Quantizing");
   std::string encodings;
   for (const WrittenEncoding* const each : written_encodings()) {
     encodings += std::string(each->name) + ", ";
   }
-  add_words("--quantize", args.formats, "[REGEX=]E",
-            "Encoding of weights inside decoder layers:\n" + in_lines(encodings + "none;") +
-                "\nwith a pattern of names: of these only. Repeatable, the first that fits wins."
-                "\nTo NAME.gguf also llama.cpp's mixes: q4_k_m, q5_k_s, f16 ...");
-  add_words("--include", args.include, "REGEX", "Quantize these too. Repeatable");
-  add_words("--exclude", args.exclude, "REGEX", "Leave these as they are. Repeatable");
-  command
-      .add_option("--style", args.style,
+  group.add_option(
+      "--quantize", args.formats, "[REGEX=]E",
+      "Encoding of weights inside decoder layers:\n" + in_lines(encodings + "none;") +
+          "\nwith a pattern of names: of these only. Repeatable, the first that fits wins."
+          "\nTo NAME.gguf also llama.cpp's mixes: q4_k_m, q5_k_s, f16 ...");
+  group.add_option("--include", args.include, "REGEX", "Quantize these too. Repeatable");
+  group.add_option("--exclude", args.exclude, "REGEX", "Leave these as they are. Repeatable");
+  group
+      .add_option("--style", args.style, "STYLE",
                   "Whose names and configs (default: modelopt; for encodings of bitsandbytes:\n"
                   "always its own). Without --quantize: codes get them, and no number changes")
-      .type_name("STYLE")
-      .one_of(names_of<QuantizeStyle>())
-      .group(group);
-  command.add_option("--mode", args.mode, "exact (default), or the bytes of ModelOpt itself")
-      .type_name("MODE")
-      .one_of({"exact", "modelopt-compat"})
-      .group(group);
-  command
-      .add_option("--imatrix", args.imatrix,
-                  "GGUF: how much columns matter, as llama-imatrix measured it (.gguf or .dat)")
-      .type_name("FILE")
-      .group(group);
-  command
-      .add_flag("--allow-non-finite", args.allow_non_finite,
-                "Go on where numbers are NaN or inf, or become so in the dtype that is written")
-      .group(group);
+      .one_of(names_of<QuantizeStyle>());
+  group.add_option("--mode", args.mode, "MODE", "exact (default), or the bytes of ModelOpt itself")
+      .one_of({"exact", "modelopt-compat"});
+  group.add_option("--imatrix", args.imatrix, "FILE",
+                   "GGUF: how much columns matter, as llama-imatrix measured it (.gguf or .dat)");
+  group.add_flag("--allow-non-finite", args.allow_non_finite,
+                 "Go on where numbers are NaN or inf, or become so in the dtype that is written");
 }
 
 QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {

@@ -155,23 +155,20 @@ void add_verify(Program& program, Chosen& chosen) {
   const Command command =
       program.add_subcommand("verify", "Structure and values of one; or compare two");
   const auto args = std::make_shared<VerifyArgs>();
-  command.add_option("A", args->first, "A file, a folder, an index, or a pattern in quotes")
-      .type_name("")
+  command.add_option("A", args->first, "", "A file, a folder, an index, or a pattern in quotes")
       .required();
-  command.add_option("B", args->second, "Another one, to be compared tensor by tensor")
-      .type_name("");
+  command.add_option("B", args->second, "", "Another one, to be compared tensor by tensor");
   command.add_flag(
       "--digests", args->digests,
       "Compare the files of A, in a hub's cache, with the SHA-256 that it has them by");
   command.add_flag("--receipt", args->receipt,
                    "Compare A with the receipt beside it: every byte, by digests");
-  command.add_option("--receipt-file", args->receipt_path, "The same with the receipt in FILE")
-      .type_name("FILE");
+  command.add_option("--receipt-file", args->receipt_path, "FILE",
+                     "The same with the receipt in FILE");
   command
-      .add_option("--source", args->sources,
+      .add_option("--source", args->sources, "PATH",
                   "With a receipt: what A was made of, to be compared too; again for each BASE,\n"
                   "model and adapter of a merge")
-      .type_name("PATH")
       .shown_once();
   add_threads_option(command, args->threads, "Readers", defaults::verify_threads_max);
   add_open_options(command, args->open);

@@ -24,19 +24,15 @@ std::string_view variable(const char* name) {
 }  // namespace
 
 void add_voice_options(Command command, Voice& voice) {
-  const char* const group = "Messages";
-  const Option quiet = command.add_flag(
+  const Command group = command.in_group("Messages");
+  const Option quiet = group.add_flag(
       "-q,--quiet", voice.quiet, "Errors only: no progress, warnings, hints or reports of work");
-  const Option verbose =
-      command.add_flag("-v,--verbose", voice.verbose, "All warnings, and what to do about errors");
-  quiet.group(group);
-  verbose.group(group).excludes(quiet);
-  command
-      .add_option("--color", voice.color,
+  group.add_flag("-v,--verbose", voice.verbose, "All warnings, and what to do about errors")
+      .excludes(quiet);
+  group
+      .add_option("--color", voice.color, "WHEN",
                   "auto (default): on a terminal, unless NO_COLOR is set; always; never")
-      .type_name("WHEN")
-      .one_of({"auto", "always", "never"})
-      .group(group);
+      .one_of({"auto", "always", "never"});
 }
 
 void set_voice(const Voice& voice) { current() = voice; }

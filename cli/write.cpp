@@ -109,40 +109,38 @@ int dry_run(const WriteArgs& args, const Conversion& conversion, bool is_strict,
 }  // namespace
 
 void add_write_options(Command command, WriteArgs& args) {
-  const auto add = [&](const char* names, std::string& value, const char* type,
-                       const std::string& help) {
-    return command.add_option(names, value, help).type_name(type);
-  };
-  add("--dtype", args.dtype, "T",
-      "Cast floats of 16 bits and more, and decode blocks, to this dtype\n"
-      "(default: floats stay as they are)");
-  add("--block-dtype", args.block_dtype, "T",
-      "What blocks of GGUF become without --dtype in files that do not hold them:\n"
-      "bf16 (default), f16 or f32");
-  add("--metadata", args.metadata_path, "FILE",
+  command.add_option("--dtype", args.dtype, "T",
+                     "Cast floats of 16 bits and more, and decode blocks, to this dtype\n"
+                     "(default: floats stay as they are)");
+  command.add_option("--block-dtype", args.block_dtype, "T",
+                     "What blocks of GGUF become without --dtype in files that do not hold them:\n"
+                     "bf16 (default), f16 or f32");
+  command.add_option(
+      "--metadata", args.metadata_path, "FILE",
       "Keys to add to the metadata or to replace there, as JSON; a GGUF file has them typed");
   command.add_flag("--beyond-ggml", args.beyond_ggml,
                    "GGUF: more than 4 dims and long names, which ggml refuses and ComfyUI reads");
-  add("--shard-size", args.shard_size, "SIZE",
-      "Bytes of tensors in a shard; NAME.gguf becomes NAME-00001-of-00003.gguf ..." +
-          default_text(exact_bytes(defaults::shard_bytes_max)));
-  add("--name", args.name, "STEM",
+  command.add_option("--shard-size", args.shard_size, "SIZE",
+                     "Bytes of tensors in a shard; NAME.gguf becomes NAME-00001-of-00003.gguf ..." +
+                         default_text(exact_bytes(defaults::shard_bytes_max)));
+  command.add_option(
+      "--name", args.name, "STEM",
       "What files in the folder are called (default: model,\nor diffusion_pytorch_model for a "
       "model of diffusers)");
-  add("--max-memory", args.max_memory, "SIZE", "Never take more, or refuse to start");
+  command.add_option("--max-memory", args.max_memory, "SIZE",
+                     "Never take more, or refuse to start");
   add_threads_option(command, args.threads, "Threads");
   command.add_flag("--resume", args.resume,
                    "Keep the shards that an ended run of the same conversion finished");
-  add("--part", args.part, "I/N",
-      "Do this share of the shards only; they wait beside TARGET for --finish");
+  command.add_option("--part", args.part, "I/N",
+                     "Do this share of the shards only; they wait beside TARGET for --finish");
   command.add_flag("--finish", args.finish, "Check the shards of all parts and make TARGET");
   add_receipt_option(command, args.receipt,
                      "Write a receipt: digests of what was read and written, by KIND:\n");
   command
-      .add_option("--page-cache", args.page_cache,
+      .add_option("--page-cache", args.page_cache, "WHEN",
                   "Pages of files that were read or written: keep, release, or auto (default):\n"
                   "released where the files come to more than half of the machine's memory")
-      .type_name("WHEN")
       .one_of(names_of<PageCache>());
   command.add_flag("--dry-run", args.dry_run, "Say what would be written, and stop");
   command.add_flag("--tensors", args.tensors, "With --dry-run: list every tensor");

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "formats/safetensors.h"
 #include "loadstone/error.h"
+#include "loadstone/name_hash.h"
 #include "loadstone/save.h"
 #include "storage/new_file.h"
 
@@ -40,17 +41,17 @@ void check_tensor(const TensorBytes& tensor) {
 
 std::vector<const TensorBytes*> in_order(std::span<const TensorBytes> tensors) {
   std::vector<const TensorBytes*> order;
+  NameSet names;
   for (const TensorBytes& tensor : tensors) {
     check_tensor(tensor);
+    if (!names.insert(tensor.name).second) {
+      throw Error("st.duplicate", "the name is given twice", {.tensor = tensor.name});
+    }
     order.push_back(&tensor);
   }
   std::ranges::sort(order, [](const TensorBytes* a, const TensorBytes* b) {
     return comes_first(a->dtype, a->name, b->dtype, b->name);
   });
-  const auto twice = std::ranges::adjacent_find(order, {}, &TensorBytes::name);
-  if (twice != order.end()) {
-    throw Error("st.duplicate", "the name is given twice", {.tensor = (*twice)->name});
-  }
   return order;
 }
 
