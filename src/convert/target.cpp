@@ -4,7 +4,6 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <optional>
@@ -15,6 +14,7 @@
 #include "base/digest.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "base/words.h"
 #include "catalog/assembled_file.h"
 #include "catalog/config_claim.h"
 #include "catalog/locate.h"
@@ -41,10 +41,7 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void refuse_target(const std::string& path, std::string message,
                                 std::string found = {}) {
-  Where where;
-  where.path = path;
-  where.found = std::move(found);
-  throw Error("convert.target", std::move(message), std::move(where));
+  throw Error("convert.target", std::move(message), {.path = path, .found = std::move(found)});
 }
 
 // Without links, of what is there.
@@ -107,10 +104,9 @@ std::string work_name(const std::string& path) {
 
 // Members of a config that have nothing to do with the values of tensors, or that have a check.
 bool is_compared(const std::string& key) {
-  constexpr auto others =
-      std::to_array<std::string_view>({"_name_or_path", "_diffusers_version", "architectures",
-                                       "dtype", "torch_dtype", "transformers_version"});
-  return std::ranges::count(others, key) + std::ranges::count(quantization_members, key) == 0;
+  constexpr std::string_view others =
+      "_name_or_path _diffusers_version architectures dtype torch_dtype transformers_version";
+  return !is_word(key, others) && std::ranges::count(quantization_members, key) == 0;
 }
 
 std::string declared_dtype(std::string_view config) {
@@ -203,8 +199,7 @@ bool is_other_model(const Conversion& conversion, std::string_view name) {
 // Warns of files of an older model that libraries read with the new one.
 void tell_companions(const Conversion& conversion, TargetPlace& place) {
   const auto has_weights = [](const std::string& name) {
-    constexpr std::array<std::string_view, 3> stems = {"pytorch_model", "tf_model", "flax_model"};
-    return std::ranges::any_of(stems, [&](auto stem) { return name.starts_with(stem); });
+    return starts_with_word(name, "pytorch_model tf_model flax_model");
   };
   const bool is_new = place.older.empty() && std::ranges::none_of(place.others, has_weights);
   if (is_new || !is_extra_name(conversion, "config.json")) return;
@@ -345,32 +340,26 @@ void check_space(const TargetPlace& place, std::uint64_t byte_count) {
   const std::uint64_t room =
       static_cast<std::uint64_t>(status.f_bavail) * static_cast<std::uint64_t>(status.f_frsize);
   if (byte_count <= room) return;
-  Where where;
-  where.path = place.path;
-  where.found = human_bytes(room);
-  where.expected = human_bytes(byte_count);
-  throw Error("io.no_space", "the disk has no room for the target", where);
+  throw Error(
+      "io.no_space", "the disk has no room for the target",
+      {.path = place.path, .found = human_bytes(room), .expected = human_bytes(byte_count)});
 }
 
 static std::optional<FileFormat> named_format(std::string_view target) {
   for (const Container* const container : containers()) {
     if (target.ends_with(container->suffix())) return container->format();
   }
-  constexpr std::string_view endings[] = {".gguf", ".bin", ".pt", ".pth", ".ckpt", ".safetensors"};
-  for (const std::string_view ending : endings) {
-    if (target.size() < ending.size()) continue;
-    std::string last(target.substr(target.size() - ending.size()));
-    std::ranges::transform(last, last.begin(), [](char c) {
-      return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
-    });
-    if (last != ending) continue;
+  const std::string lower = lowered(target);
+  constexpr std::string_view endings = ".gguf .bin .pt .pth .ckpt .safetensors";
+  for_each_word(endings, [&](std::string_view ending) {
+    if (!lower.ends_with(ending)) return;
     throw Error(
         "convert.target",
         fmt::format("the target is named like a {} file, and safetensors and GGUF are "
                     "written",
                     ending.substr(1)),
         {.path = std::string(target), .expected = "NAME.safetensors, NAME.gguf or a folder"});
-  }
+  });
   return std::nullopt;
 }
 
