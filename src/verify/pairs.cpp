@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "codec/gguf/gguf.h"
-#include "convert/expert_layouts.h"
+#include "convert/experts.h"
 #include "kernels/cast.h"
 #include "plan/dtypes.h"
 #include "verify/borrowed.h"
