@@ -16,7 +16,6 @@
 #include "catalog/conv1d.h"
 #include "codec/encode.h"
 #include "convert/chooser.h"
-#include "convert/expert_names.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
 #include "convert/quantize_rules.h"
@@ -26,37 +25,6 @@
 namespace loadstone {
 
 namespace {
-
-// Shapes that an encoding cannot take, told once for all that are alike.
-class Misfits {
- public:
-  void add(const TargetRecipe& recipe, const Quantization& quantization,
-           const DecodeProblem& problem) {
-    auto& [count, first] = misfits_[{folded_name(recipe.target), recipe.shape.text(),
-                                     quantization.encoding, problem.message}];
-    if (++count == 1) first = recipe.target;
-  }
-
-  void report(std::vector<Finding>& findings) const {
-    for (const auto& [key, value] : misfits_) {
-      const auto& [folded, shape, encoding, message] = key;
-      const auto& [count, first] = value;
-      findings.push_back({.severity = Severity::warning,
-                          .code = "convert.left_alone",
-                          .target = first,
-                          .message = fmt::format(
-                              "'{}'{} {} stays as it is: {} cannot take it, {}", printable(first),
-                              count > 1 ? fmt::format(" and {} like it", count - 1) : "", shape,
-                              encoding, message),
-                          .suggestion = "choose another encoding for it, or --exclude it"});
-    }
-  }
-
- private:
-  std::map<std::tuple<std::string, std::string, std::string, std::string>,
-           std::pair<std::size_t, std::string>>
-      misfits_;
-};
 
 // Partners of one scale have one dtype, one encoding and as many matrices each; who has none has no
 // group.
@@ -156,7 +124,7 @@ class Choosing {
         choices_.plain.emplace(recipe.target, *reason);
       }
     }
-    misfits_.report(findings_);
+    report_misfits();
     report_unread();
     report_lost(recipes);
     report_mixed(recipes);
@@ -171,6 +139,18 @@ class Choosing {
                          .sources = std::move(names),
                          .message = std::move(message),
                          .suggestion = std::string(suggestion)});
+  }
+
+  void report_misfits() {
+    for (const auto& [key, tensors] : misfits_) {
+      const auto& [folded, shape, encoding, message] = key;
+      findings_.push_back({.severity = Severity::warning,
+                           .code = "convert.left_alone",
+                           .target = tensors.first,
+                           .message = fmt::format("{} {} stays as it is: {} cannot take it, {}",
+                                                  tensors.text(), shape, encoding, message),
+                           .suggestion = "choose another encoding for it, or --exclude it"});
+    }
   }
 
   void report_stacks() {
@@ -207,7 +187,7 @@ class Choosing {
     std::map<const PlainRule*, std::vector<std::string>> lost;
     for (const TargetRecipe& recipe : recipes.targets) {
       if (choices_.quantize.contains(recipe.target)) continue;
-      const PlainRule* const rule = chooser_.lost_beside_codes(recipe.target);
+      const PlainRule* const rule = chooser_.first_rule(RuleUse::lost, recipe.target);
       if (rule != nullptr) lost[rule].push_back(recipe.target);
     }
     for (auto& [rule, names] : lost) {
@@ -264,7 +244,7 @@ class Choosing {
     }
     if (written != nullptr && !names_components(naming_style(*written, style_), recipe)) {
       constexpr std::string_view why = "files name the components of a '.weight' only";
-      misfits_.add(recipe, quantization, {std::string(why), {}, {}});
+      add_misfit(recipe, quantization, why);
       return why;
     }
     QuantizeForm form;
@@ -275,7 +255,7 @@ class Choosing {
     }
     if (problem) {
       recipe = before;
-      misfits_.add(recipe, quantization, *problem);
+      add_misfit(recipe, quantization, problem->message);
       return "its shape does not fit the encoding";
     }
     ++format->made;
@@ -284,6 +264,13 @@ class Choosing {
     quantization.group = chooser_.group_of(recipe.target);
     choices_.quantize.emplace(recipe.target, std::move(quantization));
     return std::nullopt;
+  }
+
+  void add_misfit(const TargetRecipe& recipe, const Quantization& quantization,
+                  std::string_view why) {
+    misfits_[{folded_name(recipe.target), recipe.shape.text(), quantization.encoding,
+              std::string(why)}]
+        .add(recipe.target);
   }
 
   // `unread`: why readers of the style take the codes for numbers.
@@ -301,7 +288,8 @@ class Choosing {
     }
     if (unread) return;
     const bool joins_codes = naming != NamingStyle::compressed || !written.decodes_experts;
-    const PlainRule* const rule = chooser_.changed_layer(recipe.target, joins_codes);
+    const PlainRule* rule = chooser_.first_rule(RuleUse::split, recipe.target);
+    if (rule == nullptr && joins_codes) rule = chooser_.first_rule(RuleUse::joined, recipe.target);
     if (rule == nullptr) return;
     unread = rule->reason;
     unread_[rule->reason].advice = rule->advice;
@@ -321,7 +309,8 @@ class Choosing {
   std::set<std::string, std::less<>> names_;
   std::vector<std::string> stacks_;  // that the style has no names for
   bool has_reader_ = false;          // transformers reads codes of the style
-  Misfits misfits_;
+  // Shapes that an encoding cannot take: by name, shape, encoding and reason.
+  std::map<std::tuple<std::string, std::string, std::string, std::string>, Alike> misfits_;
   // Names of quantized tensors by the kind of their layer, if that is not linear.
   std::map<std::string_view, Unread> unread_;
 };
@@ -333,6 +322,11 @@ std::vector<std::string> names_of(const Recipes& recipes) {
   names.reserve(recipes.targets.size());
   for (const TargetRecipe& recipe : recipes.targets) names.push_back(recipe.target);
   return names;
+}
+
+std::string Alike::text() const {
+  const std::string others = count > 1 ? fmt::format(" and {} like it", count - 1) : "";
+  return fmt::format("'{}'{}", printable(first), others);
 }
 
 std::string folded_name(std::string_view name) {

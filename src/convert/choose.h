@@ -35,6 +35,18 @@ struct Choices {
 // The targets' names, in their order.
 [[nodiscard]] std::vector<std::string> names_of(const Recipes& recipes);
 
+// Tensors that are alike, which one finding reports.
+struct Alike {
+  std::size_t count = 0;
+  std::string first;
+
+  void add(const std::string& name) {
+    if (count++ == 0) first = name;
+  }
+  // "'a.0.b' and 3 like it"
+  [[nodiscard]] std::string text() const;
+};
+
 // Names with * for numbers: what is alike has one.
 [[nodiscard]] std::string folded_name(std::string_view name);
 

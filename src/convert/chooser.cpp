@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <span>
 
 #include "base/text.h"
 #include "convert/json_text.h"
@@ -57,22 +56,15 @@ Chooser::Chooser(const QuantizeOptions& options, std::string_view config) {
     include_.push_back(compile_rule(text, "include", memory));
   for (const auto& text : options.exclude)
     exclude_.push_back(compile_rule(text, "exclude", memory));
-  const auto take = [&](std::span<const PlainRule> rules, Reasons& reasons) {
-    for (const PlainRule& rule : rules) {
-      if (!rule.model_types.empty()) {
-        const auto types = compile_rule(rule.model_types, "model_type", own);
-        if (!re2::RE2::FullMatch(model_type, *types)) continue;
-      }
-      reasons.emplace_back(compile_rule(rule.pattern, "rules", own), &rule);
+  for (const PlainRule& rule : plain_rules()) {
+    if (!rule.model_types.empty()) {
+      const auto types = compile_rule(rule.model_types, "model_type", own);
+      if (!re2::RE2::FullMatch(model_type, *types)) continue;
     }
-  };
-  take(plain_rules(), plain_);
-  take(bnb_plain_rules(), bnb_plain_);
-  take(joined_rules(), joined_);
-  take(split_rules(), split_);
-  take(lost_rules(), lost_);
-  for (const PartnerRule& rule : partner_rules()) {
-    partners_.push_back(compile_rule(rule.pattern, "rules", own));
+    rules_.emplace_back(compile_rule(rule.pattern, "rules", own), &rule);
+  }
+  for (const std::string_view pattern : partner_patterns) {
+    partners_.push_back(compile_rule(pattern, "rules", own));
   }
 }
 
@@ -92,7 +84,7 @@ std::optional<std::string_view> Chooser::reason(const TargetRecipe& recipe) cons
   const std::string& name = recipe.target;
   if (is_excluded(name)) return "excluded";
   if (is_included(name)) return std::nullopt;
-  if (const PlainRule* const rule = first_rule(plain_, name)) return rule->reason;
+  if (const PlainRule* const rule = first_rule(RuleUse::plain, name)) return rule->reason;
   if (!is_in(*weight_, name)) return no_weight;
   if (!is_in(*layer_, name)) return "outside the decoder layers";
   if (is_beyond(name)) return "layer of the multi-token prediction";
@@ -110,30 +102,22 @@ std::optional<std::string_view> Chooser::reason_in_bnb(
       has(name.substr(0, name.size() - output.size()) + "in_proj_weight")) {
     return "of nn.MultiheadAttention, which reads the weight without calling its layer";
   }
-  if (const PlainRule* const rule = first_rule(bnb_plain_, name)) return rule->reason;
+  if (const PlainRule* const rule = first_rule(RuleUse::bnb, name)) return rule->reason;
   return std::nullopt;
 }
 
 std::optional<std::string_view> Chooser::other_layer(const std::string& name) const {
-  const PlainRule* const rule = first_rule(plain_, name);
+  const PlainRule* const rule = first_rule(RuleUse::plain, name);
   if (rule != nullptr && !rule->is_linear) return rule->reason;
   if (!is_in(*weight_, name)) return no_weight;
   return std::nullopt;
 }
 
-const PlainRule* Chooser::changed_layer(const std::string& name, bool joins_codes) const {
-  const PlainRule* const rule = first_rule(split_, name);
-  return rule == nullptr && joins_codes ? first_rule(joined_, name) : rule;
-}
-
-const PlainRule* Chooser::lost_beside_codes(const std::string& name) const {
-  return first_rule(lost_, name);
-}
-
-const PlainRule* Chooser::first_rule(const Reasons& rules, const std::string& name) {
-  const auto found =
-      std::ranges::find_if(rules, [&](const auto& each) { return is_in(*each.first, name); });
-  const bool is_found = found != rules.end() && found->second->reason != PlainRule::is_read;
+const PlainRule* Chooser::first_rule(RuleUse use, const std::string& name) const {
+  const auto found = std::ranges::find_if(rules_, [&](const auto& each) {
+    return each.second->use == use && is_in(*each.first, name);
+  });
+  const bool is_found = found != rules_.end() && found->second->reason != PlainRule::is_read;
   return is_found ? found->second : nullptr;
 }
 

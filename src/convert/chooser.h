@@ -46,12 +46,9 @@ class Chooser {
   // whether the output has a tensor of this name.
   [[nodiscard]] std::optional<std::string_view> reason_in_bnb(
       const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const;
-  // Returns the rule by which transformers takes codes of the tensor for numbers; null if none.
-  // `joins_codes`: of experts too.
-  [[nodiscard]] const PlainRule* changed_layer(const std::string& name, bool joins_codes) const;
-  // Returns the rule by which transformers does not find the plain tensor next to codes; null if
-  // none.
-  [[nodiscard]] const PlainRule* lost_beside_codes(const std::string& name) const;
+  // Returns the first rule of this use that matches; null without one, or if it is of a kind that
+  // is read.
+  [[nodiscard]] const PlainRule* first_rule(RuleUse use, const std::string& name) const;
   // The first whose pattern finds the name. Null: there is none.
   [[nodiscard]] Format* format_for(const std::string& name);
   // The same, and null for "none": it stays as it is.
@@ -65,11 +62,6 @@ class Chooser {
               std::vector<Finding>& findings) const;
 
  private:
-  using Reasons = std::vector<std::pair<Pattern, const PlainRule*>>;
-
-  // Returns the first rule that matches; null without one, or if its reason is PlainRule::is_read.
-  [[nodiscard]] static const PlainRule* first_rule(const Reasons& rules, const std::string& name);
-
   void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
 
   // Layers behind the last one of the model are those of the multi-token prediction.
@@ -82,11 +74,7 @@ class Chooser {
   std::vector<Format> formats_;
   std::vector<Pattern> include_;
   std::vector<Pattern> exclude_;
-  Reasons plain_;
-  Reasons bnb_plain_;
-  Reasons joined_;
-  Reasons split_;
-  Reasons lost_;
+  std::vector<std::pair<Pattern, const PlainRule*>> rules_;  // for the model's type
   std::vector<Pattern> partners_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "base/refuse_option.h"
 #include "base/text.h"
+#include "base/words.h"
 
 namespace loadstone {
 
@@ -24,8 +25,7 @@ std::span<const Container* const> containers() noexcept {
 
 // Returns true for keys that decide what a model computes.
 static bool is_of_model(std::string_view key) {
-  constexpr std::array<std::string_view, 3> others = {"general.", "tokenizer.", "quantize."};
-  return std::ranges::none_of(others, [&](std::string_view each) { return key.starts_with(each); });
+  return !starts_with_word(key, "general. tokenizer. quantize.");
 }
 
 void report_left_out(std::vector<std::string> keys, std::string_view reason,

@@ -29,7 +29,7 @@ class Container {
   // Of file names: ".safetensors".
   [[nodiscard]] virtual std::string_view suffix() const noexcept = 0;
   // Of the name of the file that lists shards; empty: there is none.
-  [[nodiscard]] virtual std::string_view index_suffix() const noexcept = 0;
+  [[nodiscard]] virtual std::string_view index_suffix() const noexcept { return {}; }
   // Whether files hold blocks of numbers as they are.
   [[nodiscard]] virtual bool holds_blocks() const noexcept = 0;
 
@@ -43,7 +43,7 @@ class Container {
                                                       const ConvertOptions& options) const = 0;
   // Whether the lower-case name says what tensors become, although no encoding has it: mixes of
   // encodings, dtypes.
-  [[nodiscard]] virtual bool is_format(std::string_view name) const = 0;
+  [[nodiscard]] virtual bool is_format(std::string_view) const { return false; }
   // Chooses which tensors are quantized, where the options ask for it; may change recipes, and says
   // so in the metadata. Throws Error "plan.options" for formats that files do not hold.
   [[nodiscard]] virtual Choices choose(const ConvertOptions& options, const Catalog& catalog,
@@ -57,9 +57,9 @@ class Container {
   [[nodiscard]] virtual std::string header(const Conversion& conversion,
                                            std::size_t file) const = 0;
   // An error for a header that readers do not take.
-  [[nodiscard]] virtual std::optional<Finding> refuse_header(const OutputFile& file) const = 0;
+  [[nodiscard]] virtual std::optional<Finding> refuse_header(const OutputFile&) const { return {}; }
   // The file that lists shards.
-  [[nodiscard]] virtual std::string index(const Conversion& conversion) const = 0;
+  [[nodiscard]] virtual std::string index(const Conversion&) const { return {}; }
 
   // Whether a file's name is that of a model's shard or index.
   [[nodiscard]] bool is_model_name(std::string_view name) const noexcept;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <map>
 #include <set>
 #include <tuple>
@@ -16,6 +17,7 @@
 #include "codec/encode.h"
 #include "codec/tensor_table.h"
 #include "convert/choose.h"
+#include "convert/config_findings.h"
 #include "convert/container.h"
 #include "convert/gguf_importance.h"
 #include "convert/json_text.h"
@@ -24,14 +26,11 @@
 #include "convert/layout.h"
 #include "convert/left_out.h"
 #include "convert/moved_codes.h"
-#include "convert/old_names.h"
-#include "convert/other_models.h"
 #include "convert/outputs.h"
 #include "convert/plain_codes.h"
 #include "convert/quantize_config.h"
 #include "convert/quantize_style.h"
 #include "convert/repack.h"
-#include "convert/schemes.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"
 #include "loadstone/convert.h"
@@ -42,74 +41,75 @@ namespace loadstone {
 
 namespace {
 
-bool names_are_given(const ConvertOptions& options) {
-  return !options.rules.empty() || !options.recipes.targets.empty();
+// An option that goes with no other, or with nothing.
+struct Refusal {
+  bool applies;
+  const char* field;
+  const char* message;
+  std::string found = {};
+};
+
+void refuse_first(std::initializer_list<Refusal> refusals) {
+  for (const Refusal& each : refusals) {
+    if (each.applies) refuse_option(each.field, each.message, each.found);
+  }
 }
 
 // Codes that go out as they are keep their names and the layout of their experts.
 void check_repack(const ConvertOptions& options) {
   const std::string style(name(*options.quantize.style));
-  if (options.dequantize || options.merge) {
-    refuse_option("style", "nothing is to be quantized, so nothing has a style", style);
-  }
-  if (options.format != FileFormat::safetensors) {
-    refuse_option("style", "a GGUF file has one style of its own: name none", style);
-  }
-  if (names_are_given(options) || options.experts != ExpertLayout::keep) {
-    refuse_option(
-        "style",
-        "codes get the components of another style, or other names and layouts: convert twice",
-        style);
-  }
+  refuse_first({
+      {options.dequantize || options.merge, "style",
+       "nothing is to be quantized, so nothing has a style", style},
+      {options.format != FileFormat::safetensors, "style",
+       "a GGUF file has one style of its own: name none", style},
+      {names_are_given(options) || options.experts != ExpertLayout::keep, "style",
+       "codes get the components of another style, or other names and layouts: convert twice",
+       style},
+  });
 }
 
 void check_options(const ConvertOptions& options) {
   const auto is_float = [](Dtype dtype) {
     return kind(dtype) == DtypeKind::floating && bits(dtype) % 8 == 0;
   };
-  if (options.dtype && !is_float(*options.dtype)) {
-    refuse_option("dtype", "tensors can only get a floating dtype of whole bytes",
-                  std::string(name(*options.dtype)));
-  }
+  const Dtype dtype = options.dtype.value_or(Dtype::f32);
   const Dtype block = options.block_dtype;
-  if (block != Dtype::f32 && block != Dtype::bf16 && block != Dtype::f16) {
-    refuse_option("block_dtype", "blocks become F32, BF16 or F16", std::string(name(block)));
-  }
-  if (options.stem.find_first_of(std::string_view("/\0", 2)) != std::string::npos ||
-      options.stem.starts_with('.')) {
-    refuse_option("stem", "not the beginning of a file's name", printable(options.stem));
-  }
-  if (options.one_file && !options.stem.empty()) {
-    refuse_option("name", "a single file has the target's name: pass a folder",
-                  printable(options.stem));
-  }
+  const std::string& stem = options.stem;
+  const bool has_path = stem.find_first_of(std::string_view("/\0", 2)) != std::string::npos;
   const bool makes_values = options.dequantize || options.experts != ExpertLayout::keep;
-  if (makes_values && names_are_given(options)) {
-    refuse_option(options.dequantize ? "dequantize" : "experts",
-                  "rules and recipes name the tensors of the file: convert twice");
-  }
   const QuantizeOptions& quantize = options.quantize;
-  if (quantize.formats.empty() && !(quantize.include.empty() && quantize.exclude.empty())) {
-    refuse_option(quantize.include.empty() ? "exclude" : "include",
-                  "include and exclude choose what is quantized, and nothing is to be (quantize)");
-  }
+  const bool quantizes = !quantize.formats.empty();
+  refuse_first({
+      {!is_float(dtype), "dtype", "tensors can only get a floating dtype of whole bytes",
+       std::string(name(dtype))},
+      {block != Dtype::f32 && block != Dtype::bf16 && block != Dtype::f16, "block_dtype",
+       "blocks become F32, BF16 or F16", std::string(name(block))},
+      {has_path || stem.starts_with('.'), "stem", "not the beginning of a file's name",
+       printable(stem)},
+      {options.one_file && !stem.empty(), "name",
+       "a single file has the target's name: pass a folder", printable(stem)},
+      {makes_values && names_are_given(options), options.dequantize ? "dequantize" : "experts",
+       "rules and recipes name the tensors of the file: convert twice"},
+      {!quantizes && !(quantize.include.empty() && quantize.exclude.empty()),
+       quantize.include.empty() ? "exclude" : "include",
+       "include and exclude choose what is quantized, and nothing is to be (quantize)"},
+  });
   if (repacks(options)) check_repack(options);
-  if (quantize.importance != nullptr &&
-      (quantize.formats.empty() || !container_of(options.format).holds_blocks())) {
+  const bool has_importance = quantize.importance != nullptr;
+  if (has_importance && (!quantizes || !container_of(options.format).holds_blocks())) {
     refuse_option("importance", "an importance matrix weighs how a GGUF file is quantized",
                   printable(quantize.importance->path, 400));
   }
-  if (options.is_split &&
-      (options.one_file || !container_of(options.format).index_suffix().empty())) {
-    refuse_option("is_split",
-                  "only GGUF files are split without an index, into more than one file");
-  }
-  if (options.dequantize && options.merge) {
-    refuse_option("dequantize", "a merge makes numbers of whatever is quantized");
-  }
-  if (options.shard_bytes_max == 0) refuse_option("shard_bytes_max", "a shard holds something");
-  if (options.staging_bytes_max == 0)
-    refuse_option("staging_bytes_max", "nothing moves without staging");
+  const bool has_index = options.is_split && !container_of(options.format).index_suffix().empty();
+  refuse_first({
+      {options.is_split && (options.one_file || has_index), "is_split",
+       "only GGUF files are split without an index, into more than one file"},
+      {options.dequantize && options.merge, "dequantize",
+       "a merge makes numbers of whatever is quantized"},
+      {options.shard_bytes_max == 0, "shard_bytes_max", "a shard holds something"},
+      {options.staging_bytes_max == 0, "staging_bytes_max", "nothing moves without staging"},
+  });
 }
 
 void add_error(Conversion& conversion, Finding finding) {
@@ -209,14 +209,10 @@ void add_rows(Conversion& conversion, const Choices& choices) {
     const std::string before(name(target.dtype));
     const std::string after = target.quantization ? target.quantization->encoding : before;
     const std::string reason = target.quantization ? std::string() : std::string(plain->second);
-    QuantizeRow& row = rows[{folded_name(target.name), target.shape.text(), before, after, reason}];
-    if (row.tensors++ == 0) {
-      row.names = folded_name(target.name);
-      row.shape = target.shape.text();
-      row.before = before;
-      row.after = after;
-      row.reason = reason;
-    }
+    QuantizeRow made = {folded_name(target.name), target.shape.text(), before, after, reason};
+    const auto key = std::tuple(made.names, made.shape, made.before, made.after, made.reason);
+    QuantizeRow& row = rows.try_emplace(key, std::move(made)).first->second;
+    ++row.tensors;
     const std::uint64_t elements = target.shape.numel().value_or(0);
     row.bytes_before += Encoding(target.dtype).byte_count(elements).value_or(0);
     row.bytes_after += target.byte_count();
@@ -342,6 +338,11 @@ static ConvertOptions settled(const Catalog& catalog, ConvertOptions options) {
   return options;
 }
 
+static bool quantizes_any(const Plan& plan) {
+  return std::ranges::any_of(
+      plan.targets, [](const PlannedTarget& target) { return target.quantization.has_value(); });
+}
+
 // Settles the facts that an existing config at the target must agree with.
 static void settle_config(Conversion& conversion, const ConvertOptions& options, bool has_values,
                           bool is_untied) {
@@ -350,12 +351,8 @@ static void settle_config(Conversion& conversion, const ConvertOptions& options,
   const bool is_kept =
       !has_values && !options.merge &&
       (catalog.quantized().has_readable() || !certain_claim(catalog, options.folder).empty());
-  const auto is_encoded = [](const PlannedTarget& target) {
-    return target.quantization.has_value();
-  };
-  conversion.has_codes =
-      options.format == FileFormat::safetensors &&
-      (is_kept || !conversion.repacked.empty() || std::ranges::any_of(plan.targets, is_encoded));
+  conversion.has_codes = options.format == FileFormat::safetensors &&
+                         (is_kept || !conversion.repacked.empty() || quantizes_any(plan));
   const std::string& config = options.folder.config;
   conversion.has_tie = !is_untied && (config.empty() || untied_head(plan, config).has_value());
 }
@@ -364,10 +361,7 @@ static void settle_config(Conversion& conversion, const ConvertOptions& options,
 static void tell_configs(Conversion& conversion, const ConvertOptions& options, bool has_decoded) {
   auto& findings = conversion.plan.findings;
   const bool is_new = options.merge || has_decoded || !conversion.repacked.empty() ||
-                      options.format != FileFormat::safetensors ||
-                      std::ranges::any_of(conversion.plan.targets, [](const PlannedTarget& target) {
-                        return target.quantization.has_value();
-                      });
+                      options.format != FileFormat::safetensors || quantizes_any(conversion.plan);
   if (is_new) {
     tell_schemes(conversion, options, findings);
   } else if (names_are_given(options)) {

@@ -3,25 +3,41 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdint>
+#include <charconv>
+#include <iterator>
 #include <map>
-#include <memory>
-#include <optional>
-#include <set>
-#include <string>
+#include <system_error>
 #include <utility>
-#include <vector>
 
 #include "base/pattern.h"
 #include "base/text.h"
 #include "boxes/cut.h"
 #include "boxes/dims.h"
+#include "catalog/expert_series.h"
+#include "convert/outputs.h"
 #include "convert/quantize_rules.h"
 #include "loadstone/merge.h"
 
 namespace loadstone {
 
 namespace {
+
+constexpr std::string_view mixtral_block = ".block_sparse_moe.";
+constexpr std::string_view usual_block = ".mlp.";
+constexpr std::string_view experts_infix = ".experts.";
+
+// By ExpertWords and ExpertRole.
+constexpr std::array<std::array<std::string_view, 3>, 2> role_names = {
+    {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}}};
+
+std::string with_block(std::string name, std::string_view before, std::string_view after) {
+  if (const auto at = name.find(before); at != std::string::npos) {
+    name.replace(at, before.size(), after);
+  }
+  return name;
+}
+
+// ---- stacks
 
 std::vector<Box> cut(const std::vector<Box>& boxes, std::uint64_t begin, std::uint64_t end) {
   std::vector<Box> found;
@@ -76,27 +92,13 @@ TargetRecipe rows_of(const TargetRecipe& stack, std::string name, std::uint64_t 
   return recipe;
 }
 
-Finding too_many(const TargetRecipe& stack, std::uint64_t tensors_max) {
+Finding cannot_cut(const TargetRecipe& stack, const std::string& why, const char* suggestion) {
   return {.severity = Severity::error,
           .code = "plan.shape",
           .target = stack.target,
           .sources = {stack.target},
-          .message = fmt::format("'{}' {} would be cut into more experts than a file of this size "
-                                 "can hold: {} tensors at most",
-                                 printable(stack.target), stack.shape.text(), tensors_max),
-          .suggestion = "--exclude it",
-          .found = stack.shape.text()};
-}
-
-Finding lies_otherwise(const TargetRecipe& stack) {
-  return {.severity = Severity::error,
-          .code = "plan.shape",
-          .target = stack.target,
-          .sources = {stack.target},
-          .message = fmt::format("'{}' {} lies [experts, hidden, 2 * inner], and its experts are "
-                                 "quantized as [2 * inner, hidden]",
-                                 printable(stack.target), stack.shape.text()),
-          .suggestion = "convert with --experts separate, and quantize the result",
+          .message = fmt::format("'{}' {} {}", printable(stack.target), stack.shape.text(), why),
+          .suggestion = suggestion,
           .found = stack.shape.text()};
 }
 
@@ -120,7 +122,7 @@ const StackRule* rule_of(const TargetRecipe& recipe, std::string& module) {
   if (recipe.constant != nullptr) return nullptr;
   const std::uint64_t width = recipe.merge == nullptr ? 0 : recipe.merge->row_elements;
   if (width != 0 && width != recipe.shape[2]) return nullptr;
-  for (const StackRule& rule : stack_rules()) {
+  for (const StackRule& rule : stack_rules) {
     const bool fits = re2::RE2::FullMatch(recipe.target, re2::RE2(piece(rule.pattern)), &module);
     if (fits && (!rule.second || recipe.shape[1] % 2 == 0)) return &rule;
   }
@@ -142,12 +144,91 @@ void cut_stack(const TargetRecipe& stack, const StackRule& rule, const std::stri
   }
 }
 
+Recipes values_in(const std::shared_ptr<const Catalog>& catalog, ExpertLayout layout,
+                  std::string_view model_type) {
+  ConvertOptions options;
+  options.experts = layout;
+  options.dequantize = true;
+  options.block_dtype = Dtype::f32;
+  options.folder.config = "{\"model_type\": \"" + std::string(model_type) + "\"}";
+  std::vector<Finding> findings;  // of the conversion, which is not to be judged here
+  Recipes recipes = output_recipes(catalog, options, true, findings).recipes;
+  if (layout == ExpertLayout::keep) {
+    const auto is_wanted = [](const TargetRecipe&) { return true; };
+    split_stacks(recipes, model_type, is_wanted, cut_experts_max(*catalog), findings);
+  }
+  return recipes;
+}
+
 }  // namespace
+
+ExpertNaming expert_naming(std::string_view model_type) {
+  const auto is_one_of = [&](std::string_view types) {
+    return re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(types)));
+  };
+  const bool keeps_block = is_one_of(kept_block_types);
+  const bool is_mixtral = keeps_block || is_one_of(mixtral_word_types);
+  return {is_mixtral ? ExpertWords::mixtral : ExpertWords::usual, !keeps_block};
+}
+
+std::string_view name(ExpertRole role, ExpertWords words) noexcept {
+  return role_names[static_cast<std::size_t>(words)][static_cast<std::size_t>(role)];
+}
+
+std::optional<ExpertName> expert_name(std::string_view name) {
+  constexpr std::string_view suffix = ".weight";
+  const auto at = name.rfind(experts_infix);
+  if (at == std::string_view::npos || !name.ends_with(suffix)) return std::nullopt;
+  const std::size_t begin = at + experts_infix.size();
+  if (name.size() < begin + suffix.size()) return std::nullopt;
+  const std::string_view rest = name.substr(begin, name.size() - begin - suffix.size());
+  ExpertName found;
+  found.prefix = name.substr(0, begin - 1);
+  const char* const end = rest.data() + rest.size();
+  const auto [after, problem] = std::from_chars(rest.data(), end, found.expert);
+  if (problem != std::errc() || after == end || *after != '.') return std::nullopt;
+  const std::string_view role(after + 1, static_cast<std::size_t>(end - after - 1));
+  for (const ExpertWords words : {ExpertWords::usual, ExpertWords::mixtral}) {
+    for (const ExpertRole known : expert_roles) {
+      if (role != loadstone::name(known, words)) continue;
+      found.role = known;
+      found.words = words;
+      return found;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> usual_module(const std::string& module) {
+  const auto expert = expert_name(module + ".weight");
+  if (!expert || expert->words == ExpertWords::usual) return std::nullopt;
+  return fmt::format("{}.{}.{}", expert->prefix, expert->expert,
+                     name(expert->role, ExpertWords::usual));
+}
+
+std::string fused_name(std::string name, const ExpertNaming& naming) {
+  if (!naming.renames_block) return name;
+  return with_block(std::move(name), mixtral_block, usual_block);
+}
+
+std::string separate_name(std::string name, const ExpertNaming& naming) {
+  if (naming.words == ExpertWords::usual || !naming.renames_block) return name;
+  return with_block(std::move(name), usual_block, mixtral_block);
+}
+
+std::string_view block_of(std::string_view prefix) noexcept {
+  return prefix.substr(0, prefix.rfind('.') + 1);
+}
+
+bool is_in_block(const std::set<std::string, std::less<>>& blocks, std::string_view name) {
+  const auto after = blocks.upper_bound(name);
+  return after != blocks.begin() && name.starts_with(*std::prev(after));
+}
 
 std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
                          const std::function<bool(const TargetRecipe&)>& wanted,
                          std::uint64_t tensors_max, std::vector<Finding>& findings) {
-  if (re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(turned_stack_types())))) return 0;
+  if (re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(turned_stack_types)))) return 0;
   const ExpertNaming naming = expert_naming(model_type);
   const std::map<std::string, Shape> downs = down_shapes(recipes);
   std::vector<TargetRecipe> targets;
@@ -165,10 +246,17 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
     const std::uint64_t parts = rule->second ? 2 : 1;
     const auto down = downs.find(module);
     if (parts == 2 && down != downs.end() && recipe.shape[2] == 2 * down->second[1]) {
-      findings.push_back(lies_otherwise(recipe));
+      findings.push_back(cannot_cut(recipe,
+                                    "lies [experts, hidden, 2 * inner], and its experts are "
+                                    "quantized as [2 * inner, hidden]",
+                                    "convert with --experts separate, and quantize the result"));
     }
     if (recipe.shape[0] > (tensors_max - made) / parts) {
-      findings.push_back(too_many(recipe, tensors_max));
+      findings.push_back(cannot_cut(recipe,
+                                    fmt::format("would be cut into more experts than a file of "
+                                                "this size can hold: {} tensors at most",
+                                                tensors_max),
+                                    "--exclude it"));
       targets.push_back(std::move(recipe));
       continue;
     }
@@ -183,6 +271,19 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
   }
   recipes.targets = std::move(targets);
   return stacks;
+}
+
+std::vector<Recipes> expert_layouts(const std::shared_ptr<const Catalog>& catalog) {
+  std::vector<Recipes> layouts;
+  // Two model types whose blocks of experts differ, then one for each ExpertNaming.
+  for (const std::string_view model_type : {"", "lfm2_moe"}) {
+    layouts.push_back(values_in(catalog, ExpertLayout::fused, model_type));
+  }
+  for (const std::string_view model_type : {"", "mixtral", "lfm2_moe"}) {
+    layouts.push_back(values_in(catalog, ExpertLayout::separate, model_type));
+    layouts.push_back(values_in(catalog, ExpertLayout::keep, model_type));
+  }
+  return layouts;
 }
 
 }  // namespace loadstone

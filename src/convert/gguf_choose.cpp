@@ -27,11 +27,9 @@ namespace {
 constexpr std::uint64_t quantization_version = 2;
 
 // Types of which no encoding is needed.
-std::optional<Dtype> plain_type(std::string_view name) noexcept {
-  if (name == "f32") return Dtype::f32;
-  if (name == "f16") return Dtype::f16;
-  if (name == "bf16") return Dtype::bf16;
-  return std::nullopt;
+std::optional<Dtype> plain_type(std::string_view name) {
+  const auto mix = find_mix(name);
+  return mix && info(*mix).type.is_dtype() ? std::optional(info(*mix).type.dtype()) : std::nullopt;
 }
 
 // Which blocks an encoding writes; nothing for one of other codecs.
@@ -196,8 +194,7 @@ class BlockChooser {
   void apply(Encoding type, std::optional<Encoding> asked, TargetRecipe& recipe) {
     const Encoding wanted = asked.value_or(mix_ ? info(*mix_).type : type);
     if (type != wanted && fitting_type(wanted, recipe.shape) != wanted) {
-      auto& [count, first] = fallbacks_[{recipe.shape.text(), wanted.name(), type.name()}];
-      if (count++ == 0) first = recipe.target;
+      fallbacks_[{recipe.shape.text(), wanted.name(), type.name()}].add(recipe.target);
     } else {
       met_.insert(wanted.name());
     }
@@ -232,16 +229,14 @@ class BlockChooser {
   }
 
   void report_fallbacks() {
-    for (const auto& [key, value] : fallbacks_) {
+    for (const auto& [key, tensors] : fallbacks_) {
       const auto& [shape, wanted, type] = key;
-      const auto& [count, first] = value;
       findings_.push_back(
           {.severity = met_.contains(wanted) ? Severity::info : Severity::warning,
            .code = "convert.fallback",
-           .target = first,
-           .message = fmt::format(
-               "'{}'{} {} becomes {}: its rows are no whole blocks of {}", printable(first),
-               count > 1 ? fmt::format(" and {} like it", count - 1) : "", shape, type, wanted),
+           .target = tensors.first,
+           .message = fmt::format("{} {} becomes {}: its rows are no whole blocks of {}",
+                                  tensors.text(), shape, type, wanted),
            .found = std::string(type),
            .expected = std::string(wanted)});
     }
@@ -268,17 +263,15 @@ class BlockChooser {
   Choices choices_;
   const std::vector<Decoding>* decodings_ = nullptr;  // while it runs
   std::vector<Finding>& findings_;
-  // By shape and types: how many, and the first.
-  std::map<std::tuple<std::string, std::string_view, std::string_view>,
-           std::pair<std::size_t, std::string>>
-      fallbacks_;
+  // By shape and types.
+  std::map<std::tuple<std::string, std::string_view, std::string_view>, Alike> fallbacks_;
   std::set<std::string_view> met_;  // types that some tensor can have as they were asked for
   std::size_t rounded_twice_ = 0;
 };
 
 }  // namespace
 
-bool is_block_format(std::string_view name) { return find_mix(name) || plain_type(name); }
+bool is_block_format(std::string_view name) { return find_mix(name).has_value(); }
 
 Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog, Metadata& metadata,
                       Recipes& recipes, std::vector<Finding>& findings) {

@@ -12,6 +12,7 @@
 #include "convert/gguf_image.h"
 #include "convert/gguf_keys.h"
 #include "convert/gguf_mix.h"
+#include "convert/values.h"
 #include "formats/gguf.h"
 #include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
@@ -69,7 +70,6 @@ class GgufContainer final : public Container {
   [[nodiscard]] FileFormat format() const noexcept override { return FileFormat::gguf; }
   [[nodiscard]] std::string_view name() const noexcept override { return "GGUF"; }
   [[nodiscard]] std::string_view suffix() const noexcept override { return ".gguf"; }
-  [[nodiscard]] std::string_view index_suffix() const noexcept override { return {}; }
   [[nodiscard]] bool holds_blocks() const noexcept override { return true; }
 
   [[nodiscard]] Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
@@ -94,8 +94,7 @@ class GgufContainer final : public Container {
     report_left_out(left_out, "have keys that GGUF does not take", findings);
     add_types(catalog, metadata, findings);
     metadata.insert(given.begin(), given.end());
-    const bool keeps_names = options.rules.empty() && options.recipes.targets.empty();
-    if (!keeps_names || is_gguf(catalog) || check_names(catalog, metadata, findings)) {
+    if (names_are_given(options) || is_gguf(catalog) || check_names(catalog, metadata, findings)) {
       settle_architecture(catalog, metadata, findings);
     }
     static_cast<void>(alignment_of(metadata));
@@ -105,27 +104,30 @@ class GgufContainer final : public Container {
   [[nodiscard]] std::optional<Finding> refuse(const OutputTensor& tensor,
                                               const ConvertOptions& options) const override {
     if (auto finding = refuse_name(tensor, options.beyond_ggml)) return finding;
-    Finding finding = {.severity = Severity::error, .target = tensor.name};
     if (!gguf_type_id(tensor.encoding)) {
-      finding.code = "plan.dtype";
-      finding.message = fmt::format("'{}' is {}, which GGUF does not have", printable(tensor.name),
-                                    tensor.encoding.name());
-      finding.suggestion = options.dequantize ? "leave it out by a rule"
-                                              : "dequantize the quantized tensors (--dequantize); "
-                                                "for others a rule that leaves it out";
-      finding.found = std::string(tensor.encoding.name());
-      return finding;
+      return Finding{.severity = Severity::error,
+                     .code = "plan.dtype",
+                     .target = tensor.name,
+                     .message = fmt::format("'{}' is {}, which GGUF does not have",
+                                            printable(tensor.name), tensor.encoding.name()),
+                     .suggestion = options.dequantize
+                                       ? "leave it out by a rule"
+                                       : "dequantize the quantized tensors (--dequantize); "
+                                         "for others a rule that leaves it out",
+                     .found = std::string(tensor.encoding.name())};
     }
     if (tensor.shape.rank() <= ggml_rank_max || options.beyond_ggml) return std::nullopt;
-    finding.code = "convert.dims";
-    finding.message = fmt::format("'{}' has {} dims, and ggml reads {}", printable(tensor.name),
-                                  tensor.shape.rank(), ggml_rank_max);
-    finding.suggestion =
-        "--beyond-ggml writes it for programs that read more (ComfyUI's video models), or reshape "
-        "it with a rule";
-    finding.found = tensor.shape.text();
-    finding.expected = fmt::format("at most {} dims", ggml_rank_max);
-    return finding;
+    return Finding{
+        .severity = Severity::error,
+        .code = "convert.dims",
+        .target = tensor.name,
+        .message = fmt::format("'{}' has {} dims, and ggml reads {}", printable(tensor.name),
+                               tensor.shape.rank(), ggml_rank_max),
+        .suggestion =
+            "--beyond-ggml writes it for programs that read more (ComfyUI's "
+            "video models), or reshape it with a rule",
+        .found = tensor.shape.text(),
+        .expected = fmt::format("at most {} dims", ggml_rank_max)};
   }
 
   [[nodiscard]] bool is_format(std::string_view name) const override {
@@ -181,20 +183,12 @@ class GgufContainer final : public Container {
     return gguf_header(metadata, tensors, alignment);
   }
 
-  [[nodiscard]] std::optional<Finding> refuse_header(const OutputFile&) const override {
-    return std::nullopt;
-  }
-  [[nodiscard]] std::string index(const Conversion&) const override { return {}; }
-
  private:
   // GGUF sources have types already.
   static void add_types(const Catalog& catalog, Metadata& metadata,
                         std::vector<Finding>& findings) {
     if (is_gguf(catalog)) return;
-    const auto types = catalog.metadata().find(types_key);
-    const auto* const text = types == catalog.metadata().end()
-                                 ? nullptr
-                                 : std::get_if<std::string>(&types->second.value);
+    const std::string* const text = find_text(catalog.metadata(), types_key);
     const auto failed = restore_types(text == nullptr ? std::string_view() : *text, metadata);
     for (const std::string& key : failed) metadata.erase(key);
     report_left_out(failed, "do not fit their types", findings);

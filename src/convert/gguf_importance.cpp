@@ -37,13 +37,13 @@ std::string size_text(const Shape& shape) {
   return fmt::format("{} columns of {} matrices", columns, matrices);
 }
 
-}  // namespace
-
-std::string Importances::Some::text() const {
-  const std::string name = fmt::format("'{}'", printable(first));
-  if (count == 1) return name;
-  return fmt::format("{} and {}", name, counted(count - 1, "other"));
+// "'blk.0.attn_q.weight' and 6 others"
+std::string others_of(const Alike& some) {
+  const std::string name = fmt::format("'{}'", printable(some.first));
+  return some.count == 1 ? name : fmt::format("{} and {}", name, counted(some.count - 1, "other"));
 }
+
+}  // namespace
 
 std::shared_ptr<const std::vector<float>> Importances::take(std::optional<Mix> mix,
                                                             const TargetRecipe& recipe,
@@ -69,8 +69,8 @@ void Importances::report(const Recipes& recipes, std::vector<Finding>& findings)
   for (const auto& [type, tensors] : needing_) {
     Finding& made = findings.emplace_back(finding(
         Severity::error, tensors.first,
-        fmt::format("{} would become {}, which needs an importance matrix{}", tensors.text(), type,
-                    matrix_ == nullptr ? "" : ", and this one has no entry for that")));
+        fmt::format("{} would become {}, which needs an importance matrix{}", others_of(tensors),
+                    type, matrix_ == nullptr ? "" : ", and this one has no entry for that")));
     made.suggestion =
         matrix_ == nullptr
             ? "--imatrix FILE (imatrix= in Python), as llama-imatrix writes it; or more bits"
@@ -81,7 +81,7 @@ void Importances::report(const Recipes& recipes, std::vector<Finding>& findings)
     const auto& [numbers, expected] = sizes;
     Finding& made = findings.emplace_back(
         finding(Severity::error, tensors.first,
-                fmt::format("{} in '{}': the entry has {}, and the tensor {}", tensors.text(),
+                fmt::format("{} in '{}': the entry has {}, and the tensor {}", others_of(tensors),
                             printable(matrix_->path, 400), counted(numbers, "number"), expected)));
     made.suggestion = "measure the importance matrix with this model";
     made.found = std::to_string(numbers);
@@ -94,7 +94,7 @@ void Importances::report(const Recipes& recipes, std::vector<Finding>& findings)
 void Importances::report_unused(const Recipes& recipes, std::vector<Finding>& findings) const {
   std::set<std::string_view> names;
   for (const TargetRecipe& recipe : recipes.targets) names.insert(recipe.target);
-  Some unused;
+  Alike unused;
   for (const auto& [name, numbers] : matrix_->entries) {
     if (!names.contains(name)) unused.add(name);
   }
@@ -102,14 +102,14 @@ void Importances::report_unused(const Recipes& recipes, std::vector<Finding>& fi
     findings.push_back(finding(
         Severity::warning, {},
         fmt::format("{} of {} entries in '{}' fit the name of no tensor: {}", unused.count,
-                    matrix_->entries.size(), printable(matrix_->path, 400), unused.text())));
+                    matrix_->entries.size(), printable(matrix_->path, 400), others_of(unused))));
     findings.back().suggestion = "check that the importance matrix was measured with this model";
   }
   if (without_.count == 0) return;
   findings.push_back(finding(
       Severity::info, without_.first,
       fmt::format("the importance matrix has no entry for {}, so their numbers alone decide",
-                  without_.text())));
+                  others_of(without_))));
 }
 
 void erase_importance(const Metadata& given, Metadata& metadata) {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "convert/choose.h"
 #include "convert/gguf_mix.h"
 #include "loadstone/catalog.h"
 #include "loadstone/dtype.h"
@@ -40,26 +41,15 @@ class Importances {
   void describe(Metadata& metadata) const;
 
  private:
-  // Like tensors are told once.
-  struct Some {
-    std::size_t count = 0;
-    std::string first;
-
-    void add(const std::string& name) {
-      if (count++ == 0) first = name;
-    }
-    // "'blk.0.attn_q.weight' and 6 others"
-    [[nodiscard]] std::string text() const;
-  };
   // Numbers of entries, numbers that tensors have.
   using Sizes = std::pair<std::size_t, std::string>;
 
   void report_unused(const Recipes& recipes, std::vector<Finding>& findings) const;
 
   const ImportanceMatrix* matrix_;
-  std::map<std::string_view, Some> needing_;  // by their types' names
-  std::map<Sizes, Some> misfits_;
-  Some without_;
+  std::map<std::string_view, Alike> needing_;  // by their types' names
+  std::map<Sizes, Alike> misfits_;
+  Alike without_;
 };
 
 }  // namespace loadstone

@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "base/named.h"
+#include "base/words.h"
 #include "formats/metadata.h"
 #include "loadstone/error.h"
 
@@ -85,14 +86,12 @@ std::optional<MetadataType> fixed_type(std::string_view key) {
 
 std::map<std::string_view, MetadataType> types_of(std::string_view entries) {
   std::map<std::string_view, MetadataType> types;
-  while (!entries.empty()) {
-    const std::string_view entry = entries.substr(0, entries.find(' '));
-    entries.remove_prefix(std::min(entries.size(), entry.size() + 1));
+  for_each_word(entries, [&](std::string_view entry) {
     const std::size_t equals = entry.rfind('=');
-    if (equals == std::string_view::npos) continue;
+    if (equals == std::string_view::npos) return;
     const auto type = from_name<MetadataType>(entry.substr(equals + 1));
     if (type) types.emplace(entry.substr(0, equals), *type);
-  }
+  });
   return types;
 }
 
@@ -107,35 +106,14 @@ bool parse(std::string_view digits, MetadataValue& item) {
 
 // Parse what text_of() writes; nothing for text that the type does not have.
 std::optional<MetadataValue> parsed(MetadataType type, std::string_view digits) {
-  MetadataValue item = {.value = false, .type = type};
-  bool is_value = false;
-  switch (type) {
-    case MetadataType::boolean:
-      item.value = digits == "true";
-      is_value = digits == "true" || digits == "false";
-      break;
-    case MetadataType::u8:
-    case MetadataType::u16:
-    case MetadataType::u32:
-    case MetadataType::u64:
-      is_value = parse<std::uint64_t>(digits, item);
-      break;
-    case MetadataType::i8:
-    case MetadataType::i16:
-    case MetadataType::i32:
-    case MetadataType::i64:
-      is_value = parse<std::int64_t>(digits, item);
-      break;
-    case MetadataType::f32:
-      is_value = parse<float>(digits, item);
-      break;
-    case MetadataType::f64:
-      is_value = parse<double>(digits, item);
-      break;
-    case MetadataType::string:
-    case MetadataType::array:
-      break;
-  }
+  MetadataValue item = {.value = digits == "true", .type = type};
+  const std::string_view kind = name(type);  // "u8", "i64"
+  const bool is_value = type == MetadataType::boolean ? digits == "true" || digits == "false"
+                        : type == MetadataType::f32   ? parse<float>(digits, item)
+                        : type == MetadataType::f64   ? parse<double>(digits, item)
+                        : kind.starts_with('u')
+                            ? parse<std::uint64_t>(digits, item)
+                            : kind.starts_with('i') && parse<std::int64_t>(digits, item);
   std::string bytes;
   if (!is_value || !append_number(item, bytes)) return std::nullopt;
   return number_value(type, reinterpret_cast<const std::byte*>(bytes.data()));

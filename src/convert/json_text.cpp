@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -112,16 +113,17 @@ std::string quoted(std::string_view text) {
   return json.take();
 }
 
-template <typename Use>
-bool use_member(std::string_view text, std::string_view key, Use&& use) {
+// The value that a JSON pointer finds; nothing if there is none, or it has a different type.
+template <typename Value>
+std::optional<Value> found_at(std::string_view text, const std::string& pointer) {
   dom::parser parser;
-  dom::element root;
-  dom::element value;
-  if (parsed_json(parser, python_json(text).text).get(root) != simdjson::SUCCESS) return false;
-  if (!root.is_object() || root[key].get(value) != simdjson::SUCCESS) return false;
-  use(value);
-  return true;
+  const auto root = parsed_json(parser, python_json(text).text);
+  std::conditional_t<std::is_same_v<Value, std::string>, std::string_view, Value> value{};
+  if (root.at_pointer(pointer).get(value) != simdjson::SUCCESS) return std::nullopt;
+  return Value(value);
 }
+
+std::string pointer_to(std::string_view key) { return "/" + std::string(key); }
 
 // Keys may be written with escapes. Empty for an item of an array.
 std::string key_of(std::string_view text, const Span& member) {
@@ -134,26 +136,6 @@ std::string key_of(std::string_view text, const Span& member) {
   std::string_view key;
   if (parsed_json(parser, quoted_key).get(key) != simdjson::SUCCESS) return {};
   return std::string(key);
-}
-
-std::string with_spans(std::string_view text, const std::vector<Span>& members, std::size_t close,
-                       std::string_view key, std::string_view value) {
-  for (const Span& member : members) {
-    if (key_of(text, member) != key) continue;
-    return std::string(text.substr(0, member.value)) + std::string(value) +
-           std::string(text.substr(member.end));
-  }
-  if (members.empty()) {
-    return std::string(text.substr(0, close)) + "\n  " + quoted(key) + ": " + std::string(value) +
-           "\n" + std::string(text.substr(close));
-  }
-  // As far to the right as the last one.
-  const Span& last = members.back();
-  const std::size_t before =
-      members.size() > 1 ? members[members.size() - 2].end + 1 : text.find('{') + 1;
-  const std::string_view gap = text.substr(before, last.begin - before);
-  return std::string(text.substr(0, last.end)) + "," + std::string(gap) + quoted(key) + ": " +
-         std::string(value) + std::string(text.substr(last.end));
 }
 
 std::string without_members_of_level(std::string_view text,
@@ -221,30 +203,23 @@ bool is_json_object(std::string_view text) {
 }
 
 std::string string_member(std::string_view text, std::string_view key) {
-  std::string found;
-  use_member(text, key, [&](dom::element value) {
-    std::string_view string;
-    if (value.get(string) == simdjson::SUCCESS) found = string;
-  });
-  return found;
+  return found_at<std::string>(text, pointer_to(key)).value_or("");
 }
 
 std::optional<std::uint64_t> number_member(std::string_view text, std::string_view key) {
-  std::optional<std::uint64_t> found;
-  use_member(text, key, [&](dom::element value) {
-    std::uint64_t number = 0;
-    if (value.get(number) == simdjson::SUCCESS) found = number;
-  });
-  return found;
+  return found_at<std::uint64_t>(text, pointer_to(key));
 }
 
 std::optional<bool> bool_member(std::string_view text, std::string_view key) {
-  std::optional<bool> found;
-  use_member(text, key, [&](dom::element value) {
-    bool is_set = false;
-    if (value.get(is_set) == simdjson::SUCCESS) found = is_set;
-  });
-  return found;
+  return found_at<bool>(text, pointer_to(key));
+}
+
+std::string first_of_member(std::string_view text, std::string_view key) {
+  return found_at<std::string>(text, pointer_to(key) + "/0").value_or("");
+}
+
+bool has_member(std::string_view text, std::string_view key) {
+  return found_at<dom::element>(text, pointer_to(key)).has_value();
 }
 
 std::string_view object_member(std::string_view text, std::string_view key) {
@@ -255,23 +230,23 @@ std::string_view object_member(std::string_view text, std::string_view key) {
   return {};
 }
 
-std::string first_of_member(std::string_view text, std::string_view key) {
-  std::string found;
-  use_member(text, key, [&](dom::element value) {
-    std::string_view first;
-    if (value.is_array() && value.at(0).get(first) == simdjson::SUCCESS) found = first;
-  });
-  return found;
-}
-
-bool has_member(std::string_view text, std::string_view key) {
-  return use_member(text, key, [](dom::element) {});
-}
-
 std::string with_member(std::string_view text, std::string_view key, std::string_view value) {
   Scanner scanner(text);
   const auto members = scanner.members();
-  return with_spans(text, members, scanner.close(), key, value);
+  const auto replaced = [&](std::size_t begin, std::size_t end, std::string_view middle) {
+    return std::string(text.substr(0, begin)).append(middle).append(text.substr(end));
+  };
+  for (const Span& member : members) {
+    if (key_of(text, member) == key) return replaced(member.value, member.end, value);
+  }
+  const std::string added = quoted(key) + ": " + std::string(value);
+  if (members.empty()) return replaced(scanner.close(), scanner.close(), "\n  " + added + "\n");
+  // As far to the right as the last one.
+  const Span& last = members.back();
+  const std::size_t before =
+      members.size() > 1 ? members[members.size() - 2].end + 1 : text.find('{') + 1;
+  const std::string gap(text.substr(before, last.begin - before));
+  return replaced(last.end, last.end, "," + gap + added);
 }
 
 std::string with_changes(

@@ -52,6 +52,11 @@ bool recount(Box& box, Units units) {
   return true;
 }
 
+// The decoding that a box copies from; null: a source.
+const Decoding* decoding_of(const std::vector<Decoding>& decodings, const Box& box) {
+  return box.decoding < decodings.size() ? &decodings[box.decoding] : nullptr;
+}
+
 // The one format that all boxes copy; nothing where there are several, or numbers.
 template <typename FormatOf>
 std::optional<BlockFormat> format_of(const std::vector<Box>& boxes, FormatOf format_of_box) {
@@ -105,12 +110,12 @@ class Keeper {
     if (!format) return;
     recipe.boxes = *boxes_of_bytes(*format, recipe, is_whole_source(catalog_, recipe));
     recipe.shape = shape_of_bytes(*format, recipe.shape);
-    for (Box& box : recipe.boxes) box.decoding = decoding_of(box);
+    for (Box& box : recipe.boxes) box.decoding = bytes_of(box);
     recipe.dtype = Dtype::u8;
   }
 
  private:
-  std::uint32_t decoding_of(const Box& box) {
+  std::uint32_t bytes_of(const Box& box) {
     const auto [known, is_new] = decodings_.try_emplace(
         {box.source, box.decoding}, static_cast<std::uint32_t>(recipes_.decodings.size()));
     if (is_new) {
@@ -141,8 +146,8 @@ std::optional<BlockFormat> blocks_to_keep(const Catalog& catalog,
                                           const TargetRecipe& recipe) {
   const auto format = format_of(recipe.boxes, [&](const Box& box) -> std::optional<BlockFormat> {
     if (box.decoding == no_decoding) return format_of_source(catalog, box.source);
-    const bool is_known = box.decoding < decodings.size();
-    if (!is_known || !mxfp4_blocks_of(decodings[box.decoding], catalog.tensors())) return {};
+    const Decoding* const decoding = decoding_of(decodings, box);
+    if (decoding == nullptr || !mxfp4_blocks_of(*decoding, catalog.tensors())) return {};
     return BlockFormat::mxfp4;
   });
   const bool is_whole = is_whole_source(catalog, recipe);
@@ -200,9 +205,9 @@ static std::optional<BlockFormat> format_given(const Catalog& catalog, const Dec
 // The shape of a kept tensor that files store folded. Null: they store it as it is.
 static const Shape* unfolded_shape(const Plan& plan, const PlannedTarget& target) {
   if (target.dtype != Dtype::u8 || target.recipe.boxes.size() != 1) return nullptr;
-  const std::uint32_t made = target.recipe.boxes.front().decoding;
-  if (made >= plan.decodings.size() || plan.decodings[made].kernel != bytes_kernel) return nullptr;
-  const TensorInfo& source = plan.catalog->tensors()[plan.decodings[made].sources.front()];
+  const Decoding* const made = decoding_of(plan.decodings, target.recipe.boxes.front());
+  if (made == nullptr || made->kernel != bytes_kernel) return nullptr;
+  const TensorInfo& source = plan.catalog->tensors()[made->sources.front()];
   return has_cut_blocks(source.encoding, source.shape) ? &source.shape : nullptr;
 }
 
@@ -210,9 +215,8 @@ static const Shape* unfolded_shape(const Plan& plan, const PlannedTarget& target
 static std::optional<PlainForm> kept_blocks(const Plan& plan, const PlannedTarget& target) {
   if (target.dtype != Dtype::u8 || target.recipe.boxes.empty()) return std::nullopt;
   const auto format = format_of(target.recipe.boxes, [&](const Box& box) {
-    return box.decoding < plan.decodings.size()
-               ? format_given(*plan.catalog, plan.decodings[box.decoding])
-               : std::nullopt;
+    const Decoding* const decoding = decoding_of(plan.decodings, box);
+    return decoding != nullptr ? format_given(*plan.catalog, *decoding) : std::nullopt;
   });
   auto extents = target.shape.extents();
   if (!format || extents.empty()) return std::nullopt;
@@ -223,10 +227,9 @@ static std::optional<PlainForm> kept_blocks(const Plan& plan, const PlannedTarge
     if (!recount(box, {block.bytes, block.elements})) return std::nullopt;
   }
   extents.back() = extents.back() / block.bytes * block.elements;
-  if (unfolded_shape(plan, target) != nullptr) {
-    return PlainForm{*format, folded_shape(*format, Shape(std::move(extents)))};
-  }
-  return PlainForm{*format, Shape(std::move(extents))};
+  Shape shape(std::move(extents));
+  const bool is_folded = unfolded_shape(plan, target) != nullptr;
+  return PlainForm{*format, is_folded ? folded_shape(*format, shape) : shape};
 }
 
 PlainForm plain_form(const Conversion& conversion, const PlannedTarget& target) {
@@ -251,8 +254,8 @@ std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion) {
   const Plan& plan = conversion.plan;
   for (const PlannedTarget& target : plan.targets) {
     const auto is_packed = [&](const Box& box) {
-      return box.decoding < plan.decodings.size() &&
-             gives_mxfp4_blocks(plan.decodings[box.decoding]);
+      const Decoding* const decoding = decoding_of(plan.decodings, box);
+      return decoding != nullptr && gives_mxfp4_blocks(*decoding);
     };
     if (!std::ranges::any_of(target.recipe.boxes, is_packed)) continue;
     RepackedTensor& tensor = repacked.emplace_back();
@@ -268,8 +271,8 @@ std::vector<Finding> check_numbers(const Plan& plan) {
   std::vector<Finding> findings;
   for (const PlannedTarget& target : plan.targets) {
     const auto is_decoded = [&](const Box& box) {
-      return box.decoding < plan.decodings.size() &&
-             mxfp4_blocks_of(plan.decodings[box.decoding], plan.catalog->tensors());
+      const Decoding* const decoding = decoding_of(plan.decodings, box);
+      return decoding != nullptr && mxfp4_blocks_of(*decoding, plan.catalog->tensors());
     };
     if (target.quantization || std::ranges::none_of(target.recipe.boxes, is_decoded)) continue;
     findings.push_back(

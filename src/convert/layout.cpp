@@ -3,16 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/only_errors.h"
+#include "base/refuse_option.h"
 #include "base/text.h"
 #include "convert/container.h"
-#include "convert/gguf_file_type.h"
+#include "convert/gguf_mix.h"
 #include "convert/quantize_style.h"
+#include "formats/metadata.h"
 #include "loadstone/name_hash.h"
 
 namespace loadstone {
@@ -83,6 +88,85 @@ void check_names(Conversion& conversion) {
   }
 }
 
+constexpr const char* file_type_key = "general.file_type";
+
+// Finds the encoding of most values in matrices.
+class MainEncoding {
+ public:
+  void add(const Encoding& encoding, const Shape& shape) {
+    if (shape.rank() >= 2) counts_[encoding.name()] += shape.numel().value_or(0);
+  }
+  // Empty without a matrix.
+  [[nodiscard]] std::string_view name() const {
+    const auto most = std::ranges::max_element(counts_, {}, [](const auto& c) { return c.second; });
+    return most == counts_.end() ? std::string_view() : most->first;
+  }
+
+ private:
+  std::map<std::string_view, std::uint64_t> counts_;
+};
+
+// Corrects a general.file_type that came from the source and is not true of the output's tensors;
+// removes it where no file type is. One that the caller gave, or a mix has set, stays.
+void settle_file_type(const ConvertOptions& options, Conversion& conversion) {
+  const Metadata& before = conversion.plan.catalog->metadata();
+  const auto source = before.find(file_type_key);
+  const auto found = conversion.metadata.find(file_type_key);
+  if (source == before.end() || found == conversion.metadata.end()) return;
+  const bool is_settled = text_of(source->second) != text_of(found->second);
+  if (is_settled || options.metadata.contains(file_type_key)) return;
+  MainEncoding of_source;
+  for (const TensorInfo& tensor : conversion.plan.catalog->tensors()) {
+    of_source.add(tensor.encoding, tensor.shape);
+  }
+  MainEncoding of_output;
+  for (const OutputFile& file : conversion.files) {
+    for (const OutputTensor& tensor : file.tensors) of_output.add(tensor.encoding, tensor.shape);
+  }
+  const std::string_view main = of_output.name();
+  const bool is_gguf = source->second.type != MetadataType::string;
+  if (is_gguf && main == of_source.name()) return;
+  std::vector<std::uint64_t> file_types;
+  for (const std::string& name : mix_names()) {
+    const MixInfo& mix = info(*find_mix(name));
+    if (mix.type.name() == main) file_types.push_back(mix.file_type);
+  }
+  const auto is_told = [&](std::uint64_t type) {
+    return text_of(found->second) == std::to_string(type);
+  };
+  const bool is_text = conversion.format != FileFormat::gguf;
+  if (file_types.empty()) {
+    conversion.metadata.erase(found);
+  } else if (is_text && std::ranges::none_of(file_types, is_told)) {
+    found->second = {.value = std::to_string(file_types.front())};
+  } else if (!is_text) {
+    const auto known = std::ranges::find_if(file_types, is_told);
+    found->second = {.value = known == file_types.end() ? file_types.front() : *known,
+                     .type = MetadataType::u32};
+  }
+}
+
+// Warns of vectors of a language model that get a dtype in which llama.cpp does not compute them.
+void tell_narrow_vectors(const ConvertOptions& options, Conversion& conversion) {
+  if (!options.dtype || *options.dtype == Dtype::f32 || !mix_model(conversion.metadata)) return;
+  std::vector<std::string> names;
+  for (const OutputFile& file : conversion.files) {
+    for (const OutputTensor& tensor : file.tensors) {
+      const bool is_narrow = tensor.encoding == Encoding(*options.dtype);
+      if (tensor.shape.rank() == 1 && is_narrow) names.push_back(tensor.name);
+    }
+  }
+  if (names.empty()) return;
+  conversion.plan.findings.push_back(
+      {.severity = Severity::warning,
+       .code = "convert.unread",
+       .sources = names,
+       .message = fmt::format("llama.cpp needs vectors and norms in F32, and {} {} {}: {}",
+                              counted(names.size(), "tensor"), names.size() == 1 ? "gets" : "get",
+                              name(*options.dtype), name_list(names)),
+       .suggestion = "--quantize f16 or bf16 in place of --dtype leaves them in F32"});
+}
+
 }  // namespace
 
 void lay_out(Conversion& conversion, const ConvertOptions& options) {
@@ -110,6 +194,32 @@ void lay_out(Conversion& conversion, const ConvertOptions& options) {
       conversion.plan.findings.push_back(*std::move(finding));
     }
   }
+}
+
+// The largest first, each to the share that has least so far.
+static std::vector<std::uint32_t> share_of(const Conversion& conversion, const ConvertPart& part) {
+  if (part.count == 0 || part.index == 0 || part.index > part.count) {
+    refuse_option("part", "a part is one of 1 to as many as there are");
+  }
+  const auto& files = conversion.files;
+  std::vector<std::uint32_t> order(files.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::ranges::greater(),
+                           [&](std::uint32_t file) { return files[file].byte_count(); });
+  // More shares than files have nothing to do.
+  std::vector<std::uint64_t> bytes(std::min<std::size_t>(part.count, files.size()), 0);
+  std::vector<std::uint32_t> mine;
+  for (const std::uint32_t file : order) {
+    const auto least = std::ranges::min_element(bytes);
+    *least += files[file].byte_count();
+    if (least - bytes.begin() == part.index - 1) mine.push_back(file);
+  }
+  std::ranges::sort(mine);
+  return mine;
+}
+
+std::vector<std::uint32_t> files_of_part(const Conversion& conversion, const ConvertPart& part) {
+  return only_errors([&] { return share_of(conversion, part); });
 }
 
 }  // namespace loadstone

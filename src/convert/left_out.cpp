@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "base/text.h"
+#include "base/words.h"
 #include "catalog/config_claim.h"
 #include "catalog/config_file.h"
 #include "catalog/open_file.h"
@@ -45,9 +45,7 @@ ModelFolder claims_beside(const Catalog& catalog) {
     try {
       return find_config(opener, catalog.root(), name);
     } catch (const Error& error) {
-      constexpr std::array<std::string_view, 3> malformed = {"format.config", "q.config",
-                                                             "ix.not_regular"};
-      if (must_read || std::ranges::count(malformed, error.code()) == 0) throw;
+      if (must_read || !is_word(error.code(), "format.config q.config ix.not_regular")) throw;
       return std::nullopt;
     }
   };

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "base/named.h"
 #include "base/refuse_option.h"
 #include "base/text.h"
 #include "boxes/cast_kind.h"
@@ -29,16 +30,32 @@ namespace loadstone {
 
 namespace {
 
-bool has_base(MergeMethod method) noexcept {
-  return method != MergeMethod::linear && method != MergeMethod::slerp;
+// In the order of MergeMethod.
+struct MethodRow {
+  std::string_view name;
+  bool has_base;  // the first model, which the others are compared with
+  Pruning pruning;
+  bool elects_signs;
+};
+constexpr MethodRow methods[] = {
+    {"linear", false, Pruning::none, false},         {"slerp", false, Pruning::none, false},
+    {"task-arithmetic", true, Pruning::none, false}, {"ties", true, Pruning::smallest, true},
+    {"dare-linear", true, Pruning::random, false},   {"dare-ties", true, Pruning::random, true},
+};
+
+static_assert(std::size(methods) == static_cast<std::size_t>(MergeMethod::dare_ties) + 1);
+
+const MethodRow& method_row(MergeMethod method) noexcept {
+  return methods[static_cast<std::size_t>(method)];
 }
 
 void check_method(const MergeOptions& merge) {
   const std::size_t models = merge.weights.size();
+  const auto& [name, has_base, pruning, elects_signs] = method_row(merge.method);
   if (merge.method == MergeMethod::slerp && models != 2) {
     refuse_option("method", "slerp is between two models", std::to_string(models), "2");
   }
-  if (has_base(merge.method) && models < 2) {
+  if (has_base && models < 2) {
     refuse_option("method", "the method takes a base and other models", std::to_string(models),
                   "at least 2");
   }
@@ -46,19 +63,17 @@ void check_method(const MergeOptions& merge) {
     refuse_option("weights", "the base of a method has no weight of its own",
                   fmt::format("{}", merge.weights.front()), "1");
   }
-  const bool is_random =
-      merge.method == MergeMethod::dare_linear || merge.method == MergeMethod::dare_ties;
-  const bool prunes = is_random || merge.method == MergeMethod::ties;
   const double density = merge.density.value_or(1);
   if (!(density > 0 && density <= 1)) {
     refuse_option("density", "the share that is kept is above 0 and at most 1",
                   fmt::format("{}", density));
   }
-  if (merge.density && !prunes) refuse_option("density", "the method keeps all");
-  if (merge.seed && !is_random) refuse_option("seed", "the method draws nothing at random");
+  if (merge.density && pruning == Pruning::none) refuse_option("density", "the method keeps all");
+  if (merge.seed && pruning != Pruning::random) {
+    refuse_option("seed", "the method draws nothing at random");
+  }
   if (!std::isfinite(merge.scale.value_or(1))) refuse_option("scale", "a scale is finite");
-  if (merge.scale && !has_base(merge.method))
-    refuse_option("scale", "the method has no differences");
+  if (merge.scale && !has_base) refuse_option("scale", "the method has no differences");
   if (merge.normalise && merge.method == MergeMethod::slerp) {
     refuse_option("normalise", "the method has no sum of weights");
   }
@@ -118,12 +133,9 @@ Merge merge_of(const MergeOptions& options) {
   merge.factor = options.scale.value_or(1);
   merge.density = options.density.value_or(1);
   merge.seed = options.seed.value_or(0);
-  const bool is_ties = options.method == MergeMethod::ties;
-  const bool is_dare_ties = options.method == MergeMethod::dare_ties;
-  if (is_ties) merge.pruning = Pruning::smallest;
-  if (is_dare_ties || options.method == MergeMethod::dare_linear) merge.pruning = Pruning::random;
-  if (merge.density == 1) merge.pruning = Pruning::none;
-  merge.elects_signs = is_ties || is_dare_ties;
+  const MethodRow& row = method_row(options.method);
+  merge.pruning = merge.density == 1 ? Pruning::none : row.pruning;
+  merge.elects_signs = row.elects_signs;
   merge.is_mean = options.normalise.value_or(merge.elects_signs);
   if (merge.is_mean) {
     check_divisors(std::span(options.weights).subspan(1), merge.elects_signs);
@@ -160,7 +172,7 @@ void check(const Catalog& catalog, const ConvertOptions& options) {
   const bool are_finite = std::ranges::all_of(merge.weights, is_factor) &&
                           std::ranges::all_of(merge.adapters, is_factor, &MergeAdapter::factor);
   if (!are_finite) refuse_option("weights", "weights and factors are finite");
-  if (!options.rules.empty() || !options.recipes.targets.empty()) {
+  if (names_are_given(options)) {
     refuse_option("rules", "a merge keeps the names of its first model: convert its result");
   }
   check_method(merge);
@@ -181,7 +193,7 @@ class Merger {
         head_(options.folder.config,
               catalog->checkpoints().empty() ? *catalog : *catalog->checkpoints().front()) {}
 
-  Values run(bool& unties) {
+  Values run() {
     MergeOptions merge = *options_.merge;
     merge.weights = weights_ = weights_of(merge);
     if (refuses_factors()) return {};
@@ -202,7 +214,6 @@ class Merger {
       add_adapter(catalog_, checkpoint, merge.adapters[i], places, numbers_, drafts_, findings_);
     }
     settle_ties();
-    unties = !roots_.empty();
     report_idle_patterns(catalog_, static_cast<std::uint32_t>(merge.weights.size()), merge.adapters,
                          findings_);
     return values();
@@ -419,6 +430,7 @@ class Merger {
       }
       values.recipes.targets.push_back(std::move(recipe));
     }
+    values.unties = !roots_.empty();
     values.recipes.decodings = numbers_.take_decodings();
     const std::uint32_t end = catalog_.tensors_of(0).end;
     for (const QuantizedTensor& each : catalog_.quantized().tensors()) {
@@ -447,35 +459,18 @@ class Merger {
 }  // namespace
 
 std::string_view name(MergeMethod method) noexcept {
-  switch (method) {
-    case MergeMethod::slerp:
-      return "slerp";
-    case MergeMethod::task_arithmetic:
-      return "task-arithmetic";
-    case MergeMethod::ties:
-      return "ties";
-    case MergeMethod::dare_linear:
-      return "dare-linear";
-    case MergeMethod::dare_ties:
-      return "dare-ties";
-    case MergeMethod::linear:
-      break;
-  }
-  return "linear";
+  const auto index = static_cast<std::size_t>(method);
+  return index < std::size(methods) ? methods[index].name : std::string_view();
 }
 
 std::optional<MergeMethod> merge_method(std::string_view text) noexcept {
-  for (const auto method : {MergeMethod::linear, MergeMethod::slerp, MergeMethod::task_arithmetic,
-                            MergeMethod::ties, MergeMethod::dare_linear, MergeMethod::dare_ties}) {
-    if (text == name(method)) return method;
-  }
-  return std::nullopt;
+  return from_name<MergeMethod>(text);
 }
 
 Values merged_values(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-                     bool& unties, std::vector<Finding>& findings) {
+                     std::vector<Finding>& findings) {
   check(*catalog, options);
-  return Merger(catalog, options, findings).run(unties);
+  return Merger(catalog, options, findings).run();
 }
 
 }  // namespace loadstone

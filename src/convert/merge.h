@@ -14,9 +14,7 @@ namespace loadstone {
 // Of all tensors that are merged or decoded; the others of the first checkpoint stay as they are.
 // Obstacles are added to `findings`. Throws Error "plan.options" for options that do
 // not go with the catalog.
-// Sets `unties` if the output holds two values for names that the source's config ties.
 [[nodiscard]] Values merged_values(const std::shared_ptr<const Catalog>& catalog,
-                                   const ConvertOptions& options, bool& unties,
-                                   std::vector<Finding>& findings);
+                                   const ConvertOptions& options, std::vector<Finding>& findings);
 
 }  // namespace loadstone

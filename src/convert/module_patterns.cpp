@@ -234,7 +234,8 @@ std::vector<std::string> patterns_of_plain(const std::vector<std::string>& plain
   }
   add(std::string(outside_blocks));
   for (const PlainRule& rule : plain_rules()) {
-    if (rule.is_linear) add(fmt::format(".*(?:{})", rule.pattern));
+    if (rule.use != RuleUse::plain || !rule.is_linear) continue;
+    add(fmt::format(".*(?:{})", rule.pattern));
   }
   for (const std::string& module : left) single.add(module);
   for (std::string& pattern : single.take()) patterns.push_back(std::move(pattern));

@@ -1,9 +1,7 @@
-#include "convert/old_names.h"
-
+// Lists of modules in configs that are copied while rules rename the modules.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <map>
 #include <set>
@@ -16,7 +14,9 @@
 #include "base/python_json.h"
 #include "base/python_pattern.h"
 #include "base/text.h"
+#include "base/words.h"
 #include "catalog/config_sections.h"
+#include "convert/config_findings.h"
 #include "convert/extras.h"
 #include "convert/left_out.h"
 #include "loadstone/error.h"
@@ -27,21 +27,13 @@ namespace loadstone {
 namespace {
 
 // Lists of names, and objects whose keys are names.
-constexpr std::array<std::string_view, 11> list_keys = {"ignore",
-                                                        "targets",
-                                                        "exclude_modules",
-                                                        "modules_to_not_convert",
-                                                        "exclude",
-                                                        "ignored_layers",
-                                                        "ignored_modules",
-                                                        "llm_int8_skip_modules",
-                                                        "dynamic",
-                                                        "quantized_layers",
-                                                        "modules_in_block_to_quantize"};
+constexpr std::string_view list_keys =
+    "ignore targets exclude_modules modules_to_not_convert exclude ignored_layers ignored_modules "
+    "llm_int8_skip_modules dynamic quantized_layers modules_in_block_to_quantize";
 
 // The entries that select the same modules for the same purpose, and their key.
 struct List {
-  std::string_view key;
+  std::string key;
   std::vector<std::string> entries;
 };
 
@@ -130,15 +122,15 @@ void add_lists(std::vector<List>& lists, const dom::element& value) {
   }
   if (!value.is_object()) return;
   for (const auto field : value.get_object()) {
-    const auto* const key = std::ranges::find(list_keys, field.key);
-    if (key == list_keys.end()) {
+    const std::string key(field.key);
+    if (!is_word(key, list_keys)) {
       add_lists(lists, field.value);
     } else if (field.value.is_object()) {  // each name has settings of its own
       for (const auto each : field.value.get_object()) {
-        lists.push_back({*key, {std::string(each.key)}});
+        lists.push_back({key, {std::string(each.key)}});
       }
     } else {
-      add_entries(lists.emplace_back(List{*key, {}}).entries, field.value);
+      add_entries(lists.emplace_back(List{key, {}}).entries, field.value);
     }
   }
 }
@@ -146,9 +138,9 @@ void add_lists(std::vector<List>& lists, const dom::element& value) {
 std::vector<List> lists_in(const ExtraFile& file) {
   std::vector<List> lists;
   dom::parser parser;
-  const PythonJson json = python_json(text_of(file));
   dom::element root;
-  if (parsed_json(parser, json.text).get(root) != simdjson::SUCCESS) return lists;
+  if (parsed_json(parser, python_json(text_of(file)).text).get(root) != simdjson::SUCCESS)
+    return lists;
   if (is_claim(file.name) && file.name != claim_name) add_lists(lists, root);
   for_each_section(root, [&](const dom::element& section) { add_lists(lists, section); });
   return lists;

@@ -1,11 +1,10 @@
-#include "convert/other_models.h"
-
+// Files of all inputs of a merge: the output has those of the first model.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,7 +12,9 @@
 #include "base/json_dom.h"
 #include "base/python_json.h"
 #include "base/text.h"
+#include "base/words.h"
 #include "catalog/config_claim.h"
+#include "convert/config_findings.h"
 #include "convert/extras.h"
 #include "convert/file_roles.h"
 #include "convert/left_out.h"
@@ -38,11 +39,10 @@ using Fields = std::map<std::string, std::string, std::less<>>;
 
 // Returns true for fields that change no number of a model, or that a conversion sets.
 bool is_ignored_field(std::string_view key) {
-  constexpr std::array<std::string_view, 9> names = {
-      "_name_or_path",   "_commit_hash",  "transformers_version",
-      "unsloth_version", "unsloth_fixed", "architectures",
-      "use_cache",       "dtype",         "torch_dtype"};
-  return std::ranges::count(names, key) > 0 || std::ranges::count(quantization_members, key) > 0;
+  constexpr std::string_view names =
+      "_name_or_path _commit_hash transformers_version unsloth_version unsloth_fixed architectures "
+      "use_cache dtype torch_dtype";
+  return is_word(key, names) || std::ranges::count(quantization_members, key) > 0;
 }
 
 // Returns the token's text if the value is a token with settings.
@@ -79,13 +79,23 @@ void add_fields(Fields& fields, const std::string& name, const dom::element& val
   }
 }
 
-Fields fields_of(const std::string& config) {
-  Fields fields;
+// Returns the values of a text; nothing if it is not JSON.
+std::optional<Fields> fields_in(const std::string& text) {
   dom::parser parser;
-  const PythonJson json = python_json(config);
-  const auto root = parsed_json(parser, json.text);
-  if (root.error() == simdjson::SUCCESS) add_fields(fields, "", root.value_unsafe());
+  dom::element root;
+  if (parsed_json(parser, python_json(text).text).get(root) != simdjson::SUCCESS) return {};
+  Fields fields;
+  add_fields(fields, "", root);
   return fields;
+}
+
+Fields fields_of(const std::string& config) { return fields_in(config).value_or(Fields()); }
+
+// All of the text is one value if it is not JSON.
+Fields fields_of(const ExtraFile& file) {
+  std::string text = text_of(file);
+  auto fields = fields_in(text);
+  return fields ? *std::move(fields) : Fields{{"text", std::move(text)}};
 }
 
 // Skips tokens, which are compared on their own, merges, and keys that describe the file. The
@@ -98,18 +108,6 @@ Fields fields_of(const Metadata& metadata) {
     if (is_described || key.starts_with("split.") || is_of_text) continue;
     fields.emplace(key, json_of(value));
   }
-  return fields;
-}
-
-// Returns the values of a file, or all of it as one if it is not JSON.
-Fields fields_of(const ExtraFile& file) {
-  Fields fields;
-  dom::parser parser;
-  const std::string text = text_of(file);
-  const PythonJson json = python_json(text);
-  const auto root = parsed_json(parser, json.text);
-  if (root.error() != simdjson::SUCCESS) return {{"text", text}};
-  add_fields(fields, "", root.value_unsafe());
   return fields;
 }
 
@@ -137,8 +135,7 @@ std::vector<std::string> differences(const Fields& first, const Fields& other) {
 // The parts of a tokenizer's file that give tokens their numbers.
 std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> parts) {
   dom::parser parser;
-  const PythonJson json = python_json(text_of(file));
-  const auto root = parsed_json(parser, json.text);
+  const auto root = parsed_json(parser, python_json(text_of(file)).text);
   std::string text;
   for (const char* const part : parts) {
     dom::element value;
@@ -150,21 +147,10 @@ std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> 
 // Returns true for a file, next to a model, that gives tokens their numbers. Of a module's folder,
 // all files are compared.
 bool is_token_file(std::string_view name) {
-  constexpr std::array<std::string_view, 13> endings = {"tokenizer.json",
-                                                        "tokenizer_config.json",
-                                                        "added_tokens.json",
-                                                        "tekken.json",
-                                                        ".model",
-                                                        ".spm",
-                                                        ".tiktoken",
-                                                        "merges.txt",
-                                                        ".codes",
-                                                        "vocab.json",
-                                                        "vocab.txt",
-                                                        "vocab-src.json",
-                                                        "vocab-tgt.json"};
-  return name.find('/') == std::string_view::npos &&
-         std::ranges::any_of(endings, [&](auto ending) { return name.ends_with(ending); });
+  constexpr std::string_view endings =
+      "tokenizer.json tokenizer_config.json added_tokens.json tekken.json .model .spm .tiktoken "
+      "merges.txt .codes vocab.json vocab.txt vocab-src.json vocab-tgt.json";
+  return name.find('/') == std::string_view::npos && ends_with_word(name, endings);
 }
 
 // The text after the line that names the program that wrote it.
@@ -210,6 +196,15 @@ struct DescribedModel {
   }
 };
 
+Finding warning(const char* code, std::vector<std::string> sources, std::string message,
+                std::string suggestion) {
+  return {.severity = Severity::warning,
+          .code = code,
+          .sources = std::move(sources),
+          .message = std::move(message),
+          .suggestion = std::move(suggestion)};
+}
+
 // "a, b and 3 more"
 std::string first_of(const std::vector<std::string>& found) {
   constexpr std::size_t shown_max = 5;
@@ -225,25 +220,22 @@ void tell_fields(const DescribedModel& first, const DescribedModel& other,
   const Fields theirs = other.fields();
   const auto found = differences(ours, theirs);
   if (ours.empty() || theirs.empty() || found.empty()) return;
-  std::string message = fmt::format(
-      "the config of the {} in '{}' differs from the first model's, which the output has: {}",
-      other.what(), other.path(), first_of(found));
-  findings.push_back({.severity = Severity::warning,
-                      .code = "merge.models",
-                      .message = std::move(message),
-                      .suggestion = "check which values fit the merged tensors; the first model "
-                                    "(or the base) gives them"});
+  findings.push_back(warning(
+      "merge.models", {},
+      fmt::format(
+          "the config of the {} in '{}' differs from the first model's, which the output has: {}",
+          other.what(), other.path(), first_of(found)),
+      "check which values fit the merged tensors; the first model (or the base) gives them"));
 }
 
 // Returns true for fields that name the program that wrote a file, and its classes.
 bool is_of_writer(std::string_view name) {
-  constexpr std::array<std::string_view, 15> names = {
-      "_from_model_config", "backend",         "feature_extractor_type",  "image_processor_type",
-      "is_local",           "model_type",      "local_files_only",        "name_or_path",
-      "padding_side",       "processor_class", "special_tokens_map_file", "tokenizer_class",
-      "tokenizer_file",     "vocab_file",      "video_processor_type"};
-  return std::ranges::count(names, name) > 0 || name.starts_with("__version__.") ||
-         name.starts_with("added_tokens_decoder.");  // a vocabulary
+  constexpr std::string_view names =
+      "_from_model_config backend feature_extractor_type image_processor_type is_local model_type "
+      "local_files_only name_or_path padding_side processor_class special_tokens_map_file "
+      "tokenizer_class tokenizer_file vocab_file video_processor_type";
+  constexpr std::string_view beginnings = "__version__. added_tokens_decoder.";  // a vocabulary
+  return is_word(name, names) || starts_with_word(name, beginnings);
 }
 
 // Returns true for fields that count if the output lacks them. Other settings have defaults, which
@@ -256,9 +248,7 @@ bool counts_alone(std::string_view file, std::string_view name) {
 
 // Parts of tokenizer.json that decide how a text becomes tokens.
 bool is_part_of_tokenizer(std::string_view name) {
-  constexpr std::array<std::string_view, 3> parts = {"normalizer", "pre_tokenizer",
-                                                     "post_processor"};
-  return std::ranges::count(parts, name.substr(0, name.find('.'))) > 0;
+  return is_word(name.substr(0, name.find('.')), "normalizer pre_tokenizer post_processor");
 }
 
 Fields template_of(const MetadataValue& text) {
@@ -370,16 +360,15 @@ void tell_files(const DescribedModel& first, const Settings& settings, const Des
     if (is_new && is_lost) found.add(file.name, printable(file.name) + " (absent in the output)");
   }
   if (found.texts.empty()) return;
-  std::string message = fmt::format(
-      "files of the {} in '{}' differ from the first model's, which the output gets: {}",
-      other.what(), printable(other.catalog.root()), first_of(found.texts));
-  findings.push_back({.severity = Severity::warning,
-                      .code = "merge.models",
-                      .sources = std::move(found.names),
-                      .message = std::move(message),
-                      .suggestion = fmt::format("copy them from the {}'s folder into the output, "
-                                                "if the merged model is to be used with them",
-                                                other.what())});
+  findings.push_back(warning(
+      "merge.models", std::move(found.names),
+      fmt::format(
+          "files of the {} in '{}' differ from the first model's, which the output gets: {}",
+          other.what(), printable(other.catalog.root()), first_of(found.texts)),
+      fmt::format(
+          "copy them from the {}'s folder into the output, if the merged model is to be used "
+          "with them",
+          other.what())));
 }
 
 // Rows of embeddings belong to tokens.
@@ -398,17 +387,16 @@ void report_vocabulary(const DescribedModel& first, const DescribedModel& other,
     names.push_back(tokens);
   }
   if (names.empty()) return;
-  std::string message = fmt::format(
-      "the {} in '{}' has a different vocabulary than the first model ({}): rows of its "
-      "embeddings may belong to different tokens",
-      other.what(), other.path(), name_list(names));
-  findings.push_back({.severity = Severity::warning,
-                      .code = "merge.models",
-                      .message = std::move(message),
-                      .suggestion = other.is_adapter
-                                        ? "copy the adapter's tokenizer into the output, if the "
-                                          "merged model is to be used with it"
-                                        : "merge models with the same tokens"});
+  findings.push_back(warning(
+      "merge.models", {},
+      fmt::format(
+          "the {} in '{}' has a different vocabulary than the first model ({}): rows of its "
+          "embeddings may belong to different tokens",
+          other.what(), other.path(), name_list(names)),
+      other.is_adapter
+          ? "copy the adapter's tokenizer into the output, if the merged model is to be "
+            "used with it"
+          : "merge models with the same tokens"));
 }
 
 // Returns true for equal bytes, and for JSON with equal values.
@@ -434,16 +422,16 @@ void tell_modules(const DescribedModel& first, const DescribedModel& other,
     if (ours == nullptr || !are_alike(*ours, theirs)) names.push_back(theirs.name);
   }
   if (names.empty()) return;
-  std::string message = fmt::format(
-      "the modules of the {} in '{}' are not merged, and differ from those of the first model: {}",
-      other.what(), printable(other.catalog.root()), name_list(names));
-  findings.push_back({.severity = Severity::warning,
-                      .code = "convert.not_copied",
-                      .sources = std::move(names),
-                      .message = std::move(message),
-                      .suggestion = other.is_adapter ? "copy them from the adapter's folder into "
-                                                       "the output, if they were trained with it"
-                                                     : "merge each module on its own"});
+  const std::string list_of_names = name_list(names);
+  findings.push_back(warning(
+      "convert.not_copied", std::move(names),
+      fmt::format(
+          "the modules of the {} in '{}' are not merged, and differ from those of the first "
+          "model: {}",
+          other.what(), printable(other.catalog.root()), list_of_names),
+      other.is_adapter
+          ? "copy them from the adapter's folder into the output, if they were trained with it"
+          : "merge each module on its own"));
 }
 
 }  // namespace

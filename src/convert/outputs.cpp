@@ -252,16 +252,10 @@ Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog, const Conv
   std::set<std::string, std::less<>> broken;
   // Recipes alone say which experts they need.
   if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
-  Outputs outputs;
-  Values values;
-  if (repacks(options)) {
-    RepackedValues repacked = repacked_values(catalog, *options.quantize.style, findings);
-    values = {std::move(repacked.recipes), std::move(repacked.dropped)};
-    outputs.repacked = std::move(repacked.tensors);
-  } else {
-    values = options.merge ? merged_values(catalog, options, outputs.unties, findings)
-                           : values_of(catalog, options, is_decoded, broken, findings);
-  }
+  Values values = repacks(options) ? repacked_values(catalog, *options.quantize.style, findings)
+                  : options.merge  ? merged_values(catalog, options, findings)
+                                   : values_of(catalog, options, is_decoded, broken, findings);
+  Outputs outputs = {.repacked = std::move(values.repacked), .unties = values.unties};
   const bool has_values = !values.recipes.targets.empty();
   for (const std::uint32_t source : values.dropped) {
     outputs.known_sources.push_back(catalog->tensors()[source].name);

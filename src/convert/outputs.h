@@ -13,9 +13,9 @@
 namespace loadstone {
 
 struct Outputs {
-  Recipes recipes;                         // one for each tensor of the output, in the file's order
-  std::vector<std::string> known_sources;  // that are left out on purpose
-  std::vector<RepackedTensor> repacked;
+  Recipes recipes{};  // one for each tensor of the output, in the file's order
+  std::vector<std::string> known_sources{};  // that are left out on purpose
+  std::vector<RepackedTensor> repacked{};
   bool unties = false;  // names that the source's config ties have values of their own
 };
 

@@ -9,186 +9,20 @@
 #include <string_view>
 #include <utility>
 
-#include "base/json_writer.h"
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "catalog/config_file.h"
 #include "codec/encode.h"
 #include "convert/config_dtype.h"
-#include "convert/expert_names.h"
+#include "convert/experts.h"
 #include "convert/json_text.h"
 #include "convert/left_out.h"
-#include "convert/module_patterns.h"
 #include "convert/quantize_style.h"
 #include "convert/tied_head.h"
 
 namespace loadstone {
 
 namespace {
-
-// The version of ModelOpt whose layout this is. Servers ask for the producer's name.
-constexpr std::string_view unified_version = "0.47.0";
-constexpr std::string_view compressed_version = "0.20.0";
-
-// In the order in which the plan has them.
-std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules) {
-  std::vector<const WrittenEncoding*> encodings;
-  for (const auto& [name, quantization] : modules.quantized) {
-    const WrittenEncoding* const encoding = &written_encoding(*quantization);
-    if (std::ranges::find(encodings, encoding) == encodings.end()) encodings.push_back(encoding);
-  }
-  return encodings;
-}
-
-// Servers ask for single experts by the usual words, whatever the file calls them: the module by
-// these. Nothing: it is not an expert's, or has them.
-std::optional<std::string> usual_name(const std::string& module) {
-  const auto expert = expert_name(module + ".weight");
-  if (!expert || expert->words == ExpertWords::usual) return std::nullopt;
-  return fmt::format("{}.{}.{}", expert->prefix, expert->expert,
-                     name(expert->role, ExpertWords::usual));
-}
-
-// The targets of a group of modules: names and patterns, or all linear layers where there is one
-// group only.
-std::vector<std::string> targets_of(const QuantizedModules& modules,
-                                    const WrittenEncoding& encoding, bool is_mixed) {
-  if (!is_mixed) return {"Linear"};
-  std::vector<std::string> targets;
-  std::vector<std::string> others;
-  for (const auto& [name, quantization] : modules.quantized) {
-    std::vector<std::string>& names = quantization->encoding == encoding.name ? targets : others;
-    names.push_back(name);
-    if (auto usual = usual_name(name)) names.push_back(*std::move(usual));
-  }
-  for (const std::string& pattern : patterns_of_layers(targets, others)) {
-    targets.push_back("re:" + pattern);
-  }
-  return targets;
-}
-
-void write_algorithm(JsonWriter& json, const UnifiedConfig& algorithm, bool with_kv_cache) {
-  json.member("quant_algo", algorithm.algorithm);
-  if (with_kv_cache) {
-    json.key("kv_cache_quant_algo");
-    json.null();
-  }
-  if (algorithm.group_size != 0) json.member("group_size", algorithm.group_size);
-  if (algorithm.is_awq) {
-    json.member("has_zero_point", false);
-    json.member("pre_quant_scale", false);  // that is found by calibration only
-  }
-}
-
-void write_numbers(JsonWriter& json, std::string_view key, const WrittenEncoding& encoding) {
-  const UnifiedConfig& algorithm = encoding.unified;
-  json.key(key);
-  json.begin_object();
-  json.member("dynamic", false);
-  json.member("num_bits", encoding.bits);
-  json.member("type", encoding.code_type);
-  if (algorithm.group_size != 0) json.member("group_size", algorithm.group_size);
-  if (key == "weights" && !algorithm.strategy.empty()) {
-    json.member("strategy", algorithm.strategy);
-  }
-  json.end_object();
-}
-
-void write_producer(JsonWriter& json) {
-  json.key("producer");
-  json.begin_object();
-  json.member("name", "modelopt");
-  json.member("version", unified_version);
-  json.end_object();
-}
-
-void write_layers(JsonWriter& json, const QuantizedModules& modules) {
-  json.key("quantized_layers");
-  json.begin_object();
-  for (const auto& [name, quantization] : modules.quantized) {
-    json.key(name);
-    json.begin_object();
-    write_algorithm(json, written_encoding(*quantization).unified, false);
-    json.end_object();
-  }
-  json.end_object();
-}
-
-// One group of modules for each encoding.
-void write_groups(JsonWriter& json, const QuantizedModules& modules) {
-  const auto encodings = encodings_of(modules);
-  const bool is_mixed = encodings.size() > 1;
-  if (!is_mixed && !encodings.front()->unified.has_groups) return;
-  json.key("config_groups");
-  json.begin_object();
-  for (std::size_t i = 0; i < encodings.size(); ++i) {
-    const UnifiedConfig& algorithm = encodings[i]->unified;
-    json.key("group_" + std::to_string(i));
-    json.begin_object();
-    if (algorithm.described == Described::weights_and_activations) {
-      write_numbers(json, "input_activations", *encodings[i]);
-    }
-    if (algorithm.described != Described::nothing) {
-      write_numbers(json, "weights", *encodings[i]);
-    } else {
-      json.member("quant_algo", algorithm.algorithm);
-    }
-    std::vector<std::string> targets = targets_of(modules, *encodings[i], is_mixed);
-    std::ranges::sort(targets);
-    json.member("targets", targets);
-    json.end_object();
-  }
-  json.end_object();
-}
-
-void write_null(JsonWriter& json, std::string_view key) {
-  json.key(key);
-  json.null();
-}
-
-void write_scheme(JsonWriter& json, std::string_view key, const WrittenEncoding& encoding,
-                  bool is_weight) {
-  const CompressedConfig& scheme = encoding.compressed;
-  json.key(key);
-  json.begin_object();
-  write_null(json, "actorder");
-  json.key("block_structure");
-  if (is_weight && scheme.strategy == "block") {
-    json.value(std::vector<unsigned>{128, 128});
-  } else {
-    json.null();
-  }
-  json.member("dynamic", !is_weight);
-  const unsigned group = is_weight ? scheme.group_size : (scheme.activations == "group" ? 128 : 0);
-  json.key("group_size");
-  if (group != 0) {
-    json.value(group);
-  } else {
-    json.null();
-  }
-  json.member("num_bits", encoding.bits);
-  json.key("observer");
-  if (is_weight) {
-    json.value("memoryless_minmax");
-  } else {
-    json.null();
-  }
-  json.key("observer_kwargs");
-  json.begin_object();
-  json.end_object();
-  for (const std::string_view dtype : {"scale_dtype", "zp_dtype"}) {
-    json.key(dtype);
-    if (is_weight && !scheme.scale_dtype.empty()) {
-      json.value(scheme.scale_dtype);
-    } else {
-      json.null();
-    }
-  }
-  json.member("strategy", is_weight ? scheme.strategy : scheme.activations);
-  json.member("symmetric", true);
-  json.member("type", encoding.code_type);
-  json.end_object();
-}
 
 // "model.layers.0.mlp.experts" of "model.layers.0.mlp.experts.gate_up_proj", whose stack it is;
 // nothing for single experts and all else.
@@ -213,7 +47,7 @@ bool is_covered(const std::set<std::string>& sums, std::string_view name) {
 
 void add_plain(const PlannedTarget& target, std::string module, std::vector<std::string>& plain) {
   if (!target.name.ends_with(".weight") && !stack_module(target)) return;
-  auto usual = usual_name(module);
+  auto usual = usual_module(module);
   plain.push_back(std::move(module));
   if (usual) plain.push_back(*std::move(usual));
 }
@@ -260,19 +94,6 @@ void add_tied_modules(const Plan& plan, std::string_view config, QuantizedModule
   }
 }
 
-// The plain modules, and patterns of Python's re for the names that a library gives them.
-std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
-  std::vector<std::string> ignore = modules.plain;
-  const auto quantized = modules.quantized_names();
-  for (auto& pattern : patterns_of_plain(modules.plain, quantized)) {
-    ignore.push_back("re:" + pattern);
-  }
-  for (auto& pattern : patterns_of_stacks(modules.stacks, quantized)) {
-    ignore.push_back("re:" + pattern);
-  }
-  return ignore;
-}
-
 // The config with this section, or with none where it is empty. All that quantization_claim()
 // takes for a claim goes, in the model's parts too.
 std::string with_section(const std::string& config, const std::string& section) {
@@ -292,7 +113,7 @@ std::vector<std::string> QuantizedModules::quantized_names() const {
   std::vector<std::string> names;
   for (const auto& [name, quantization] : quantized) {
     names.push_back(name);
-    if (auto usual = usual_name(name)) names.push_back(*std::move(usual));
+    if (auto usual = usual_module(name)) names.push_back(*std::move(usual));
   }
   return names;
 }
@@ -342,78 +163,6 @@ std::vector<std::string> summed_up(const QuantizedModules& modules) {
   }
   std::erase_if(sums, [&](const std::string& sum) { return is_covered(sums, sum); });
   return {sums.begin(), sums.end()};
-}
-
-std::string unified_config(const QuantizedModules& modules) {
-  const auto encodings = encodings_of(modules);
-  JsonWriter json(4, 8);
-  json.begin_object();
-  write_producer(json);
-  json.key("quantization");
-  json.begin_object();
-  if (encodings.size() > 1) {
-    json.member("quant_algo", "MIXED_PRECISION");
-    write_null(json, "kv_cache_quant_algo");
-    write_layers(json, modules);
-  } else {
-    write_algorithm(json, encodings.front()->unified, true);
-    json.member("exclude_modules", summed_up(modules));
-  }
-  json.end_object();
-  json.end_object();
-  return json.take() + "\n";
-}
-
-std::string unified_section(const QuantizedModules& modules) {
-  const auto encodings = encodings_of(modules);
-  const bool is_mixed = encodings.size() > 1;
-  JsonWriter json(2, 8);
-  json.begin_object();
-  write_groups(json, modules);
-  if (is_mixed) write_layers(json, modules);
-  json.member("ignore", summed_up(modules));
-  json.member("quant_algo", is_mixed ? "MIXED_PRECISION" : encodings.front()->unified.algorithm);
-  write_producer(json);
-  json.member("quant_method", "modelopt");
-  json.end_object();
-  return json.take();
-}
-
-std::string compressed_section(const QuantizedModules& modules) {
-  const auto encodings = encodings_of(modules);
-  const bool is_mixed = encodings.size() > 1;
-  JsonWriter json(2, 8);
-  json.begin_object();
-  json.key("config_groups");
-  json.begin_object();
-  for (std::size_t i = 0; i < encodings.size(); ++i) {
-    const CompressedConfig& scheme = encodings[i]->compressed;
-    json.key("group_" + std::to_string(i));
-    json.begin_object();
-    json.member("format", scheme.format);
-    if (scheme.activations.empty()) {
-      write_null(json, "input_activations");
-    } else {
-      write_scheme(json, "input_activations", *encodings[i], false);
-    }
-    write_null(json, "output_activations");
-    json.member("targets", targets_of(modules, *encodings[i], is_mixed));
-    write_scheme(json, "weights", *encodings[i], true);
-    json.end_object();
-  }
-  json.end_object();
-  json.member("format", is_mixed ? "mixed-precision" : encodings.front()->compressed.format);
-  write_null(json, "global_compression_ratio");
-  json.member("ignore", compressed_ignore(modules));
-  write_null(json, "kv_cache_scheme");
-  json.member("quant_method", "compressed-tensors");
-  json.member("quantization_status", "compressed");
-  json.key("transform_config");
-  json.begin_object();
-  json.end_object();
-  json.member("version", compressed_version);
-  json.end_object();
-  return json.take();
 }
 
 // "quantization_config" for what the plan quantizes; empty if that is nothing.

@@ -2,22 +2,35 @@
 // to be read and extended.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
 
-#include "convert/expert_names.h"
+#include "convert/experts.h"
 
 namespace loadstone {
 
 // Patterns are RE2 syntax and are looked for anywhere in a name.
 
-// A name that says: do not quantize. Rules for linear layers find the module as well as its weight:
+// The consequence of a rule.
+enum class RuleUse : std::uint8_t {
+  plain,  // do not quantize
+  bnb,    // nor to encodings of bitsandbytes
+  // transformers takes the layer's codes for numbers: unless WrittenEncoding::decodes_experts, and
+  // in any style it reads.
+  joined,
+  split,
+  lost,  // transformers does not find the plain tensor if anything else in the folder is quantized
+};
+
+// A name that should stay plain. Rules for linear layers find the module as well as its weight:
 // configs that list modules contain them.
 struct PlainRule {
   // The reason of a rule for names that no later rule is about.
   static constexpr std::string_view is_read = "";
 
+  RuleUse use;
   std::string_view pattern;
   std::string_view reason;
   std::string_view model_types;  // pattern of config.json's "model_type"; empty: any
@@ -27,8 +40,14 @@ struct PlainRule {
 
 // Weights whose names agree in what the first group finds, and in nothing but the rest of the
 // pattern, are loaded as one matrix by servers, and so have one scale.
-struct PartnerRule {
-  std::string_view pattern;
+inline constexpr std::string_view partner_patterns[] = {
+    R"(^(.*)\.(?:q|k|v)_proj\.weight$)",
+    R"(^(.*)\.(?:wq|wk|wv)\.weight$)",
+    R"(^(.*)\.(?:to_q|to_k|to_v)\.weight$)",
+    R"(^(.*)\.(?:q_a_proj|kv_a_proj_with_mqa)\.weight$)",
+    R"(^(.*\.linear_attn)\.in_proj_(?:qkv|z)\.weight$)",
+    R"(^(.*)\.(?:gate|up)_proj(?:\.weight)?$)",
+    R"(^(.*)\.(?:w1|w3)\.weight$)",
 };
 
 // A tensor [experts, rows, columns] as the weights of single experts.
@@ -36,6 +55,12 @@ struct StackRule {
   std::string_view pattern;          // group 1: the module of the experts
   ExpertRole first;                  // what the rows of an expert are, in equal shares
   std::optional<ExpertRole> second;  // none: all rows are one weight
+};
+inline constexpr StackRule stack_rules[] = {
+    {R"(^(.*\.experts)\.gate_up_proj(?:\.weight)?$)", ExpertRole::gate, ExpertRole::up},
+    {R"(^(.*\.experts)\.(?:down_proj)(?:\.weight)?$)", ExpertRole::down, {}},
+    {R"(^(.*\.experts)\.(?:gate_proj)(?:\.weight)?$)", ExpertRole::gate, {}},
+    {R"(^(.*\.experts)\.(?:up_proj)(?:\.weight)?$)", ExpertRole::up, {}},
 };
 
 // What may be quantized at all.
@@ -45,21 +70,14 @@ inline constexpr std::string_view weight_pattern =
     R"(\.weight$|\.experts\.(gate|up|gate_up|down)_proj$)";
 
 [[nodiscard]] std::span<const PlainRule> plain_rules() noexcept;
-// More of them, for encodings of bitsandbytes.
-[[nodiscard]] std::span<const PlainRule> bnb_plain_rules() noexcept;
-// Layers whose codes transformers takes for numbers: unless WrittenEncoding::decodes_experts, and
-// in any style it reads.
-[[nodiscard]] std::span<const PlainRule> joined_rules() noexcept;
-[[nodiscard]] std::span<const PlainRule> split_rules() noexcept;
-// Plain tensors that transformers does not find if anything else in the folder is quantized.
-[[nodiscard]] std::span<const PlainRule> lost_rules() noexcept;
-[[nodiscard]] std::span<const PartnerRule> partner_rules() noexcept;
-[[nodiscard]] std::span<const StackRule> stack_rules() noexcept;
+
 // Model types whose stacks of experts are kept [experts, columns, rows], or with rows interleaved.
-[[nodiscard]] std::string_view turned_stack_types() noexcept;
+inline constexpr std::string_view turned_stack_types = "gpt_oss|llama4|llama4_text";
 // Model types that are published with Mixtral's words for experts, and those of them whose block
 // of experts has one name, whether the experts are one tensor or not.
-[[nodiscard]] std::string_view mixtral_word_types() noexcept;
-[[nodiscard]] std::string_view kept_block_types() noexcept;
+inline constexpr std::string_view mixtral_word_types =
+    "kimi_linear|mixtral|minimax|minimax_m2|phimoe";
+inline constexpr std::string_view kept_block_types =
+    R"(deepseek_v4|lfm2_moe|(minimax_m3_vl|mistral_large4)(_text)?)";
 
 }  // namespace loadstone

@@ -13,6 +13,7 @@
 #include "base/refuse_option.h"
 #include "base/text.h"
 #include "base/unknown_word.h"
+#include "base/words.h"
 #include "codec/encode.h"
 #include "convert/container.h"
 #include "convert/gguf_mix.h"
@@ -20,8 +21,6 @@
 #include "loadstone/error.h"
 
 namespace loadstone {
-
-namespace {}  // namespace
 
 std::string_view name(QuantizeStyle style) noexcept {
   switch (style) {
@@ -42,15 +41,8 @@ std::string_view module_of(std::string_view name) noexcept {
 
 NamingStyle naming_style(const WrittenEncoding& encoding, QuantizeStyle style) noexcept {
   if (encoding.is_bitsandbytes()) return NamingStyle::bnb;
-  switch (style) {
-    case QuantizeStyle::unified:
-      return NamingStyle::unified;
-    case QuantizeStyle::gguf:
-      return NamingStyle::gguf;
-    case QuantizeStyle::compressed_tensors:
-      break;
-  }
-  return NamingStyle::compressed;
+  if (style == QuantizeStyle::gguf) return NamingStyle::gguf;
+  return style == QuantizeStyle::unified ? NamingStyle::unified : NamingStyle::compressed;
 }
 
 const ComponentName& component_of(const WrittenEncoding& encoding, QuantizeStyle style,
@@ -69,23 +61,19 @@ std::string component_name(const std::string& target, std::size_t part, std::str
 }
 
 std::string_view name(QuantizeMode mode) noexcept {
-  return mode == QuantizeMode::exact ? "exact" : "modelopt-compat";
+  constexpr std::string_view names[] = {"exact", "modelopt-compat"};
+  const auto index = static_cast<std::size_t>(mode);
+  return index < std::size(names) ? names[index] : std::string_view();
 }
 
 std::optional<QuantizeMode> quantize_mode(std::string_view text) noexcept {
-  for (const auto mode : {QuantizeMode::exact, QuantizeMode::compat}) {
-    if (text == name(mode)) return mode;
-  }
-  return std::nullopt;
+  return from_name<QuantizeMode>(text);
 }
 
 static Quantization quantization_of(std::string_view text, QuantizeMode mode, FileFormat format) {
   Quantization quantization;
   const auto colon = text.find(':');
-  for (const char character : text.substr(0, colon)) {
-    quantization.encoding +=
-        static_cast<char>(character >= 'A' && character <= 'Z' ? character - 'A' + 'a' : character);
-  }
+  quantization.encoding = lowered(text.substr(0, colon));
   const WrittenEncoding* const encoding = find_written_encoding(quantization.encoding);
   const bool is_format = container_of(format).is_format(quantization.encoding);
   if (encoding == nullptr && !is_format && quantization.encoding != "none") {
@@ -173,44 +161,37 @@ std::vector<OutputTensor> output_tensors(const Conversion& conversion, const Pla
                                          QuantizeStyle style) {
   std::vector<OutputTensor> tensors;
   if (!target.quantization) {
-    OutputTensor& tensor = tensors.emplace_back();
     PlainForm form = plain_form(conversion, target);
-    tensor.name = target.name;
-    tensor.shape = std::move(form.shape);
-    tensor.encoding = form.encoding;
-    tensor.constant = target.recipe.constant;
+    tensors.push_back({.name = target.name,
+                       .shape = std::move(form.shape),
+                       .encoding = form.encoding,
+                       .constant = target.recipe.constant});
     return tensors;
   }
   const Quantization& quantization = *target.quantization;
-  const std::string_view module = module_of(target.name);
   const auto parts = quantized_parts(quantization, target.shape, target.dtype);
   const WrittenEncoding& encoding = written_encoding(quantization);
   if (encoding.is_gguf()) {
     QuantizeForm form;
     static_cast<void>(prepare_quantization(quantization, target.shape, target.dtype, form));
-    OutputTensor& tensor = tensors.emplace_back();
-    tensor.part = 0;
-    tensor.name = target.name;
-    tensor.shape = target.shape;
-    tensor.encoding = form.block;
+    tensors.push_back(
+        {.part = 0, .name = target.name, .shape = target.shape, .encoding = form.block});
     return tensors;
   }
   for (std::uint32_t i = 0; i < parts.size(); ++i) {
     const ComponentName& named = component_of(encoding, style, parts[i].name);
-    OutputTensor& tensor = tensors.emplace_back();
-    tensor.part = i;
-    tensor.name = component_name(target.name, i, named.suffix);
-    tensor.shape = shape_in_file(named.form, parts[i].shape);
-    tensor.encoding = parts[i].dtype;
-    tensor.is_inverted = named.is_inverted;
+    tensors.push_back({.part = i,
+                       .name = component_name(target.name, i, named.suffix),
+                       .shape = shape_in_file(named.form, parts[i].shape),
+                       .encoding = parts[i].dtype,
+                       .is_inverted = named.is_inverted});
   }
   if (encoding.constants == nullptr) return tensors;
   for (auto& constant : encoding.constants(quantization, target.shape, target.dtype)) {
-    OutputTensor& tensor = tensors.emplace_back();
-    tensor.name = fmt::format("{}.{}", module, constant.suffix);
-    tensor.shape = std::move(constant.shape);
-    tensor.encoding = constant.dtype;
-    tensor.constant = std::move(constant.bytes);
+    tensors.push_back({.name = fmt::format("{}.{}", module_of(target.name), constant.suffix),
+                       .shape = std::move(constant.shape),
+                       .encoding = constant.dtype,
+                       .constant = std::move(constant.bytes)});
   }
   return tensors;
 }

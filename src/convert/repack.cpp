@@ -71,7 +71,7 @@ class Repacker {
         builder_(catalog),
         files_(catalog_.shards().size()) {}
 
-  RepackedValues run() {
+  Values run() {
     const QuantizedTensors& quantized = catalog_.quantized();
     findings_.insert(findings_.end(), quantized.findings().begin(), quantized.findings().end());
     for (const QuantizedTensor& each : quantized.tensors()) {
@@ -80,7 +80,7 @@ class Repacker {
     for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) {
       if (catalog_.tensors()[i].encoding == Encoding(BlockFormat::mxfp4)) repack_blocks(i);
     }
-    if (made_.tensors.empty() && lossy_.empty() && quantized.empty()) {
+    if (made_.repacked.empty() && lossy_.empty() && quantized.empty()) {
       refuse_option("style", "nothing is quantized and nothing is to be, so nothing has a style",
                     std::string(name(style_)));
     }
@@ -213,7 +213,7 @@ class Repacker {
   void add_components(const std::string& target, const Shape& shape,
                       const WrittenEncoding& encoding, const QuantizeForm& form,
                       const std::vector<Value>& values) {
-    RepackedTensor& tensor = made_.tensors.emplace_back();
+    RepackedTensor& tensor = made_.repacked.emplace_back();
     tensor.name = target;
     tensor.shape = shape;
     tensor.quantization.encoding = encoding.name;
@@ -232,16 +232,14 @@ class Repacker {
 
   void report() {
     for (auto& [key, lossy] : lossy_) {
-      const std::size_t count = lossy.targets.size();
+      const Alike tensors = {lossy.targets.size(), lossy.targets.front()};
       findings_.push_back(
           {.severity = Severity::error,
            .code = "convert.lossy",
            .target = lossy.targets.front(),
            .sources = lossy.targets,
-           .message = fmt::format("'{}'{} cannot go from {} to the style {} without a change: {}",
-                                  printable(lossy.targets.front()),
-                                  count > 1 ? fmt::format(" and {} like it", count - 1) : "",
-                                  key.first, name(style_), lossy.problem),
+           .message = fmt::format("{} cannot go from {} to the style {} without a change: {}",
+                                  tensors.text(), key.first, name(style_), lossy.problem),
            .suggestion = "--quantize rounds the numbers once more, --dequantize makes numbers",
            .found = key.first});
     }
@@ -257,7 +255,7 @@ class Repacker {
   std::vector<Finding>& findings_;
   RecipeBuilder builder_;
   std::vector<std::shared_ptr<ByteSource>> files_;
-  RepackedValues made_;
+  Values made_;
   std::map<std::pair<std::string, std::string>, Lossy> lossy_;  // by encoding and like names
 };
 
@@ -275,8 +273,8 @@ bool repacks(const ConvertOptions& options) noexcept {
   return options.quantize.style && options.quantize.formats.empty();
 }
 
-RepackedValues repacked_values(const std::shared_ptr<const Catalog>& catalog, QuantizeStyle style,
-                               std::vector<Finding>& findings) {
+Values repacked_values(const std::shared_ptr<const Catalog>& catalog, QuantizeStyle style,
+                       std::vector<Finding>& findings) {
   return Repacker(catalog, style, findings).run();
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "convert/values.h"
 #include "loadstone/catalog.h"
 #include "loadstone/convert.h"
 #include "loadstone/finding.h"
@@ -19,17 +20,11 @@ namespace loadstone {
 // quantized.
 [[nodiscard]] bool repacks(const ConvertOptions& options) noexcept;
 
-struct RepackedValues {
-  Recipes recipes;  // of components
-  std::vector<RepackedTensor> tensors;
-  std::vector<std::uint32_t> dropped;  // sources that they are made of, or that mean nothing there
-};
-
 // The components that the style has for each quantized tensor, and for blocks of codes that it
 // holds as well. Errors "convert.lossy" name those that cannot be had without changing a number.
 // Throws Error "plan.options" where there is nothing to repack.
-[[nodiscard]] RepackedValues repacked_values(const std::shared_ptr<const Catalog>& catalog,
-                                             QuantizeStyle style, std::vector<Finding>& findings);
+[[nodiscard]] Values repacked_values(const std::shared_ptr<const Catalog>& catalog,
+                                     QuantizeStyle style, std::vector<Finding>& findings);
 
 // The number that scales are to be divided by in place of being multiplied with `factor`, where
 // each scale in F8_E4M3 then comes to the same F32; and the reverse. Nothing: there is none.

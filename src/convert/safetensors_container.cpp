@@ -81,7 +81,6 @@ class SafetensorsContainer final : public Container {
                    .found = std::string(tensor.encoding.name())};
   }
 
-  [[nodiscard]] bool is_format(std::string_view) const override { return false; }
   [[nodiscard]] Choices choose(const ConvertOptions& options, const Catalog& catalog, Metadata&,
                                Recipes& recipes, std::vector<Finding>& findings) const override {
     check_style(options.quantize);

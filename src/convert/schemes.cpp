@@ -1,5 +1,4 @@
-#include "convert/schemes.h"
-
+// Quantized activations and caches, which a config declares next to the weights.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,9 +11,11 @@
 #include "base/json_dom.h"
 #include "base/python_json.h"
 #include "base/text.h"
+#include "base/words.h"
 #include "catalog/config_sections.h"
 #include "codec/activation_scheme.h"
 #include "codec/companions.h"
+#include "convert/config_findings.h"
 #include "convert/extras.h"
 #include "convert/left_out.h"
 #include "convert/repack.h"
@@ -52,13 +53,6 @@ std::string text_at(const dom::object& object, std::string_view key) {
   return std::string(value_at(object, key, std::string_view()));
 }
 
-std::string lower(std::string text) {
-  std::ranges::transform(text, text.begin(), [](char each) {
-    return static_cast<char>(each >= 'A' && each <= 'Z' ? each - 'A' + 'a' : each);
-  });
-  return text;
-}
-
 // Reads an object of compressed-tensors, and adds the defaults of the library.
 Scheme scheme_of(const dom::element& value) {
   dom::object object;
@@ -88,7 +82,7 @@ void add(Declared& declared, Scheme scheme) {
 }
 
 void add_algorithm(Declared& declared, const std::string& name) {
-  if (const auto* known = activation_scheme(lower(name))) {
+  if (const auto* known = activation_scheme(lowered(name))) {
     add(declared, {std::string(known->numbers), std::string(known->extent)});
   }
 }
@@ -99,7 +93,7 @@ void add_section(Declared& declared, const dom::object& section) {
     declared.cache = "kv_cache_scheme: " + scheme_of(cache).text();
   }
   const std::string of_cache = text_at(section, "kv_cache_quant_algo");
-  if (declared.cache.empty() && !of_cache.empty() && lower(of_cache) != no_scheme) {
+  if (declared.cache.empty() && !of_cache.empty() && lowered(of_cache) != no_scheme) {
     declared.cache = "kv_cache_quant_algo: " + of_cache;
   }
   const std::string algorithm = text_at(section, "quant_algo");
@@ -133,9 +127,8 @@ void add_section(Declared& declared, const dom::object& section) {
 Declared declared_in(const std::string& config) {
   Declared declared;
   dom::parser parser;
-  const PythonJson json = python_json(config);
   dom::element root;
-  if (parsed_json(parser, json.text).get(root) != simdjson::SUCCESS) return declared;
+  if (parsed_json(parser, python_json(config).text).get(root) != simdjson::SUCCESS) return declared;
   for_each_section(root, [&](const dom::element& section) {
     if (section.is_object()) add_section(declared, section.get_object());
   });

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include "base/digest.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "base/words.h"
 #include "catalog/assembled_file.h"
 #include "catalog/config_claim.h"
 #include "catalog/locate.h"
@@ -93,10 +93,9 @@ std::string work_name(const std::string& path) {
 
 // Members of a config that have nothing to do with the values of tensors, or that have a check.
 bool is_compared(const std::string& key) {
-  constexpr auto others =
-      std::to_array<std::string_view>({"_name_or_path", "_diffusers_version", "architectures",
-                                       "dtype", "torch_dtype", "transformers_version"});
-  return std::ranges::count(others, key) + std::ranges::count(quantization_members, key) == 0;
+  constexpr std::string_view others =
+      "_name_or_path _diffusers_version architectures dtype torch_dtype transformers_version";
+  return !is_word(key, others) && std::ranges::count(quantization_members, key) == 0;
 }
 
 std::string declared_dtype(std::string_view config) {
@@ -189,8 +188,7 @@ bool is_other_model(const Conversion& conversion, std::string_view name) {
 // Warns of files of an older model that libraries read with the new one.
 void tell_companions(const Conversion& conversion, TargetPlace& place) {
   const auto has_weights = [](const std::string& name) {
-    constexpr std::array<std::string_view, 3> stems = {"pytorch_model", "tf_model", "flax_model"};
-    return std::ranges::any_of(stems, [&](auto stem) { return name.starts_with(stem); });
+    return starts_with_word(name, "pytorch_model tf_model flax_model");
   };
   const bool is_new = place.older.empty() && std::ranges::none_of(place.others, has_weights);
   if (is_new || !is_extra_name(conversion, "config.json")) return;
@@ -347,21 +345,17 @@ static std::optional<FileFormat> named_format(std::string_view target) {
   for (const Container* const container : containers()) {
     if (target.ends_with(container->suffix())) return container->format();
   }
-  constexpr std::string_view endings[] = {".gguf", ".bin", ".pt", ".pth", ".ckpt", ".safetensors"};
-  for (const std::string_view ending : endings) {
-    if (target.size() < ending.size()) continue;
-    std::string last(target.substr(target.size() - ending.size()));
-    std::ranges::transform(last, last.begin(), [](char c) {
-      return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
-    });
-    if (last != ending) continue;
+  const std::string lower = lowered(target);
+  constexpr std::string_view endings = ".gguf .bin .pt .pth .ckpt .safetensors";
+  for_each_word(endings, [&](std::string_view ending) {
+    if (!lower.ends_with(ending)) return;
     throw Error(
         "convert.target",
         fmt::format("the target is named like a {} file, and safetensors and GGUF are "
                     "written",
                     ending.substr(1)),
         {.path = std::string(target), .expected = "NAME.safetensors, NAME.gguf or a folder"});
-  }
+  });
   return std::nullopt;
 }
 

@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <set>
-#include <variant>
 
 #include "base/text.h"
+#include "base/words.h"
 #include "convert/json_text.h"
 #include "convert/tied_types.h"
+#include "formats/metadata.h"
 
 namespace loadstone {
 
@@ -22,23 +23,21 @@ constexpr std::string_view decoder = "decoder";
 
 // Classes of models without a head over the vocabulary, by the end of transformers' name; and those
 // that have one under such an end, or tie the words of an encoder and a decoder.
-constexpr auto headless =
-    std::to_array<std::string_view>({"Model", "Encoder", "Classification", "ForQuestionAnswering",
-                                     "ForMultipleChoice", "ForNextSentencePrediction"});
-constexpr auto headed = std::to_array<std::string_view>(
-    {"LMHeadModel", "DoubleHeadsModel", "MTModel", "Pix2StructTextModel",
-     "BlipForQuestionAnswering", "ProphetNetModel", "T5Gemma2Model", "DiffusionGemmaModel",
-     "ChatModel", composite});
+constexpr std::string_view headless =
+    "Model Encoder Classification ForQuestionAnswering ForMultipleChoice ForNextSentencePrediction";
+constexpr std::string_view headed =
+    "LMHeadModel DoubleHeadsModel MTModel Pix2StructTextModel BlipForQuestionAnswering "
+    "ProphetNetModel T5Gemma2Model DiffusionGemmaModel ChatModel EncoderDecoderModel";
 
 constexpr std::string_view gguf_embedding = "token_embd.weight";
 
 // Architectures that llama.cpp gives no head, or no other head than the embedding: it refuses files
 // of the latter with a head. From its models/*.cpp (llama-cpp-python 0.3.36).
-constexpr auto gguf_encoders = std::to_array<std::string_view>(
-    {"bert", "modern-bert", "neo-bert", "eurobert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2",
-     "jina-bert-v3", "gemma-embedding", "t5encoder", "wavtokenizer-dec", "clip"});
-constexpr auto gguf_always_tied = std::to_array<std::string_view>(
-    {"bitnet", "cohere2", "command-r", "gemma", "gemma2", "gemma4-assistant", "openelm"});
+constexpr std::string_view gguf_encoders =
+    "bert modern-bert neo-bert eurobert nomic-bert nomic-bert-moe jina-bert-v2 jina-bert-v3 "
+    "gemma-embedding t5encoder wavtokenizer-dec clip";
+constexpr std::string_view gguf_always_tied =
+    "bitnet cohere2 command-r gemma gemma2 gemma4-assistant openelm";
 
 // Layouts of names: the embedding, and what of its name stays in front of the head's.
 struct Layout {
@@ -91,13 +90,12 @@ bool is_in_layer(std::string_view name) {
 TiedHead::TiedHead(std::string_view config) {
   if (config.empty() || !is_json_object(config)) return;
   const std::string architecture = first_of_member(config, "architectures");
-  const auto ends = [&](std::string_view ending) { return architecture.ends_with(ending); };
   std::vector<std::string_view> parts = {config};
   for (const std::string_view key : {"text_config", "llm_config", "language_config"}) {
     if (const auto part = object_member(config, key); !part.empty()) parts.push_back(part);
   }
   // A decoder of its own class is tied by its own config.
-  if (ends(composite)) parts = {object_member(config, decoder)};
+  if (architecture.ends_with(composite)) parts = {object_member(config, decoder)};
   for (const std::string_view part : parts) {
     if (!is_tied_) is_tied_ = bool_member(part, member);
     if (const auto rows = number_member(part, "vocab_size")) rows_.push_back(*rows);
@@ -106,18 +104,17 @@ TiedHead::TiedHead(std::string_view config) {
     return is_tied_type(string_member(part, "model_type"));
   };
   if (!is_tied_ && std::ranges::any_of(parts, is_tied)) is_tied_ = true;
-  has_head_ = std::ranges::any_of(headed, ends) || !std::ranges::any_of(headless, ends);
-  is_masked_ = ends("ForMaskedLM");
+  has_head_ = ends_with_word(architecture, headed) || !ends_with_word(architecture, headless);
+  is_masked_ = architecture.ends_with("ForMaskedLM");
   if (architecture.empty()) has_head_ = is_tied_.value_or(false);
 }
 
 TiedHead::TiedHead(std::string_view config, const Catalog& base) : TiedHead(config) {
-  const auto item = base.metadata().find("general.architecture");
-  if (base.shards().front().format != FileFormat::gguf || item == base.metadata().end()) return;
-  const auto* const architecture = std::get_if<std::string>(&item->second.value);
+  if (base.shards().front().format != FileFormat::gguf) return;
+  const std::string* const architecture = find_text(base.metadata(), "general.architecture");
   if (architecture == nullptr) return;
-  is_always_tied_ = std::ranges::count(gguf_always_tied, *architecture) > 0;
-  is_gguf_ = !is_always_tied_ && std::ranges::count(gguf_encoders, *architecture) == 0;
+  is_always_tied_ = is_word(*architecture, gguf_always_tied);
+  is_gguf_ = !is_always_tied_ && !is_word(*architecture, gguf_encoders);
 }
 
 std::optional<std::string> TiedHead::head_of(

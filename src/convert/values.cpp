@@ -12,13 +12,14 @@
 #include <string_view>
 #include <utility>
 
+#include "base/named.h"
 #include "base/text.h"
 #include "boxes/cast_kind.h"
 #include "catalog/expert_series.h"
 #include "catalog/lacking.h"
 #include "codec/fp4/blocks.h"
 #include "convert/container.h"
-#include "convert/expert_names.h"
+#include "convert/experts.h"
 #include "convert/json_text.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
@@ -159,16 +160,19 @@ class ValueMaker {
              "experts cannot be joined: " + error.message(), {});
       }
     }
-    for (const std::string& name : names()) {
-      if (used_.contains(name) || !is_in_block(fused, name)) continue;
-      rename(name, fused_name(name, naming_));
-    }
+    rename_rest(fused, fused_name);
   }
 
-  void rename(const std::string& name, const std::string& other) {
-    if (other == name) return;
-    add(other, *value(name));
-    used_.insert(name);
+  // Renames the other tensors of the blocks.
+  void rename_rest(const std::set<std::string, std::less<>>& blocks,
+                   std::string (*renamed)(std::string, const ExpertNaming&)) {
+    for (const std::string& name : names()) {
+      if (used_.contains(name) || !is_in_block(blocks, name)) continue;
+      const std::string other = renamed(name, naming_);
+      if (other == name) continue;
+      add(other, *value(name));
+      used_.insert(name);
+    }
   }
 
   // Codes mean nothing without their scales, which are not moved along. `block_of_name`: the
@@ -267,10 +271,7 @@ class ValueMaker {
         fail(*prefix, "plan.shape", "experts cannot be taken apart: " + error.message(), {name});
       }
     }
-    for (const std::string& name : names()) {
-      if (used_.contains(name) || !is_in_block(blocks, name)) continue;
-      rename(name, separate_name(name, naming_));
-    }
+    rename_rest(blocks, separate_name);
   }
 
   void separate_block(const std::string& prefix) {
@@ -361,34 +362,34 @@ class ValueMaker {
 
 std::string_view name(ExpertLayout layout) noexcept {
   switch (layout) {
+    case ExpertLayout::keep:
+      return "keep";
     case ExpertLayout::fused:
       return "fused";
     case ExpertLayout::separate:
       return "separate";
-    case ExpertLayout::keep:
-      break;
   }
-  return "keep";
+  return {};
 }
 
 std::optional<ExpertLayout> expert_layout(std::string_view text) noexcept {
-  for (const auto layout : {ExpertLayout::keep, ExpertLayout::fused, ExpertLayout::separate}) {
-    if (text == name(layout)) return layout;
-  }
-  return std::nullopt;
+  return from_name<ExpertLayout>(text);
+}
+
+bool names_are_given(const ConvertOptions& options) noexcept {
+  return !options.rules.empty() || !options.recipes.targets.empty();
 }
 
 bool decodes(const Catalog& catalog, const ConvertOptions& options) {
   if (options.dequantize || options.merge) return true;
-  const bool names_stay = options.rules.empty() && options.recipes.targets.empty();
-  if (options.quantize.formats.empty() || !names_stay) return false;
+  if (options.quantize.formats.empty() || names_are_given(options)) return false;
   // Weights that cannot be read are errors, not tensors to be left alone.
   return catalog.quantized().has_readable() || has_errors(catalog.quantized().findings());
 }
 
 bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept {
-  const bool names_stay = options.rules.empty() && options.recipes.targets.empty();
-  return !is_decoded && names_stay && !options.dtype && container_of(options.format).holds_blocks();
+  return !is_decoded && !names_are_given(options) && !options.dtype &&
+         container_of(options.format).holds_blocks();
 }
 
 Values values_of(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,

@@ -2,7 +2,6 @@
 // quantized, and experts that are stored one by one or all in one tensor.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -16,9 +15,14 @@
 namespace loadstone {
 
 struct Values {
-  Recipes recipes;                     // of what is decoded, fused or separated
-  std::vector<std::uint32_t> dropped;  // sources that mean nothing beside it any more
+  Recipes recipes{};                     // of what is decoded, fused, separated, merged or repacked
+  std::vector<std::uint32_t> dropped{};  // sources that mean nothing beside it any more
+  std::vector<RepackedTensor> repacked{};  // whose components the recipes are
+  bool unties = false;  // the output holds two values for names that the source's config ties
 };
+
+// Returns true if rules or recipes name the tensors of the output.
+[[nodiscard]] bool names_are_given(const ConvertOptions& options) noexcept;
 
 // Whether quantized tensors become numbers: because the options say so, or because tensors are
 // quantized by names as they are in the file.

@@ -8,7 +8,7 @@
 
 #include "boxes/cast_kind.h"
 #include "codec/gguf/gguf.h"
-#include "convert/expert_layouts.h"
+#include "convert/experts.h"
 #include "kernels/cast.h"
 #include "verify/tensor_bytes.h"
 
