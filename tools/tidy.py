@@ -14,6 +14,8 @@ import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from cpp_text import cpp_code, cpp_declarations, cpp_functions, declared_name, parameter_lists
+
 Breach = tuple[int, str]
 Rule = Callable[[str, str], Iterator[Breach]]
 
@@ -112,20 +114,6 @@ PYTHON = (".py", ".pyi")
 SOURCES = (*CPP, *PYTHON, ".cmake", ".sh", ".txt", ".toml")
 
 
-def cpp_code(text: str) -> str:
-    """The text with comments and the insides of literals blanked, line by line as it was."""
-    pattern = re.compile(
-        r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.S
-    )
-
-    def blank(match: re.Match[str]) -> str:
-        quotes = '""' if '"' in match[0][:2] else " "
-        return quotes + "\n" * match[0].count("\n")
-
-    # 1'000 is a number, not the start of a literal.
-    return pattern.sub(blank, re.sub(r"(?<=[0-9a-fA-F])'(?=[0-9a-fA-F]{2})", "", text))
-
-
 def grep(pattern: str, text: str, message: str) -> Iterator[Breach]:
     """A breach for each line that matches; {} in the message is what matched."""
     for number, line in enumerate(text.splitlines(), 1):
@@ -174,32 +162,6 @@ def line_length(path: str, text: str) -> Iterator[Breach]:
                 yield number, f"the line has {len(line)} columns, more than {LINE_COLUMNS_MAX}"
 
 
-def cpp_functions(text: str) -> Iterator[tuple[int, int]]:
-    """First and last line of each function body, found by its braces; lambdas belong to theirs."""
-    code = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", "", cpp_code(text), flags=re.M)
-    scope = re.compile(
-        r"^\s*(?:template\s*<.*>\s*)?(?:namespace|class|struct|union|enum|extern)\b", re.S
-    )
-    body = re.compile(r"[)}]\s*(?:const|noexcept(?:\(.*\))?|override|final|&+|->.*|\s)*$", re.S)
-    head, line, depth = "", 1, 0
-    start: tuple[int, int] | None = None  # depth and line of the body that is open
-    for char in code:
-        line += char == "\n"
-        depth += (char == "{") - (char == "}")
-        if start is not None:
-            if char == "}" and depth < start[0]:
-                yield start[1], line
-                start, head = None, ""
-        elif char == "{" and "(" in head and body.search(head) and not scope.match(head):
-            start = (depth, line)
-        elif char == ";" or (char == "{" and scope.match(head)):
-            head = ""
-        elif char != "}" or "(" in head:  # keeps a{1}, b{2} of a constructor's initialisers
-            head += char
-        else:
-            head = ""
-
-
 def python_functions(text: str) -> Iterator[tuple[int, int]]:
     """First and last line of each function, without its docstring's lines."""
     for node in ast.walk(ast.parse(text)):
@@ -218,26 +180,6 @@ def function_length(path: str, text: str) -> Iterator[Breach]:
                 first,
                 f"the function has {last - first + 1} lines, more than {FUNCTION_LINES_MAX}",
             )
-
-
-def parameter_lists(text: str) -> Iterator[tuple[int, list[str], str]]:
-    """Line, items and what follows of each list in parentheses behind a name or a capture."""
-    code = cpp_code(text)
-    for match in re.finditer(r"[\w\]]\s*\(", code):
-        depth, items = 0, [""]
-        for at in range(match.end(), len(code)):
-            if depth == 0 and code[at] in ",)":
-                if code[at] == ")":
-                    yield (
-                        code.count("\n", 0, match.end()) + 1,
-                        items,
-                        code[at + 1 : at + 40].strip(),
-                    )
-                    break
-                items.append("")
-                continue
-            depth += (code[at] in "(<[{") - (code[at] in ")>]}")
-            items[-1] += code[at]
 
 
 def few_parameters(path: str, text: str) -> Iterator[Breach]:
@@ -406,59 +348,6 @@ def import_cycles(texts: dict[str, str]) -> Iterator[str]:
     for each in sorted(graph):
         others = ", ".join(sorted(graph[each] & graph.keys()))
         yield f"{modules[each]}:1: imports in a circle: {others}"
-
-
-def cpp_declarations(text: str) -> Iterator[tuple[int, bool, str]]:
-    """Line and text, up to its body, of each declaration outside classes and functions.
-
-    The bool tells whether it is in an anonymous namespace.
-    """
-    no_code = r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|\[\[.*?\]\]"
-    code = re.sub(no_code, "", cpp_code(text), flags=re.M)
-    anonymous: list[bool] = []  # of the namespaces that are open
-    head, line, start, depth = "", 1, 1, 0
-    was_body = is_rest = False
-    for char in code:
-        line += char == "\n"
-        if depth > 0:
-            depth += (char == "{") - (char == "}")
-            was_body = depth == 0
-            continue
-        if was_body and not char.isspace():  # "= {}" in parameters is no end, nor is "{1} << 20"
-            is_rest = not (char.isalpha() or char in "_}")
-            was_body = False
-        if char in "{;":
-            declared = " ".join(head.split())
-            namespace = re.fullmatch(r"(?:inline )?namespace ?([\w:]*)", declared)
-            is_open = char == "{" and namespace is not None
-            if namespace and is_open:
-                anonymous.append(not namespace[1])
-            elif declared and not is_rest:
-                yield start, any(anonymous), declared + char
-            depth = int(char == "{" and not is_open)
-            head, is_rest = "", is_rest and depth > 0
-        elif char == "}":
-            del anonymous[-1:]
-            head = ""
-        else:
-            start = start if head.strip() else line
-            head += char
-
-
-def declared_name(head: str) -> tuple[str, bool] | None:
-    """The name that a declaration gives to something, and whether only its file can see it."""
-    while (shorter := re.sub(r"<[^<>]*>", "", head)) != head:
-        head = shorter
-    head = re.sub(r"^template\s*", "", head)
-    kinds = "using|struct|class|union|enum(?: class)?"
-    if re.match(rf"({kinds}|namespace|extern|static_assert|template)\b", head):
-        match = re.match(rf"(?:{kinds}) (\w+)(?: final)? ?(?:=|:(?!:)|\{{)", head)
-        return (match[1], True) if match else None
-    match = re.search(r"([\w:~]+) ?([(\[={;])", head)
-    if match is None or "::" in match[1] or "operator" in head:
-        return None
-    is_constant = head.startswith("const ") and match[2] != "("
-    return match[1], is_constant or head.startswith(("static ", "constexpr ", "inline "))
 
 
 def names_defined_twice(texts: dict[str, str]) -> Iterator[str]:

@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 import torch
 from command import output
-from merge_models import (
-    model,
-    modules,
-    products,
-    rounded,
-    same_bits,
-    with_products,
-    write_peft,
-)
+from merge_models import model, modules, products, rounded, same_bits, with_products, write_peft
 from safetensors.torch import load_file, save_file
 
 import loadstone

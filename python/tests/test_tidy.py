@@ -1,23 +1,14 @@
 """The rules of tools/tidy.py: each fires where it should, and the tree keeps them all."""
 
-import importlib.util
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
 
-
-def load_tidy() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tidy", ROOT / "tools" / "tidy.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tidy = load_tidy()
+import tidy  # noqa: E402
 
 LONG_CPP = "int f(int a) {\n" + "  a += 1;\n" * 70 + "  return a;\n}\n"
 LONG_PYTHON = "def f(a):\n" + "    a += 1\n" * 71 + "    return a\n"
