@@ -145,6 +145,8 @@ def includes_point_down(path: str, text: str) -> Iterator[Breach]:
             continue
         if other not in LEVEL:
             yield number, f"no folder called {other}"
+        elif (folder, other) == ("plan", "engine") and match[1] != "engine/limits.h":
+            yield number, "a plan takes its limits from the engine, and nothing else"
         elif LEVEL[other] >= LEVEL[folder] and (folder, match[1]) not in INCLUDES_UP:
             yield number, f"{folder} may not include from {other}"
 
