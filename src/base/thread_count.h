@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <thread>
 
+#include "loadstone/defaults.h"
+
 namespace loadstone {
 
-// As many threads as the caller wants; 0: one per core, at most `most`.
+// As many threads as the caller wants, at most defaults::threads_most; 0: one per core, at most
+// `most`.
 [[nodiscard]] inline unsigned thread_count(unsigned wanted, unsigned most) noexcept {
-  return wanted != 0 ? wanted : std::clamp(std::thread::hardware_concurrency(), 1u, most);
+  if (wanted != 0) return std::min(wanted, defaults::threads_most);
+  return std::clamp(std::thread::hardware_concurrency(), 1u, most);
 }
 
 }  // namespace loadstone

@@ -44,23 +44,23 @@ OutputSink::OutputSink(const Conversion& conversion, const ValueSet& values,
       recorder_(recorder),
       wanted_(wanted),
       places_(conversion.plan.targets.size()),
-      bytes_left_(conversion.files.size()) {
+      targets_left_(conversion.files.size()) {
   for (std::uint32_t f = 0; f < conversion.files.size(); ++f) {
     if (!wanted[f]) continue;
     const OutputFile& file = conversion.files[f];
-    std::uint64_t bytes = 0;
-    for (const OutputTensor& tensor : file.tensors) bytes += tensor.byte_count();
-    bytes_left_[f] = bytes;
     const auto first = static_cast<std::ptrdiff_t>(tensors_.size());
     for (const OutputTensor& tensor : file.tensors) tensors_.push_back(&tensor);
     std::ranges::sort(tensors_.begin() + first, tensors_.end(), {},
                       [](const OutputTensor* each) { return std::pair(each->target, each->part); });
     for (auto i = static_cast<std::uint32_t>(first); i < tensors_.size(); ++i) {
       Place& place = places_[tensors_[i]->target];
-      if (place.end == 0) place = {f, i, i};
+      if (place.end == 0) {
+        place = {f, i, i};
+        ++targets_left_[f];
+      }
       place.end = i + 1;
     }
-    if (bytes == 0) output.finish(f);
+    if (file.tensors.empty()) output.finish(f);
   }
 }
 
@@ -103,7 +103,6 @@ void OutputSink::write(std::uint32_t file, const OutputTensor& tensor, std::uint
   if (bytes.empty()) return;
   if (recorder_ != nullptr) recorder_->wrote(file, tensor, offset, bytes);
   output_.write(file, conversion_.files[file].header_bytes + tensor.begin + offset, bytes);
-  if ((bytes_left_[file] -= bytes.size()) == 0) output_.finish(file);
 }
 
 // Parts come first among a target's tensors, in their order.
@@ -116,11 +115,14 @@ void OutputSink::write(std::uint32_t target, std::size_t part, std::uint64_t off
 
 void OutputSink::finish(std::uint32_t target) {
   cache_.made(target);
-  if (!conversion_.plan.targets[target].quantization) return;
-  for (const OutputTensor* const tensor : tensors_of(target)) {
-    if (tensor->part != OutputTensor::no_part) continue;
-    write(places_[target].file, *tensor, 0, *tensor->constant);
+  const std::uint32_t file = places_[target].file;
+  if (conversion_.plan.targets[target].quantization) {
+    for (const OutputTensor* const tensor : tensors_of(target)) {
+      if (tensor->part == OutputTensor::no_part) write(file, *tensor, 0, *tensor->constant);
+    }
   }
+  // Not at the last byte: a target can still turn out wrong then.
+  if (--targets_left_[file] == 0) output_.finish(file);
 }
 
 OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wanted,

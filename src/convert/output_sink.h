@@ -15,10 +15,10 @@
 
 namespace loadstone {
 
-// Thread-safe. Finishes each file when its last byte has come.
+// Thread-safe. Finishes each file when its last target is finished.
 class OutputSink final : public ValueSink {
  public:
-  // Of the `wanted` files; `values` are those of the plan. Those without data are finished here.
+  // Of the `wanted` files; `values` are those of the plan. Those without tensors are finished here.
   // `cache`: is told which targets are made. `recorder`: what is written; null: nobody.
   OutputSink(const Conversion& conversion, const ValueSet& values, const std::vector<bool>& wanted,
              OutputFiles& output, const CacheRelease& cache, ReceiptRecorder* recorder = nullptr);
@@ -54,7 +54,7 @@ class OutputSink final : public ValueSink {
   std::vector<bool> wanted_;
   std::vector<Place> places_;  // by target
   std::vector<const OutputTensor*> tensors_;
-  std::vector<std::atomic<std::uint64_t>> bytes_left_;  // by file
+  std::vector<std::atomic<std::uint64_t>> targets_left_;  // by file
 };
 
 // Opens what the wanted files are made of: all of it where tensors of several files share scales.

@@ -92,13 +92,13 @@ void DigestTable::update_block(Item& item, const Block& block, std::uint64_t beg
     store(item, block.index, digest);
     return;
   }
-  std::shared_ptr<OpenBlock>& known = item.open[block.index];
-  if (known == nullptr) {
-    known = std::make_shared<OpenBlock>();
-    known->at = block.begin;
-    known->is_given_up = ++open_blocks_ > open_blocks_max;
+  const auto known = item.open.find(block.index);
+  const auto open = known != item.open.end() ? known->second : std::make_shared<OpenBlock>();
+  if (known == item.open.end()) {
+    item.open.emplace(block.index, open);
+    open->at = block.begin;
+    open->is_given_up = ++open_blocks_ > open_blocks_max;
   }
-  const std::shared_ptr<OpenBlock> open = known;
   lock.unlock();
   if (const auto digest = append(*open, block, begin, bytes)) {
     lock.lock();
