@@ -1,10 +1,9 @@
-#include "convert/chooser.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "base/text.h"
+#include "convert/choose.h"
 #include "convert/json_text.h"
 #include "convert/quantize_rules.h"
 #include "loadstone/error.h"

@@ -1,4 +1,4 @@
-// What stands beside a checkpoint in its folder.
+// The other files in the folder of a checkpoint.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -10,10 +10,7 @@
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "convert/extras.h"
-#include "convert/file_roles.h"
 #include "convert/files.h"
-#include "convert/left_out.h"
-#include "convert/sub_folders.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"

@@ -18,7 +18,7 @@ namespace loadstone {
 
 namespace {
 
-// Where a member stands: from the quote of its key to the end of its value. An array's items have
+// The place of a member: from the quote of its key to the end of its value. An array's items have
 // no key.
 struct Span {
   std::size_t begin = 0;

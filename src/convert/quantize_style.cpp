@@ -1,8 +1,5 @@
-#include "convert/quantize_style.h"
-
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
 #include <iterator>
 #include <system_error>
@@ -18,6 +15,7 @@
 #include "convert/container.h"
 #include "convert/gguf_mix.h"
 #include "convert/kept_blocks.h"
+#include "convert/quantize_config.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -79,11 +77,13 @@ static Quantization quantization_of(std::string_view text, QuantizeMode mode, Fi
   if (encoding == nullptr && !is_format && quantization.encoding != "none") {
     std::vector<std::string> known = written_encoding_names();
     known.emplace_back("none");
-    if (find_mix(quantization.encoding)) {
+    if (find_mix(quantization.encoding) != nullptr) {
       refuse_option("quantize", "a mix of types is for a TARGET that ends in .gguf",
                     printable(text), either(known));
     }
-    if (format == FileFormat::gguf) std::ranges::move(mix_names(), std::back_inserter(known));
+    if (format == FileFormat::gguf) {
+      for (const Mix& mix : mixes()) known.emplace_back(mix.name);
+    }
     refuse_option("quantize", unknown_word("encoding", quantization.encoding, known));
   }
   if (mode != QuantizeMode::exact && is_format) {

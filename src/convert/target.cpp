@@ -1,4 +1,4 @@
-// What stands where a target is to be written.
+// Checks of the place of a target.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,10 +16,8 @@
 #include "catalog/locate.h"
 #include "convert/container.h"
 #include "convert/extras.h"
-#include "convert/file_roles.h"
 #include "convert/files.h"
 #include "convert/json_text.h"
-#include "convert/left_out.h"
 #include "convert/output.h"
 #include "convert/tied_head.h"
 #include "convert/work_folder.h"
