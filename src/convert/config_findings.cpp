@@ -50,23 +50,23 @@ struct Declared {
 };
 
 template <typename Value>
-Value value_at(const dom::object& object, std::string_view key, Value otherwise) {
+Value member_or(const dom::object& object, std::string_view key, Value otherwise) {
   Value value{};
   return object[key].get(value) == simdjson::SUCCESS ? value : otherwise;
 }
 
 std::string text_at(const dom::object& object, std::string_view key) {
-  return std::string(value_at(object, key, std::string_view()));
+  return std::string(member_or(object, key, std::string_view()));
 }
 
 // Reads an object of compressed-tensors, and adds the defaults of the library.
 Scheme scheme_of(const dom::element& value) {
   dom::object object;
   if (value.get(object) != simdjson::SUCCESS) return {std::string(no_scheme), {}};
-  const auto bits = value_at<std::int64_t>(object, "num_bits", 8);
-  const auto group = value_at<std::int64_t>(object, "group_size", 0);
-  const bool is_dynamic = value_at(object, "dynamic", false);
-  const bool is_symmetric = value_at(object, "symmetric", true);
+  const auto bits = member_or<std::int64_t>(object, "num_bits", 8);
+  const auto group = member_or<std::int64_t>(object, "group_size", 0);
+  const bool is_dynamic = member_or(object, "dynamic", false);
+  const bool is_symmetric = member_or(object, "symmetric", true);
   const auto or_else = [](std::string text, std::string_view other) {
     return text.empty() ? std::string(other) : text;
   };

@@ -21,7 +21,6 @@
 #include "convert/extras.h"
 #include "convert/gguf_mix.h"
 #include "convert/json_text.h"
-#include "convert/kept_blocks.h"
 #include "convert/quantize_config.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"

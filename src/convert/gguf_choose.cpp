@@ -11,8 +11,8 @@
 #include "base/text.h"
 #include "codec/encode.h"
 #include "convert/choose.h"
+#include "convert/conversion.h"
 #include "convert/gguf_mix.h"
-#include "convert/kept_blocks.h"
 
 namespace loadstone {
 

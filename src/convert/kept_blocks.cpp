@@ -1,5 +1,3 @@
-#include "convert/kept_blocks.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
 #include "convert/container.h"
+#include "convert/conversion.h"
 #include "formats/gguf_shapes.h"
 #include "loadstone/quantized_tensors.h"
 

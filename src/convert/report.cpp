@@ -11,7 +11,7 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "convert/choose.h"
-#include "convert/kept_blocks.h"
+#include "convert/conversion.h"
 #include "formats/metadata.h"
 #include "loadstone/convert.h"
 #include "plan/decodings.h"

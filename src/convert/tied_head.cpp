@@ -112,6 +112,10 @@ bool is_in_layer(std::string_view name) {
   return false;
 }
 
+std::string first_architecture(std::string_view config) {
+  return value_at<std::string>(config, "/architectures/0").value_or("");
+}
+
 // The config and those of its members of these names that are objects.
 std::vector<std::string_view> with_parts(std::string_view config, std::string_view names) {
   std::vector<std::string_view> parts = {config};
@@ -125,13 +129,13 @@ std::vector<std::string_view> with_parts(std::string_view config, std::string_vi
 
 TiedHead::TiedHead(std::string_view config) {
   if (config.empty() || !is_json_object(config)) return;
-  const std::string architecture = first_of_member(config, "architectures");
+  const std::string architecture = first_architecture(config);
   auto parts = with_parts(config, "text_config llm_config language_config");
   // A decoder of its own class is tied by its own config.
   if (architecture.ends_with(composite)) parts = {object_member(config, decoder)};
   for (const std::string_view part : parts) {
-    if (!is_tied_) is_tied_ = bool_member(part, member);
-    if (const auto rows = number_member(part, "vocab_size")) rows_.push_back(*rows);
+    if (!is_tied_) is_tied_ = value_at<bool>(part, "/tie_word_embeddings");
+    if (const auto rows = value_at<std::uint64_t>(part, "/vocab_size")) rows_.push_back(*rows);
   }
   const auto is_tied = [](std::string_view part) {
     return is_word(string_member(part, "model_type"), tied_types);
@@ -267,7 +271,7 @@ std::string untied_config(std::string_view config) {
     return key == member ? std::optional<std::string>("false") : std::nullopt;
   };
   std::string text = with_member(with_changes(config, untie), member, "false");
-  if (!first_of_member(text, "architectures").ends_with(composite)) return text;
+  if (!first_architecture(text).ends_with(composite)) return text;
   const std::string_view part = object_member(text, decoder);
   return part.empty() ? text : with_member(text, decoder, with_member(part, member, "false"));
 }
