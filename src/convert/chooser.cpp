@@ -1,10 +1,9 @@
-#include "convert/chooser.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "base/text.h"
+#include "convert/choose.h"
 #include "convert/json_text.h"
 #include "convert/quantize_rules.h"
 #include "loadstone/error.h"
@@ -45,7 +44,7 @@ Chooser::Chooser(const QuantizeOptions& options, std::string_view config) {
   layer_ = compile_rule(layer_pattern, "layers", own);
   weight_ = compile_rule(weight_pattern, "weights", own);
   const std::string model_type = string_member(config, "model_type");
-  layers_ = number_member(config, "num_hidden_layers");
+  layers_ = value_at<std::uint64_t>(config, "/num_hidden_layers");
   layer_number_ = compile_rule(R"((?:^|\.)layers\.(\d+)\.)", "layers", own);
   for (const QuantizeFormat& format : options.formats) {
     Pattern pattern;

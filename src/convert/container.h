@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,8 +23,6 @@ class Container {
   Container& operator=(const Container&) = delete;
 
   [[nodiscard]] virtual FileFormat format() const noexcept = 0;
-  // For messages: "safetensors".
-  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
   // Of file names: ".safetensors".
   [[nodiscard]] virtual std::string_view suffix() const noexcept = 0;
   // Of the name of the file that lists shards; empty: there is none.
@@ -81,6 +78,12 @@ extern const Container& gguf_container;
 [[nodiscard]] const Container& container_of(FileFormat format);
 // Those that are written.
 [[nodiscard]] std::span<const Container* const> containers() noexcept;
+
+// Text has no types, so safetensors metadata keeps those of numbers and bools under this key:
+// "llama.block_count=u32 llama.use_parallel_residual=bool".
+inline constexpr const char* types_key = "loadstone.gguf_types";
+// Return that text for the entries of `source` in `texts`; empty if all of these are text.
+[[nodiscard]] std::string types_text(const Metadata& source, const Metadata& texts);
 
 // Entries of the sources that a header does not hold, as one finding; none for none.
 void report_left_out(std::vector<std::string> keys, std::string_view reason,

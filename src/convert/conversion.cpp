@@ -1,4 +1,6 @@
 // What a conversion will do: tensors, their places in files, and what it takes.
+#include "convert/conversion.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,26 +13,15 @@
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
 #include "base/text.h"
-#include "catalog/config_claim.h"
-#include "catalog/expert_series.h"
 #include "catalog/transform_claim.h"
 #include "codec/encode.h"
 #include "codec/tensor_table.h"
 #include "convert/choose.h"
-#include "convert/config_findings.h"
 #include "convert/container.h"
-#include "convert/gguf_importance.h"
+#include "convert/extras.h"
+#include "convert/gguf_mix.h"
 #include "convert/json_text.h"
-#include "convert/kept_blocks.h"
-#include "convert/layer_metadata.h"
-#include "convert/layout.h"
-#include "convert/left_out.h"
-#include "convert/moved_codes.h"
-#include "convert/outputs.h"
-#include "convert/plain_codes.h"
 #include "convert/quantize_config.h"
-#include "convert/quantize_style.h"
-#include "convert/repack.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"
 #include "loadstone/convert.h"
@@ -254,37 +245,27 @@ void settle_metadata(Conversion& conversion, const ConvertOptions& options, bool
 
 }  // namespace
 
-// All that is known of an output before blocks are kept in it.
-struct Chosen {
-  const Choices& choices;
-  const std::map<std::string, Quantization, std::less<>>& quantize;
-  bool are_decoded;
-};
-
-// Of what is not encoded anew, where the files hold it.
-static void keep_codes(const Catalog& catalog, const ConvertOptions& options, const Chosen& codes,
-                       Recipes& recipes) {
+// Keeps codes that are not encoded again, if the files hold them.
+static void keep_codes(const Catalog& catalog, const ConvertOptions& options,
+                       const Choices& choices, bool are_decoded, Recipes& recipes) {
   if (options.dtype || options.dequantize) return;
-  const bool asks_for_numbers = codes.are_decoded || names_are_given(options);
+  const bool asks_for_numbers = are_decoded || names_are_given(options);
   const auto stays = [&](const TargetRecipe& recipe) {
-    if (codes.choices.kept.contains(recipe.target)) return true;
+    if (choices.kept.contains(recipe.target)) return true;
     // Numbers of codes are kept as codes where nobody asked for numbers.
     if (asks_for_numbers && !source_blocks(catalog, recipe)) return false;
-    return !codes.quantize.contains(recipe.target) &&
-           !codes.choices.numbers.contains(recipe.target);
+    return !choices.quantize.contains(recipe.target) && !choices.numbers.contains(recipe.target);
   };
   keep_blocks(catalog, stays, recipes);
 }
 
 static Choices choose_formats(const Catalog& catalog, const ConvertOptions& options,
-                              Conversion& conversion, PlanOptions& plan_options,
+                              Conversion& conversion, Recipes& recipes,
                               std::vector<Finding>& findings) {
-  Recipes& recipes = plan_options.recipes;
   widen_plain_fp8(catalog, recipes);
   Choices choices =
       container_of(options.format).choose(options, catalog, conversion.metadata, recipes, findings);
   if (!options.dtype && !options.dequantize) restore_plain_fp8(catalog, choices, recipes);
-  plan_options.quantize = std::move(choices.quantize);
   return choices;
 }
 
@@ -403,27 +384,26 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   plan_options.strip_prefixes.emplace();  // none: recipes have said what each output is called
   plan_options.allow_non_finite = options.quantize.allow_non_finite;
   const bool is_decoded = decodes(*catalog, options);
-  Outputs outputs = output_recipes(catalog, options, is_decoded, findings);
+  Values outputs = output_recipes(catalog, options, is_decoded, findings);
   plan_options.recipes = std::move(outputs.recipes);
-  plan_options.caller.known_sources = std::move(outputs.known_sources);
   conversion.repacked = std::move(outputs.repacked);
   Choices choices;
   const bool quantizes = !options.quantize.formats.empty();
-  if (quantizes) choices = choose_formats(*catalog, options, conversion, plan_options, findings);
-  const Chosen codes = {choices, plan_options.quantize, is_decoded};
-  if (container.holds_blocks()) keep_codes(*catalog, options, codes, plan_options.recipes);
+  Recipes& recipes = plan_options.recipes;
+  if (quantizes) choices = choose_formats(*catalog, options, conversion, recipes, findings);
+  if (container.holds_blocks()) keep_codes(*catalog, options, choices, is_decoded, recipes);
+  plan_options.quantize = std::move(choices.quantize);
   if (options.recipes.targets.empty()) {
-    for (const std::uint32_t source : drop_block_scales(*catalog, plan_options.recipes)) {
-      plan_options.caller.known_sources.push_back(catalog->tensors()[source].name);
-    }
+    std::ranges::copy(drop_block_scales(*catalog, recipes), std::back_inserter(outputs.dropped));
   }
-  // A source that has stood in the way once is not told again as left over.
+  std::vector<std::string>& known = plan_options.caller.known_sources;
+  known = tensor_names(*catalog, outputs.dropped);
+  // A source that has stood in the way once is not reported again as left over.
   for (const Finding& finding : findings) {
     if (finding.severity != Severity::error) continue;
-    auto& known = plan_options.caller.known_sources;
     known.insert(known.end(), finding.sources.begin(), finding.sources.end());
   }
-  const Skeleton skeleton = skeleton_of(plan_options.recipes);
+  const Skeleton skeleton = skeleton_of(recipes);
   conversion.plan = Planner(std::move(catalog), skeleton, plan_options).run(SinkKind::files);
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());

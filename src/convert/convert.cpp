@@ -2,28 +2,282 @@
 #include "loadstone/convert.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
+#include "base/named.h"
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
 #include "base/text.h"
-#include "convert/cache_release.h"
+#include "boxes/sources.h"
+#include "boxes/value.h"
+#include "catalog/open_shards.h"
+#include "convert/files.h"
 #include "convert/output.h"
-#include "convert/output_sink.h"
 #include "convert/recorder.h"
-#include "convert/source_watch.h"
 #include "convert/work_folder.h"
+#include "engine/run.h"
+#include "engine/source_extents.h"
+#include "loadstone/error.h"
+#include "loadstone/remote.h"
 #include "plan/values.h"
 
 namespace loadstone {
 
 namespace {
+
+// compressed-tensors keeps the inverse of a scale. The dialect "exact" has none whose inverse is
+// infinite.
+void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
+  for (std::size_t at = 0; at + sizeof(float) <= bytes.size(); at += sizeof(float)) {
+    float scale = 0;
+    std::memcpy(&scale, bytes.data() + at, sizeof(scale));
+    const float inverse = 1.0F / scale;
+    if (!std::isfinite(inverse) || !(inverse > 0)) {
+      throw Error("q.scale_value",
+                  "the weight is so small that its scale has no finite inverse: use --mode exact, "
+                  "or --exclude it",
+                  {.tensor = tensor.name,
+                   .found = fmt::format("1 / {}", scale),
+                   .expected = "a finite scale"});
+    }
+    std::memcpy(bytes.data() + at, &inverse, sizeof(inverse));
+  }
+}
+
+// A source of which so much is there is somebody's: of others a header or what was read ahead is.
+constexpr double cached_share_max = 0.05;
+
+std::uint64_t machine_memory_bytes() {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const long page_bytes = ::sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page_bytes <= 0) return UINT64_MAX;
+  return static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_bytes);
+}
+
+bool releases_cache(const Conversion& conversion, PageCache choice) {
+  if (choice != PageCache::automatic) return choice == PageCache::release;
+  return conversion.bytes_to_read + conversion.bytes_to_write > machine_memory_bytes() / 2;
+}
+
+// Watches whether sources stay as they are while something is made of them. Thread-safe.
+class SourceWatch {
+ public:
+  SourceWatch(const OpenShards& shards, WritableStorage& storage)
+      : shards_(shards), storage_(storage), named_(shards.sources().size()) {
+    for (std::size_t i = 0; i < named_.size(); ++i) {
+      const std::string& path = shards.catalog().shards()[i].path;
+      if (shards.sources()[i] && !is_remote(path)) named_[i] = storage.status(path, true);
+    }
+  }
+
+  // Throws Error "io.changed" where a file's size or time is another, or another file has its name.
+  void check() const {
+    shards_.require_unchanged();
+    for (std::size_t i = 0; i < named_.size(); ++i) {
+      if (!named_[i]) continue;
+      const Shard& shard = shards_.catalog().shards()[i];
+      const auto now = storage_.status(shard.path, true);
+      if (now && same_file(*now, *named_[i])) continue;
+      throw Error("io.changed",
+                  now ? "another file has been put in the place of this one"
+                      : "the file has been removed meanwhile",
+                  {.path = shard.path});
+    }
+  }
+
+ private:
+  const OpenShards& shards_;
+  WritableStorage& storage_;
+  std::vector<std::optional<FileStatus>> named_;  // nothing: not a file of this machine
+};
+
+// Keeps a conversion that is larger than memory from filling the system's page cache. Thread-safe.
+class CacheRelease {
+ public:
+  // Looks which sources are in the cache already. All must live as long.
+  CacheRelease(const Conversion& conversion, const ValueSet& values, const OpenShards& shards,
+               PageCache wanted)
+      : values_(values),
+        shards_(shards),
+        is_on_(releases_cache(conversion, wanted)),
+        is_released_(shards.sources().size(), false) {
+    for (std::size_t i = 0; is_on_ && i < is_released_.size(); ++i) {
+      const auto& source = shards.sources()[i];
+      const auto cached = source ? source->cached_share() : std::nullopt;
+      is_released_[i] = cached && *cached <= cached_share_max;
+    }
+  }
+
+  // Whether pages are released at all.
+  [[nodiscard]] bool is_on() const noexcept { return is_on_; }
+  // All that the target is made of has been read.
+  void made(std::uint32_t target) const {
+    if (!is_on_) return;
+    for (const SourceExtent& extent : source_extents(values_, values_[target])) {
+      const std::uint32_t shard = values_.tensors()[extent.source].shard;
+      if (!is_released_[shard]) continue;
+      shards_.sources()[shard]->release(extent.begin, extent.end - extent.begin);
+    }
+  }
+
+ private:
+  const ValueSet& values_;
+  const OpenShards& shards_;
+  bool is_on_;
+  std::vector<bool> is_released_;  // by shard
+};
+
+// The files of a conversion as a sink of the engine. Thread-safe. Finishes each file when its last
+// target is finished.
+class OutputSink final : public ValueSink {
+ public:
+  // Of the `wanted` files; `values` are those of the plan. Those without tensors are finished
+  // here.
+  // `cache`: is told which targets are made. `recorder`: what is written; null: nobody.
+  OutputSink(const Conversion& conversion, const ValueSet& values, const std::vector<bool>& wanted,
+             OutputFiles& output, const CacheRelease& cache, ReceiptRecorder* recorder = nullptr)
+      : conversion_(conversion),
+        values_(values),
+        output_(output),
+        cache_(cache),
+        recorder_(recorder),
+        wanted_(wanted),
+        places_(conversion.plan.targets.size()),
+        targets_left_(conversion.files.size()) {
+    for (std::uint32_t f = 0; f < conversion.files.size(); ++f) {
+      if (!wanted[f]) continue;
+      const OutputFile& file = conversion.files[f];
+      const auto first = static_cast<std::ptrdiff_t>(tensors_.size());
+      for (const OutputTensor& tensor : file.tensors) tensors_.push_back(&tensor);
+      std::ranges::sort(tensors_.begin() + first, tensors_.end(), {}, [](const OutputTensor* each) {
+        return std::pair(each->target, each->part);
+      });
+      for (auto i = static_cast<std::uint32_t>(first); i < tensors_.size(); ++i) {
+        Place& place = places_[tensors_[i]->target];
+        if (place.end == 0) {
+          place = {f, i, i};
+          ++targets_left_[f];
+        }
+        place.end = i + 1;
+      }
+      if (file.tensors.empty()) output.finish(f);
+    }
+  }
+
+  // Makes all of them from these sources, those of the shards. `memory`: counts what it takes.
+  [[nodiscard]] RunReport make(std::span<const std::shared_ptr<ByteSource>> sources,
+                               MemoryCount& memory, Observer* observer = nullptr) {
+    const GroupList all = groups();
+    const unsigned threads = conversion_.budget.threads;
+    return run({.values = values_,
+                .shards = sources,
+                .budget = conversion_.budget,
+                .groups = all,
+                .sink = *this,
+                .memory = memory,
+                .observer = observer,
+                .refuses_casts = true},
+               {threads, threads, threads});
+  }
+
+  [[nodiscard]] std::byte* place(std::uint32_t, std::size_t) override { return nullptr; }
+  // Throws Error "q.scale_value" where a scale has no finite inverse, and what writing throws.
+  // Parts come first among a target's tensors, in their order.
+  void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
+             std::span<std::byte> bytes) override {
+    const OutputTensor& tensor = *tensors_of(target)[part];
+    if (tensor.is_inverted) invert(tensor, bytes);
+    write(places_[target].file, tensor, offset, bytes);
+  }
+  void finish(std::uint32_t target) override {
+    cache_.made(target);
+    const std::uint32_t file = places_[target].file;
+    if (conversion_.plan.targets[target].quantization) {
+      for (const OutputTensor* const tensor : tensors_of(target)) {
+        if (tensor->part == OutputTensor::no_part) write(file, *tensor, 0, *tensor->constant);
+      }
+    }
+    // Not at the last byte: a target can still turn out wrong then.
+    if (--targets_left_[file] == 0) output_.finish(file);
+  }
+
+ private:
+  // The tensors of a target follow one another in tensors_.
+  struct Place {
+    std::uint32_t file = 0;
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+  };
+
+  // File by file, and in a file in the order of the sources.
+  [[nodiscard]] GroupList groups() const {
+    GroupList groups;
+    for (std::uint32_t f = 0; f < conversion_.files.size(); ++f) {
+      if (!wanted_[f]) continue;
+      std::vector<std::uint32_t> targets;
+      for (const OutputTensor& tensor : conversion_.files[f].tensors) {
+        if (tensors_of(tensor.target).front() == &tensor) targets.push_back(tensor.target);
+      }
+      append_groups(values_, targets, groups);
+    }
+    return groups;
+  }
+
+  [[nodiscard]] std::span<const OutputTensor* const> tensors_of(std::uint32_t target) const {
+    const Place& place = places_[target];
+    return std::span(tensors_).subspan(place.begin, place.end - place.begin);
+  }
+
+  void write(std::uint32_t file, const OutputTensor& tensor, std::uint64_t offset,
+             std::span<const std::byte> bytes) {
+    if (bytes.empty()) return;
+    if (recorder_ != nullptr) recorder_->wrote(file, tensor, offset, bytes);
+    output_.write(file, conversion_.files[file].header_bytes + tensor.begin + offset, bytes);
+  }
+
+  const Conversion& conversion_;
+  const ValueSet& values_;
+  OutputFiles& output_;
+  const CacheRelease& cache_;
+  ReceiptRecorder* const recorder_;
+  std::vector<bool> wanted_;
+  std::vector<Place> places_;  // by target
+  std::vector<const OutputTensor*> tensors_;
+  std::vector<std::atomic<std::uint64_t>> targets_left_;  // by file
+};
+
+// Opens what the wanted files are made of: all of it where tensors of several files share scales.
+// Throws Error "io.changed".
+OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wanted,
+                       Storage* storage) {
+  const Plan& plan = conversion.plan;
+  check_claims(*plan.catalog, plan.catalog->storage(storage));
+  std::vector<bool> needed(plan.catalog->shards().size(), false);
+  const bool shares = std::ranges::count(wanted, true) > 0 &&
+                      std::ranges::any_of(plan.targets, [](const PlannedTarget& target) {
+                        return target.quantization.has_value();
+                      });
+  for (std::size_t i = 0; i < conversion.files.size(); ++i) {
+    if (!wanted[i] && !shares) continue;
+    for (const OutputTensor& tensor : conversion.files[i].tensors) {
+      const Recipe& recipe = plan.targets[tensor.target].recipe;
+      mark_shards(sources_of(recipe.boxes, plan.decodings, recipe.merge.get()),
+                  plan.catalog->tensors(), needed);
+    }
+  }
+  return {*plan.catalog, storage, needed};
+}
 
 void check_run(const Conversion& conversion, const ConvertRun& run) {
   if (run.part && run.finish)
@@ -94,6 +348,23 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
   output.record(nullptr);
 }
 
+// The bytes after the header of one file.
+class Memory final : public OutputFiles {
+ public:
+  Memory(std::span<std::byte> data, std::uint64_t header_bytes)
+      : data_(data), header_bytes_(header_bytes) {}
+
+  void write(std::uint32_t, std::uint64_t offset, std::span<const std::byte> bytes) override {
+    const std::span<std::byte> place = data_.subspan(offset - header_bytes_, bytes.size());
+    std::memcpy(place.data(), bytes.data(), bytes.size());
+  }
+  void finish(std::uint32_t) override {}
+
+ private:
+  std::span<std::byte> data_;
+  std::uint64_t header_bytes_ = 0;
+};
+
 }  // namespace
 
 static ConvertReport converted(const Conversion& conversion, const std::string& target,
@@ -152,6 +423,48 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
 ConvertReport convert(const Conversion& conversion, const std::string& target, Observer* observer,
                       Storage* storage, const ConvertRun& run) {
   return only_errors([&] { return converted(conversion, target, observer, storage, run); });
+}
+
+std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file,
+                                std::span<std::byte> data, Storage* storage) {
+  return only_errors([&] {
+    require_ok(conversion.plan);
+    if (file >= conversion.files.size() || data.size() != conversion.files[file].data_bytes) {
+      throw Error("usage", "the memory is not that of a file of the conversion",
+                  {.found = fmt::format("{} bytes for file {}", data.size(), file)});
+    }
+    std::vector<bool> wanted(conversion.files.size(), false);
+    wanted[file] = true;
+    Storage& files = conversion.plan.catalog->storage(storage);
+    const OpenShards shards = open_needed(conversion, wanted, &files);
+    const SourceWatch watch(shards, files.writable());
+    const ValueSet values = values_of(conversion.plan);
+    const CacheRelease cache(conversion, values, shards, PageCache::keep);
+    Memory memory(data, conversion.files[file].header_bytes);
+    OutputSink sink(conversion, values, wanted, memory, cache);
+    MemoryCount count;
+    const std::uint64_t bytes_read = sink.make(shards.sources(), count).bytes_read;
+    watch.check();
+    return bytes_read;
+  });
+}
+
+std::string_view name(PageCache choice) noexcept {
+  switch (choice) {
+    case PageCache::automatic:
+      return "auto";
+    case PageCache::keep:
+      return "keep";
+    case PageCache::release:
+      return "release";
+  }
+  return {};
+}
+
+PageCache page_cache_from_user(std::string_view text) {
+  if (const auto choice = from_name<PageCache>(text)) return *choice;
+  refuse_option("page_cache", "no such choice for the page cache", std::string(text),
+                "auto, keep or release");
 }
 
 }  // namespace loadstone

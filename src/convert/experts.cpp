@@ -14,7 +14,7 @@
 #include "boxes/cut.h"
 #include "boxes/dims.h"
 #include "catalog/expert_series.h"
-#include "convert/outputs.h"
+#include "convert/conversion.h"
 #include "convert/quantize_rules.h"
 #include "loadstone/merge.h"
 

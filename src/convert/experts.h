@@ -56,7 +56,7 @@ struct ExpertName {
 
 // A name in the block of experts, as a model has it whose experts are one tensor.
 [[nodiscard]] std::string fused_name(std::string name, const ExpertNaming& naming);
-// The reverse: as a model has it whose experts stand one by one.
+// The reverse: as a model with single experts has it.
 [[nodiscard]] std::string separate_name(std::string name, const ExpertNaming& naming);
 
 // The module that holds a layer's experts and their router, with a dot: "model.layers.0.mlp." of

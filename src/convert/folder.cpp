@@ -1,4 +1,4 @@
-// What stands beside a checkpoint in its folder.
+// The other files in the folder of a checkpoint.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -10,10 +10,7 @@
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "convert/extras.h"
-#include "convert/file_roles.h"
 #include "convert/files.h"
-#include "convert/left_out.h"
-#include "convert/sub_folders.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
@@ -212,19 +209,6 @@ static ModelFolder model_folder_at(const std::string& root, bool with_code,
   return folder;
 }
 
-static ModelFolder left_out(const std::string& root) {
-  ModelFolder folder;
-  for (std::string& name : module_folders(config_in(root, modules_name))) {
-    const bool is_empty = !is_path_below(name) || paths_below(disk(), path_in(root, name)).empty();
-    if (!is_empty) folder.left.push_back(std::move(name));
-  }
-  add_components(folder, root);
-  folder.others = model_folder_at(root, false).others;
-  std::erase_if(folder.others, [](const auto& name) { return !is_adapter_file(name); });
-  sort_names(folder);
-  return folder;
-}
-
 // Names to request from a host that lists nothing.
 static std::vector<std::string> names_to_request() {
   std::vector<std::string> names = usual_companions();
@@ -333,7 +317,20 @@ ModelFolder read_model_folder(const std::string& path, bool with_code) {
 }
 
 ModelFolder folders_left_out(const std::string& path) {
-  return only_errors([&] { return is_remote(path) ? ModelFolder() : left_out(path); });
+  return only_errors([&] {
+    ModelFolder folder;
+    if (is_remote(path)) return folder;
+    for (std::string& name : module_folders(config_in(path, modules_name))) {
+      const bool is_empty =
+          !is_path_below(name) || paths_below(disk(), path_in(path, name)).empty();
+      if (!is_empty) folder.left.push_back(std::move(name));
+    }
+    add_components(folder, path);
+    folder.others = model_folder_at(path, false).others;
+    std::erase_if(folder.others, [](const auto& name) { return !is_adapter_file(name); });
+    sort_names(folder);
+    return folder;
+  });
 }
 
 }  // namespace loadstone

@@ -1,8 +1,5 @@
-#include "convert/gguf_choose.h"
-
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,11 +10,9 @@
 #include "base/refuse_option.h"
 #include "base/text.h"
 #include "codec/encode.h"
-#include "convert/chooser.h"
-#include "convert/gguf_image.h"
-#include "convert/gguf_importance.h"
+#include "convert/choose.h"
+#include "convert/conversion.h"
 #include "convert/gguf_mix.h"
-#include "convert/kept_blocks.h"
 
 namespace loadstone {
 
@@ -28,8 +23,8 @@ constexpr std::uint64_t quantization_version = 2;
 
 // Types of which no encoding is needed.
 std::optional<Dtype> plain_type(std::string_view name) {
-  const auto mix = find_mix(name);
-  return mix && info(*mix).type.is_dtype() ? std::optional(info(*mix).type.dtype()) : std::nullopt;
+  const Mix* const mix = find_mix(name);
+  return mix && mix->type.is_dtype() ? std::optional(mix->type.dtype()) : std::nullopt;
 }
 
 // Which blocks an encoding writes; nothing for one of other codecs.
@@ -68,10 +63,147 @@ std::optional<Encoding> asked_type(const std::string& name) {
 // The mix of the name, or the one whose tensors are mostly of the encoding.
 std::optional<std::uint32_t> file_type_of(const std::string& name) {
   for (const std::string& mix : {name, name + "_s", name + "_moe"}) {
-    if (const auto found = find_mix(mix)) return info(*found).file_type;
+    if (const Mix* const found = find_mix(mix)) return found->file_type;
   }
   return std::nullopt;
 }
+
+// llama-quantize keeps so many bytes of a text in 128, with a NUL.
+constexpr std::size_t importance_text_bytes_max = 127;
+
+Finding finding(Severity severity, const std::string& target, std::string message) {
+  return {.severity = severity,
+          .code = "convert.importance",
+          .target = target,
+          .message = std::move(message)};
+}
+
+std::uint64_t columns_of(const Shape& shape) noexcept { return shape.extents().back(); }
+
+// Matrices of a stack have columns of their own.
+std::uint64_t matrices_of(const Shape& shape) noexcept {
+  std::uint64_t matrices = 1;
+  for (std::size_t i = 0; i + 2 < shape.rank(); ++i) matrices *= shape.extents()[i];
+  return matrices;
+}
+
+std::string size_text(const Shape& shape) {
+  const std::uint64_t matrices = matrices_of(shape);
+  const std::uint64_t columns = columns_of(shape);
+  if (matrices == 1) return fmt::format("{} columns", columns);
+  return fmt::format("{} columns of {} matrices", columns, matrices);
+}
+
+// "'blk.0.attn_q.weight' and 6 others"
+std::string others_of(const Alike& some) {
+  const std::string name = fmt::format("'{}'", printable(some.first));
+  return some.count == 1 ? name : fmt::format("{} and {}", name, counted(some.count - 1, "other"));
+}
+
+// Which tensor takes which entry of an importance matrix: llama.cpp's rules.
+// Not thread-safe. The matrix, which may be null, outlives it.
+class Importances {
+ public:
+  explicit Importances(const ImportanceMatrix* matrix) : matrix_(matrix) {}
+
+  [[nodiscard]] bool are_given() const noexcept { return matrix_ != nullptr; }
+
+  // The entry of a tensor that becomes such blocks; null where there is none, or none that fits.
+  [[nodiscard]] std::shared_ptr<const std::vector<float>> take(const Mix* mix,
+                                                               const TargetRecipe& recipe,
+                                                               BlockFormat type) {
+    const std::string& name = recipe.target;
+    if (matrix_ != nullptr) {
+      const auto found = matrix_->entries.find(name);
+      if (found != matrix_->entries.end()) {
+        const std::uint64_t numbers = found->second->size();
+        if (numbers == columns_of(recipe.shape) * matrices_of(recipe.shape)) return found->second;
+        if (!is_token_embedding(name)) {
+          misfits_[{numbers, size_text(recipe.shape)}].add(name);
+          return nullptr;
+        }
+      }
+      without_.add(name);
+    }
+    if (mix_needs_importance(mix, name, type)) needing_[Encoding(type).name()].add(name);
+    return nullptr;
+  }
+
+  // Errors for blocks that need an entry and have none, and for entries that fit no tensor; and
+  // which entries and tensors are left over.
+  void report(const Recipes& recipes, std::vector<Finding>& findings) const {
+    for (const auto& [type, tensors] : needing_) {
+      Finding& made = findings.emplace_back(finding(
+          Severity::error, tensors.first,
+          fmt::format("{} would become {}, which needs an importance matrix{}", others_of(tensors),
+                      type, matrix_ == nullptr ? "" : ", and this one has no entry for that")));
+      made.suggestion =
+          matrix_ == nullptr
+              ? "--imatrix FILE (imatrix= in Python), as llama-imatrix writes it; or more bits"
+              : "measure it with this model, or give these tensors more bits by a pattern";
+      made.found = type;
+    }
+    for (const auto& [sizes, tensors] : misfits_) {
+      const auto& [numbers, expected] = sizes;
+      Finding& made = findings.emplace_back(finding(
+          Severity::error, tensors.first,
+          fmt::format("{} in '{}': the entry has {}, and the tensor {}", others_of(tensors),
+                      printable(matrix_->path, 400), counted(numbers, "number"), expected)));
+      made.suggestion = "measure the importance matrix with this model";
+      made.found = std::to_string(numbers);
+      made.expected = expected;
+    }
+    if (matrix_ != nullptr) report_unused(recipes, findings);
+  }
+
+  // Sets the keys that llama-quantize sets.
+  void describe(Metadata& metadata) const {
+    if (matrix_ == nullptr) return;
+    const auto set_text = [&](const char* key, const std::string& text) {
+      metadata.insert_or_assign(key,
+                                MetadataValue{.value = text.substr(0, importance_text_bytes_max)});
+    };
+    const auto set_number = [&](const char* key, std::uint64_t number) {
+      metadata.insert_or_assign(key, MetadataValue{.value = number, .type = MetadataType::u32});
+    };
+    set_text("quantize.imatrix.file", matrix_->path);
+    if (matrix_->dataset) set_text("quantize.imatrix.dataset", *matrix_->dataset);
+    set_number("quantize.imatrix.entries_count", matrix_->entries.size());
+    if (matrix_->chunks > 0) set_number("quantize.imatrix.chunks_count", matrix_->chunks);
+  }
+
+ private:
+  // Numbers of entries, numbers that tensors have.
+  using Sizes = std::pair<std::size_t, std::string>;
+
+  // Entries of tensors that stay as they are say nothing; those of no tensor may be of another
+  // model.
+  void report_unused(const Recipes& recipes, std::vector<Finding>& findings) const {
+    std::set<std::string_view> names;
+    for (const TargetRecipe& recipe : recipes.targets) names.insert(recipe.target);
+    Alike unused;
+    for (const auto& [name, numbers] : matrix_->entries) {
+      if (!names.contains(name)) unused.add(name);
+    }
+    if (unused.count > 0) {
+      findings.push_back(finding(
+          Severity::warning, {},
+          fmt::format("{} of {} entries in '{}' fit the name of no tensor: {}", unused.count,
+                      matrix_->entries.size(), printable(matrix_->path, 400), others_of(unused))));
+      findings.back().suggestion = "check that the importance matrix was measured with this model";
+    }
+    if (without_.count == 0) return;
+    findings.push_back(finding(
+        Severity::info, without_.first,
+        fmt::format("the importance matrix has no entry for {}, so their numbers alone decide",
+                    others_of(without_))));
+  }
+
+  const ImportanceMatrix* matrix_;
+  std::map<std::string_view, Alike> needing_;  // by their types' names
+  std::map<Sizes, Alike> misfits_;
+  Alike without_;
+};
 
 // Not thread-safe.
 class BlockChooser {
@@ -93,7 +225,7 @@ class BlockChooser {
       }
       usual_ = name;
       mix_ = find_mix(name);
-      if (mix_ && !has_mixes()) mix_.reset();
+      if (!has_mixes()) mix_ = nullptr;
       if (!mix_ && find_mix(name) && !plain_type(name) && !find_written_encoding(name)) {
         refuse_option(
             "quantize",
@@ -192,7 +324,7 @@ class BlockChooser {
   }
 
   void apply(Encoding type, std::optional<Encoding> asked, TargetRecipe& recipe) {
-    const Encoding wanted = asked.value_or(mix_ ? info(*mix_).type : type);
+    const Encoding wanted = asked.value_or(mix_ ? mix_->type : type);
     if (type != wanted && fitting_type(wanted, recipe.shape) != wanted) {
       fallbacks_[{recipe.shape.text(), wanted.name(), type.name()}].add(recipe.target);
     } else {
@@ -257,7 +389,7 @@ class BlockChooser {
   Chooser chooser_;
   std::optional<MixModel> model_;  // of a language model under llama.cpp's names
   const ImageModel* image_;        // of images or video; null: of others
-  std::optional<Mix> mix_;
+  const Mix* mix_ = nullptr;
   std::string usual_;  // the format without a pattern; empty: there is none
   Importances importances_;
   Choices choices_;
@@ -271,8 +403,6 @@ class BlockChooser {
 
 }  // namespace
 
-bool is_block_format(std::string_view name) { return find_mix(name).has_value(); }
-
 Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog, Metadata& metadata,
                       Recipes& recipes, std::vector<Finding>& findings) {
   if (options.quantize.style) {
@@ -283,6 +413,12 @@ Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog, Met
   Choices choices = chooser.run(recipes);
   chooser.describe(metadata);
   return choices;
+}
+
+void erase_importance(const Metadata& given, Metadata& metadata) {
+  std::erase_if(metadata, [&](const auto& each) {
+    return each.first.starts_with("quantize.imatrix.") && !given.contains(each.first);
+  });
 }
 
 }  // namespace loadstone

@@ -1,5 +1,3 @@
-#include "convert/gguf_image.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -9,6 +7,7 @@
 
 #include "base/natural_order.h"
 #include "base/words.h"
+#include "convert/gguf_mix.h"
 #include "formats/metadata.h"
 
 namespace loadstone {
@@ -20,18 +19,6 @@ constexpr std::string_view in_and_out =
 constexpr std::string_view unet_plain =
     "class_embedding. time_embedding. add_embedding. time_embed. label_emb. conv_in. conv_out. "
     "input_blocks.0.0.weight";
-
-}  // namespace
-
-// Lists of words.
-struct ImageModel {
-  std::string_view architecture;
-  std::array<std::string_view, 3> marks;  // all tensors of one of these tell the model
-  std::string_view plain;                 // parts of names that are never quantized
-  std::string_view wide;                  // parts of names that stay F32
-};
-
-namespace {
 
 // The first that is recognised counts.
 constexpr ImageModel image_models[] = {
@@ -190,8 +177,6 @@ bool has_unfused_names(const Catalog& catalog) {
   return any_word(unfused_marks, [&](std::string_view name) { return is_there(name, catalog); });
 }
 
-std::string_view architecture(const ImageModel& model) noexcept { return model.architecture; }
-
 bool is_image_mixed(const ImageModel& model, std::string_view name, const Shape& shape) noexcept {
   if (ggml_dims(shape) != 2 || !name.ends_with("weight")) return false;
   if (is_word(name, plain_image_names)) return false;
@@ -203,18 +188,18 @@ bool is_wide(const ImageModel& model, std::string_view name, const Shape& shape)
          has_word(name, model.wide);
 }
 
-std::vector<Encoding> image_types(Mix mix, std::span<const MixTensor> tensors) {
+std::vector<Encoding> image_types(const Mix& mix, std::span<const MixTensor> tensors) {
   std::vector<std::size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::sort(order, natural_less, [&](std::size_t i) { return tensors[i].name; });
   std::uint64_t values = 0;
-  std::vector<Encoding> types(tensors.size(), info(mix).type);
+  std::vector<Encoding> types(tensors.size(), mix.type);
   for (const std::size_t i : order) {
     const MixTensor& tensor = tensors[i];
     const Part part = part_of(tensor.name);
     const std::uint64_t index = part == Part::value ? values++ : 0;
     const auto* const rule = std::ranges::find_if(part_rules, [&](const PartRule& each) {
-      return each.part == part && index < each.first && is_word(info(mix).name, each.mixes);
+      return each.part == part && index < each.first && is_word(mix.name, each.mixes);
     });
     if (rule != std::end(part_rules)) types[i] = rule->type;
     types[i] = fitting_type(tensor.asked.value_or(types[i]), *tensor.shape);

@@ -14,8 +14,7 @@ namespace loadstone {
 
 namespace {
 
-// In the order of Mix.
-constexpr auto mixes = std::to_array<MixInfo>({
+constexpr auto mix_table = std::to_array<Mix>({
     {"f32", 0, Dtype::f32},
     {"f16", 1, Dtype::f16},
     {"bf16", 32, Dtype::bf16},
@@ -50,12 +49,11 @@ constexpr auto mixes = std::to_array<MixInfo>({
     {"tq2_0", 37, BlockFormat::tq2_0},
     {"mxfp4_moe", 38, BlockFormat::mxfp4},
 });
-static_assert(mixes.size() == static_cast<std::size_t>(Mix::mxfp4_moe) + 1);
 
 // Mixes of one and two bits a number, which have rules of their own.
 constexpr std::string_view lowest_mixes = "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq2_m";
 
-bool is_lowest(Mix mix) noexcept { return is_word(info(mix).name, lowest_mixes); }
+bool is_lowest(const Mix& mix) noexcept { return is_word(mix.name, lowest_mixes); }
 
 // ---- which tensors
 
@@ -207,7 +205,7 @@ constexpr MixRule mix_rules[] = {
 };
 static_assert(std::ranges::none_of(mix_rules, [](const MixRule& rule) {
   return any_word(rule.mixes, [](std::string_view word) {
-    return std::ranges::find(mixes, word, &MixInfo::name) == mixes.end();
+    return std::ranges::find(mix_table, word, &Mix::name) == mix_table.end();
   });
 }));
 
@@ -260,7 +258,8 @@ bool is_whole(Encoding type, const Shape& shape) noexcept {
 // Not thread-safe.
 class Mixer {
  public:
-  Mixer(Mix mix, const MixModel& model, bool has_importance, std::span<const MixTensor> tensors)
+  Mixer(const Mix& mix, const MixModel& model, bool has_importance,
+        std::span<const MixTensor> tensors)
       : mix_(mix), model_(model), has_importance_(has_importance), tensors_(tensors) {
     for (const MixTensor& tensor : tensors) {
       const Role role = role_of(tensor.name);
@@ -270,7 +269,7 @@ class Mixer {
   }
 
   std::vector<Encoding> run() {
-    std::vector<Encoding> types(tensors_.size(), info(mix_).type);
+    std::vector<Encoding> types(tensors_.size(), mix_.type);
     for (const std::size_t i : in_order()) types[i] = type_of(tensors_[i]);
     return types;
   }
@@ -289,7 +288,7 @@ class Mixer {
   }
 
   [[nodiscard]] Encoding type_of(const MixTensor& tensor) {
-    const Encoding usual = info(mix_).type;
+    const Encoding usual = mix_.type;
     if (tensor.asked) return fitting_type(*tensor.asked, *tensor.shape);
     if (usual.is_dtype()) return usual;
     return fitting_type(ruled_type(tensor, usual), *tensor.shape);
@@ -303,7 +302,7 @@ class Mixer {
     if (role == Role::output || (is_tied_ && role == Role::token_embd)) {
       return output_type(*tensor.shape, usual);
     }
-    if (mix_ == Mix::mxfp4_moe) return expert_type(*tensor.shape, role);
+    if (mix_.name == "mxfp4_moe") return expert_type(*tensor.shape, role);
     if (role == Role::attn_v) return value_type(usual);
     std::uint64_t index = 0;
     if (role == Role::ffn_down || role == Role::ffn_gate || role == Role::ffn_up) {
@@ -321,8 +320,9 @@ class Mixer {
   }
 
   [[nodiscard]] Encoding output_type(const Shape& shape, Encoding usual) const {
-    if (mix_ == Mix::mxfp4_moe || is_falcon() || !is_whole(usual, shape)) return BlockFormat::q8_0;
-    if (is_lowest(mix_) || mix_ == Mix::iq3_xxs) return BlockFormat::q5_k;
+    if (mix_.name == "mxfp4_moe" || is_falcon() || !is_whole(usual, shape))
+      return BlockFormat::q8_0;
+    if (is_lowest(mix_) || mix_.name == "iq3_xxs") return BlockFormat::q5_k;
     return usual == Encoding(BlockFormat::q8_0) ? usual : Encoding(BlockFormat::q6_k);
   }
 
@@ -346,7 +346,7 @@ class Mixer {
 
   [[nodiscard]] Encoding by_rule(Role role, unsigned facts, Encoding usual) const {
     const auto* const rule = std::ranges::find_if(mix_rules, [&](const MixRule& each) {
-      return each.role == role && (each.when & ~facts) == 0 && is_word(info(mix_).name, each.mixes);
+      return each.role == role && (each.when & ~facts) == 0 && is_word(mix_.name, each.mixes);
     });
     return rule == std::end(mix_rules) ? usual : Encoding(rule->type);
   }
@@ -369,7 +369,7 @@ class Mixer {
 
   [[nodiscard]] bool is_falcon() const noexcept { return model_.architecture == "falcon"; }
 
-  Mix mix_;
+  const Mix& mix_;
   const MixModel& model_;
   bool has_importance_;
   std::span<const MixTensor> tensors_;
@@ -397,18 +397,11 @@ std::optional<std::uint64_t> first_number(const Metadata& metadata, const std::s
 
 }  // namespace
 
-const MixInfo& info(Mix mix) noexcept { return mixes[static_cast<std::size_t>(mix)]; }
+std::span<const Mix> mixes() noexcept { return mix_table; }
 
-std::optional<Mix> find_mix(std::string_view name) {
-  const auto found = std::ranges::find(mixes, lowered(name), &MixInfo::name);
-  if (found == mixes.end()) return std::nullopt;
-  return static_cast<Mix>(found - mixes.begin());
-}
-
-std::vector<std::string> mix_names() {
-  std::vector<std::string> names;
-  for (const MixInfo& mix : mixes) names.emplace_back(mix.name);
-  return names;
+const Mix* find_mix(std::string_view name) {
+  const auto found = std::ranges::find(mix_table, lowered(name), &Mix::name);
+  return found == mix_table.end() ? nullptr : &*found;
 }
 
 std::optional<MixModel> mix_model(const Metadata& metadata) {
@@ -436,16 +429,15 @@ bool is_mixed(std::string_view name, const Shape& shape, std::string_view archit
   return architecture != glm5_next || !has_word(name, glm5_plain_parts);
 }
 
-std::vector<Encoding> mixed_types(Mix mix, const MixModel& model, bool has_importance,
+std::vector<Encoding> mixed_types(const Mix& mix, const MixModel& model, bool has_importance,
                                   std::span<const MixTensor> tensors) {
   return Mixer(mix, model, has_importance, tensors).run();
 }
 
-bool mix_needs_importance(std::optional<Mix> mix, std::string_view name,
-                          BlockFormat type) noexcept {
+bool mix_needs_importance(const Mix* mix, std::string_view name, BlockFormat type) noexcept {
   const Role role = role_of(name);
   if (role == Role::token_embd || role == Role::output) return false;
-  if (type == BlockFormat::q2_k) return mix == Mix::q2_k_s;
+  if (type == BlockFormat::q2_k) return mix != nullptr && mix->name == "q2_k_s";
   using enum BlockFormat;
   constexpr BlockFormat needing[] = {iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs};
   return std::ranges::find(needing, type) != std::end(needing);

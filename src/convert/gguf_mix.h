@@ -2,7 +2,7 @@
 // rules, for tensors under llama.cpp's names, as data. docs/convert.md
 #pragma once
 
-#include <cstddef>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -10,7 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "convert/choose.h"
 #include "loadstone/catalog.h"
+#include "loadstone/convert.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
 
@@ -18,54 +20,16 @@ namespace loadstone {
 
 // A mix, which llama.cpp calls a file type: one type for most tensors, others for those that need
 // more.
-enum class Mix : std::uint8_t {
-  f32,
-  f16,
-  bf16,
-  q4_0,
-  q4_1,
-  q5_0,
-  q5_1,
-  q8_0,
-  q2_k,
-  q2_k_s,
-  q3_k_s,
-  q3_k_m,
-  q3_k_l,
-  q4_k_s,
-  q4_k_m,
-  q5_k_s,
-  q5_k_m,
-  q6_k,
-  iq1_s,
-  iq1_m,
-  iq2_xxs,
-  iq2_xs,
-  iq2_s,
-  iq2_m,
-  iq3_xxs,
-  iq3_xs,
-  iq3_s,
-  iq3_m,
-  iq4_nl,
-  iq4_xs,
-  tq1_0,
-  tq2_0,
-  mxfp4_moe,
-};
-
-struct MixInfo {
+struct Mix {
   std::string_view name;    // "q4_k_m"
   std::uint32_t file_type;  // the number that general.file_type gets
   Encoding type;            // of most tensors
 };
-[[nodiscard]] const MixInfo& info(Mix mix) noexcept;
-// Nothing where no mix has the name, whatever its case.
-[[nodiscard]] std::optional<Mix> find_mix(std::string_view name);
-// "f32", "f16", "bf16", "q4_0" ...
-[[nodiscard]] std::vector<std::string> mix_names();
+[[nodiscard]] std::span<const Mix> mixes() noexcept;
+// Null where no mix has the name, whatever its case.
+[[nodiscard]] const Mix* find_mix(std::string_view name);
 
-// The facts about a model, beside its tensors, that the rules ask for.
+// The facts about a model, besides its tensors, that the rules ask for.
 struct MixModel {
   std::string architecture;
   std::uint64_t layers = 0;
@@ -88,12 +52,13 @@ struct MixTensor {
 
 // The type of each tensor, all of which are mixed. Rows that are no whole blocks of the type get
 // one that they fit: see fitting_type().
-[[nodiscard]] std::vector<Encoding> mixed_types(Mix mix, const MixModel& model, bool has_importance,
+[[nodiscard]] std::vector<Encoding> mixed_types(const Mix& mix, const MixModel& model,
+                                                bool has_importance,
                                                 std::span<const MixTensor> tensors);
 
 // Whether llama.cpp refuses to make such blocks of the tensor without an importance: those of the
 // fewest bits, but for the two tensors that are looked up or come last.
-[[nodiscard]] bool mix_needs_importance(std::optional<Mix> mix, std::string_view name,
+[[nodiscard]] bool mix_needs_importance(const Mix* mix, std::string_view name,
                                         BlockFormat type) noexcept;
 // Whether the tensor is looked up by tokens: no importance is measured of it.
 [[nodiscard]] bool is_token_embedding(std::string_view name) noexcept;
@@ -101,5 +66,49 @@ struct MixTensor {
 // The type, or where rows are no whole blocks of it the one that llama.cpp takes in its place: of
 // smaller blocks, or F16.
 [[nodiscard]] Encoding fitting_type(Encoding type, const Shape& shape) noexcept;
+
+// ---- models of images and video, which keep the names of the checkpoint: as ComfyUI-GGUF has them
+
+// Texts are lists of words.
+struct ImageModel {
+  std::string_view architecture;          // "wan"
+  std::array<std::string_view, 3> marks;  // all tensors of one of these tell the model
+  std::string_view plain;                 // parts of names that are never quantized
+  std::string_view wide;                  // parts of names that stay F32
+};
+
+// Null: no such model is known.
+[[nodiscard]] const ImageModel* find_image_model(std::string_view architecture) noexcept;
+// The model that metadata name; null where it is another or none.
+[[nodiscard]] const ImageModel* image_model(const Metadata& metadata);
+// The model whose tensors these are, by the names of its own checkpoint.
+[[nodiscard]] const ImageModel* recognised_image_model(const Catalog& catalog);
+// Whether the names are those of diffusers for one of these models, which ComfyUI-GGUF does
+// not read.
+[[nodiscard]] bool has_unfused_names(const Catalog& catalog);
+
+// Whether the tensor becomes blocks: a matrix that is no part of the embeddings or the output.
+[[nodiscard]] bool is_image_mixed(const ImageModel& model, std::string_view name,
+                                  const Shape& shape) noexcept;
+// Whether it is F32 in a quantized file: vectors, small ones, and what the model adds as it is.
+[[nodiscard]] bool is_wide(const ImageModel& model, std::string_view name,
+                           const Shape& shape) noexcept;
+
+// The type of each tensor, all of which are mixed; see mixed_types().
+[[nodiscard]] std::vector<Encoding> image_types(const Mix& mix, std::span<const MixTensor> tensors);
+
+// ---- the choice
+
+// Sets what general.file_type and general.quantization_version are then, and the dtypes of recipes
+// that become another plain type: by these rules for language models under llama.cpp's names and
+// models of images, by those of quantize_rules.h for others. Throws Error "plan.options" for
+// patterns that are none, and for formats that a GGUF file or this version does not have.
+[[nodiscard]] Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog,
+                                    Metadata& metadata, Recipes& recipes,
+                                    std::vector<Finding>& findings);
+
+// Erases the keys that name the importance matrix of the source's blocks, except those that are
+// `given`.
+void erase_importance(const Metadata& given, Metadata& metadata);
 
 }  // namespace loadstone

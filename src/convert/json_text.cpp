@@ -18,7 +18,7 @@ namespace loadstone {
 
 namespace {
 
-// Where a member stands: from the quote of its key to the end of its value. An array's items have
+// The place of a member: from the quote of its key to the end of its value. An array's items have
 // no key.
 struct Span {
   std::size_t begin = 0;
@@ -113,18 +113,6 @@ std::string quoted(std::string_view text) {
   return json.take();
 }
 
-// The value that a JSON pointer finds; nothing if there is none, or it has a different type.
-template <typename Value>
-std::optional<Value> found_at(std::string_view text, const std::string& pointer) {
-  dom::parser parser;
-  const auto root = parsed_json(parser, python_json(text).text);
-  std::conditional_t<std::is_same_v<Value, std::string>, std::string_view, Value> value{};
-  if (root.at_pointer(pointer).get(value) != simdjson::SUCCESS) return std::nullopt;
-  return Value(value);
-}
-
-std::string pointer_to(std::string_view key) { return "/" + std::string(key); }
-
 // Keys may be written with escapes. Empty for an item of an array.
 std::string key_of(std::string_view text, const Span& member) {
   if (member.key_end == member.begin) return {};
@@ -202,24 +190,24 @@ bool is_json_object(std::string_view text) {
   return result.get(root) == simdjson::SUCCESS && root.is_object();
 }
 
+template <typename Value>
+std::optional<Value> value_at(std::string_view text, const std::string& pointer) {
+  dom::parser parser;
+  const auto root = parsed_json(parser, python_json(text).text);
+  std::conditional_t<std::is_same_v<Value, std::string>, std::string_view, Value> value{};
+  if (root.at_pointer(pointer).get(value) != simdjson::SUCCESS) return std::nullopt;
+  return Value(value);
+}
+template std::optional<std::string> value_at(std::string_view text, const std::string& pointer);
+template std::optional<std::uint64_t> value_at(std::string_view text, const std::string& pointer);
+template std::optional<bool> value_at(std::string_view text, const std::string& pointer);
+
 std::string string_member(std::string_view text, std::string_view key) {
-  return found_at<std::string>(text, pointer_to(key)).value_or("");
-}
-
-std::optional<std::uint64_t> number_member(std::string_view text, std::string_view key) {
-  return found_at<std::uint64_t>(text, pointer_to(key));
-}
-
-std::optional<bool> bool_member(std::string_view text, std::string_view key) {
-  return found_at<bool>(text, pointer_to(key));
-}
-
-std::string first_of_member(std::string_view text, std::string_view key) {
-  return found_at<std::string>(text, pointer_to(key) + "/0").value_or("");
+  return value_at<std::string>(text, "/" + std::string(key)).value_or("");
 }
 
 bool has_member(std::string_view text, std::string_view key) {
-  return found_at<dom::element>(text, pointer_to(key)).has_value();
+  return value_at<dom::element>(text, "/" + std::string(key)).has_value();
 }
 
 std::string_view object_member(std::string_view text, std::string_view key) {

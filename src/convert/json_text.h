@@ -19,15 +19,14 @@ namespace loadstone {
 [[nodiscard]] std::vector<std::string> different_members(std::string_view left,
                                                          std::string_view right);
 
-// Of the object itself; empty or nothing where it is absent or something else.
+// The text, number or bool that a JSON pointer finds, "/architectures/0"; nothing if there is none,
+// or it has a different type.
+template <typename Value>
+[[nodiscard]] std::optional<Value> value_at(std::string_view text, const std::string& pointer);
+// A text of the object itself; empty where it is absent or something else.
 [[nodiscard]] std::string string_member(std::string_view text, std::string_view key);
-[[nodiscard]] std::optional<std::uint64_t> number_member(std::string_view text,
-                                                         std::string_view key);
-[[nodiscard]] std::optional<bool> bool_member(std::string_view text, std::string_view key);
 // The text of an object. `text` must be one that is_json_object().
 [[nodiscard]] std::string_view object_member(std::string_view text, std::string_view key);
-// The first text of an array.
-[[nodiscard]] std::string first_of_member(std::string_view text, std::string_view key);
 [[nodiscard]] bool has_member(std::string_view text, std::string_view key);
 
 // The object with this value, which is JSON, for the key: in place of the old one, or last. It must

@@ -1,5 +1,3 @@
-#include "convert/kept_blocks.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
 #include "convert/container.h"
+#include "convert/conversion.h"
 #include "formats/gguf_shapes.h"
 #include "loadstone/quantized_tensors.h"
 
@@ -100,39 +99,6 @@ std::optional<std::vector<Box>> boxes_of_bytes(BlockFormat format, const TargetR
   return boxes;
 }
 
-// Not thread-safe.
-class Keeper {
- public:
-  Keeper(const Catalog& catalog, Recipes& recipes) : catalog_(catalog), recipes_(recipes) {}
-
-  void keep(TargetRecipe& recipe) {
-    const auto format = blocks_to_keep(catalog_, recipes_.decodings, recipe);
-    if (!format) return;
-    recipe.boxes = *boxes_of_bytes(*format, recipe, is_whole_source(catalog_, recipe));
-    recipe.shape = shape_of_bytes(*format, recipe.shape);
-    for (Box& box : recipe.boxes) box.decoding = bytes_of(box);
-    recipe.dtype = Dtype::u8;
-  }
-
- private:
-  std::uint32_t bytes_of(const Box& box) {
-    const auto [known, is_new] = decodings_.try_emplace(
-        {box.source, box.decoding}, static_cast<std::uint32_t>(recipes_.decodings.size()));
-    if (is_new) {
-      Decoding made = box.decoding == no_decoding
-                          ? block_decoding(box.source, catalog_.tensors()[box.source], Dtype::u8)
-                          : *mxfp4_blocks_of(recipes_.decodings[box.decoding], catalog_.tensors());
-      recipes_.decodings.push_back(std::move(made));
-    }
-    return known->second;
-  }
-
-  const Catalog& catalog_;
-  Recipes& recipes_;
-  // By source, and what decodes it.
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> decodings_;
-};
-
 }  // namespace
 
 std::optional<BlockFormat> source_blocks(const Catalog& catalog, const TargetRecipe& recipe) {
@@ -156,10 +122,28 @@ std::optional<BlockFormat> blocks_to_keep(const Catalog& catalog,
 
 void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRecipe&)>& wanted,
                  Recipes& recipes) {
-  Keeper keeper(catalog, recipes);
+  // Decodings that give bytes, by source and by the decoding that they replace.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> known;
+  const auto bytes_of = [&](const Box& box) {
+    const auto [made, is_new] = known.try_emplace(
+        {box.source, box.decoding}, static_cast<std::uint32_t>(recipes.decodings.size()));
+    if (is_new) {
+      recipes.decodings.push_back(
+          box.decoding == no_decoding
+              ? block_decoding(box.source, catalog.tensors()[box.source], Dtype::u8)
+              : *mxfp4_blocks_of(recipes.decodings[box.decoding], catalog.tensors()));
+    }
+    return made->second;
+  };
   for (TargetRecipe& recipe : recipes.targets) {
     const bool is_floating = kind(recipe.dtype) == DtypeKind::floating;
-    if (is_floating && !recipe.boxes.empty() && wanted(recipe)) keeper.keep(recipe);
+    if (!is_floating || recipe.boxes.empty() || !wanted(recipe)) continue;
+    const auto format = blocks_to_keep(catalog, recipes.decodings, recipe);
+    if (!format) continue;
+    recipe.boxes = *boxes_of_bytes(*format, recipe, is_whole_source(catalog, recipe));
+    recipe.shape = shape_of_bytes(*format, recipe.shape);
+    for (Box& box : recipe.boxes) box.decoding = bytes_of(box);
+    recipe.dtype = Dtype::u8;
   }
 }
 

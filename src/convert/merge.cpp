@@ -1,4 +1,4 @@
-#include "convert/merge.h"
+#include "loadstone/merge.h"
 
 #include <fmt/format.h>
 
@@ -19,7 +19,7 @@
 #include "boxes/view.h"
 #include "codec/tensor_table.h"
 #include "convert/tied_head.h"
-#include "loadstone/merge.h"
+#include "convert/values.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/adapter_names.h"
 #include "plan/adapters.h"

@@ -1,5 +1,3 @@
-#include "convert/module_patterns.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "base/pattern.h"
 #include "base/text.h"
+#include "convert/quantize_config.h"
 #include "convert/quantize_rules.h"
 
 namespace loadstone {

@@ -1,6 +1,7 @@
 // The files of a conversion, under temporary names until all of them are whole.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -11,7 +12,6 @@
 #include <vector>
 
 #include "convert/recorder.h"
-#include "convert/sync_clock.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
 
@@ -19,7 +19,7 @@ namespace loadstone {
 
 class WorkFolder;
 
-// Where a target will stand.
+// The place of a target.
 struct TargetPlace {
   std::string path;    // without a slash at its end
   std::string parent;  // the folder that it is in
@@ -37,7 +37,7 @@ struct TargetPlace {
   std::vector<Finding> findings;  // warnings about files that stay next to the output
 };
 
-// Looks at what stands there. Throws Error "convert.target" where it may not be written, and
+// Looks at the place. Throws Error "convert.target" where it may not be written, and
 // "io.not_found" where there is no folder to put it into.
 [[nodiscard]] TargetPlace look_at_target(const Conversion& conversion, const std::string& target,
                                          WritableStorage& storage);
@@ -48,12 +48,50 @@ struct TargetPlace {
                                                    const std::string& target,
                                                    const ConvertRun& run);
 
-// The name of the receipt beside an output: for one file it stands where that does.
+// The name of the receipt of an output: for one file it is in the same folder.
 [[nodiscard]] std::string receipt_name(const Conversion& conversion, const std::string& target);
 
 // Of the whole target, the index last.
 [[nodiscard]] std::vector<std::string> output_paths(const Conversion& conversion,
                                                     const std::string& target);
+
+// Counts time in which at least one thread syncs. Thread-safe.
+class SyncClock {
+ public:
+  template <typename Sync>
+  void timed(const Sync& sync) {
+    count(1);
+    try {
+      sync();
+    } catch (...) {
+      count(-1);
+      throw;
+    }
+    count(-1);
+  }
+  void sync_folder(WritableStorage& storage, const std::string& path) {
+    timed([&] { storage.sync_folder(path); });
+  }
+  // When nobody syncs.
+  [[nodiscard]] double seconds() const noexcept {
+    return std::chrono::duration<double>(sum_).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void count(int change) {
+    const std::lock_guard lock(mutex_);
+    if (syncs_ == 0) begin_ = Clock::now();
+    syncs_ += change;
+    if (syncs_ == 0) sum_ += Clock::now() - begin_;
+  }
+
+  std::mutex mutex_;
+  int syncs_ = 0;  // in flight; guarded by mutex_, as are these two
+  Clock::time_point begin_;
+  Clock::duration sum_{};
+};
 
 // Where the bytes of files go. Thread-safe.
 class OutputFiles {

@@ -1,25 +1,29 @@
-#include "convert/outputs.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "base/digest.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/expert_series.h"
 #include "catalog/lacking.h"
-#include "convert/config_dtype.h"
-#include "convert/foreign_values.h"
-#include "convert/merge.h"
-#include "convert/plain_codes.h"
-#include "convert/repack.h"
+#include "codec/tensor_table.h"
+#include "convert/choose.h"
+#include "convert/conversion.h"
+#include "convert/extras.h"
+#include "convert/state.h"
 #include "convert/values.h"
 #include "kernels/cast.h"
+#include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
+#include "loadstone/tensor_reader.h"
 #include "plan/produce.h"
 #include "plan/rules.h"
 
@@ -245,32 +249,143 @@ void sort_by_source(const Catalog& catalog, Recipes& recipes) {
   std::ranges::stable_sort(recipes.targets, {}, place);
 }
 
+constexpr Dtype plain_fp8_dtype = Dtype::bf16;
+
+bool copies_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
+  return !recipe.boxes.empty() && recipe.merge == nullptr &&
+         std::ranges::all_of(recipe.boxes, [&](const Box& box) {
+           return box.decoding == no_decoding && is_plain_fp8(catalog, box.source);
+         });
+}
+
+// Returns true for integers as codes are stored. Ids of positions are I64 too, in one row.
+bool is_array_of_integers(const TensorInfo& tensor) {
+  if (is_dtype(tensor, {Dtype::i64, Dtype::u64})) {
+    const auto is_several = [](std::uint64_t extent) { return extent > 1; };
+    return std::ranges::count_if(tensor.shape.extents(), is_several) > 1;
+  }
+  return tensor.shape.numel().value_or(0) > 1 &&
+         is_dtype(tensor, {Dtype::i8, Dtype::u8, Dtype::i16, Dtype::u16, Dtype::i32, Dtype::u32});
+}
+
+constexpr std::uint64_t chunk_elements = std::uint64_t{1} << 17;
+
+void add_values(Digest& digest, const std::shared_ptr<const Catalog>& catalog,
+                const std::string& name) {
+  TensorReader reader(catalog, name);
+  add_text(digest, loadstone::name(reader.dtype()));
+  add_text(digest, reader.shape().text());
+  std::vector<std::byte> bytes;
+  for (std::uint64_t begin = 0; begin < reader.elements(); begin += chunk_elements) {
+    const std::uint64_t end = std::min(begin + chunk_elements, reader.elements());
+    bytes.resize(Encoding(reader.dtype()).byte_count(end - begin).value_or(0));
+    reader.read(begin, end, bytes);
+    digest.update(bytes);
+  }
+}
+
+std::string digest_of(const std::shared_ptr<const Catalog>& catalog,
+                      std::span<const std::uint32_t> sources) {
+  Digest digest;
+  add_text(digest, claims_beside(*catalog).config);
+  for (const std::uint32_t source : sources) {
+    add_values(digest, catalog, catalog->tensors()[source].name);
+  }
+  return digest.hex();
+}
+
+// Warns of constants of recipes that were computed for another checkpoint. Nothing if config.json
+// and the sources that they were computed from are the same, or recipes have no digest of them.
+std::optional<Finding> foreign_values(const std::shared_ptr<const Catalog>& catalog,
+                                      const Recipes& recipes) {
+  std::vector<std::string> names;
+  for (const TargetRecipe& recipe : recipes.targets) {
+    if (recipe.constant != nullptr) names.push_back(recipe.target);
+  }
+  if (names.empty() || recipes.values_digest.empty()) return std::nullopt;
+  if (digest_of(catalog, recipes.computed_from) == recipes.values_digest) return std::nullopt;
+  Finding finding = {.severity = Severity::warning, .code = "convert.constants"};
+  finding.target = names.front();
+  finding.message = fmt::format(
+      "the recipes give the values of {}, computed for another checkpoint: its config.json{} not "
+      "the source's",
+      name_list(names, 3), recipes.computed_from.empty() ? " is" : " or tensors are");
+  finding.suggestion = "make the recipes again, of this checkpoint";
+  return finding;
+}
+
 }  // namespace
 
-Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-                       bool is_decoded, std::vector<Finding>& findings) {
+std::vector<std::string> tensor_names(const Catalog& catalog,
+                                      const std::vector<std::uint32_t>& tensors) {
+  std::vector<std::string> names;
+  for (const std::uint32_t tensor : tensors) names.push_back(catalog.tensors().at(tensor).name);
+  return names;
+}
+
+Values output_recipes(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
+                      bool is_decoded, std::vector<Finding>& findings) {
   std::set<std::string, std::less<>> broken;
   // Recipes alone say which experts they need.
   if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
   Values values = repacks(options) ? repacked_values(catalog, *options.quantize.style, findings)
                   : options.merge  ? merged_values(catalog, options, findings)
                                    : values_of(catalog, options, is_decoded, broken, findings);
-  Outputs outputs = {.repacked = std::move(values.repacked), .unties = values.unties};
   const bool has_values = !values.recipes.targets.empty();
-  for (const std::uint32_t source : values.dropped) {
-    outputs.known_sources.push_back(catalog->tensors()[source].name);
-  }
-  outputs.recipes =
-      RecipeMaker(*catalog, options, std::move(values.recipes), outputs.known_sources, findings)
-          .run();
-  if (has_values) sort_by_source(*catalog, outputs.recipes);
-  for (const std::uint32_t source : options.recipes.computed_from) {
-    outputs.known_sources.push_back(catalog->tensors().at(source).name);
-  }
+  values.recipes = RecipeMaker(*catalog, options, std::move(values.recipes),
+                               tensor_names(*catalog, values.dropped), findings)
+                       .run();
+  if (has_values) sort_by_source(*catalog, values.recipes);
+  const auto& computed_from = options.recipes.computed_from;
+  values.dropped.insert(values.dropped.end(), computed_from.begin(), computed_from.end());
   if (auto foreign = foreign_values(catalog, options.recipes)) {
     findings.push_back(*std::move(foreign));
   }
-  return outputs;
+  return values;
+}
+
+bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
+  const bool is_fp8 = recipe.dtype == Dtype::f8_e4m3 || recipe.dtype == Dtype::f8_e5m2;
+  return is_fp8 && copies_plain_fp8(catalog, recipe);
+}
+
+bool may_hold_codes(const Catalog& catalog) {
+  for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
+    if (is_plain_fp8(catalog, i) || is_array_of_integers(catalog.tensors()[i])) return true;
+  }
+  return false;
+}
+
+void widen_plain_fp8(const Catalog& catalog, Recipes& recipes) {
+  for (TargetRecipe& recipe : recipes.targets) {
+    if (is_plain_fp8(catalog, recipe)) recipe.dtype = plain_fp8_dtype;
+  }
+}
+
+void restore_plain_fp8(const Catalog& catalog, const Choices& choices, Recipes& recipes) {
+  for (TargetRecipe& recipe : recipes.targets) {
+    if (recipe.dtype != plain_fp8_dtype || !copies_plain_fp8(catalog, recipe)) continue;
+    if (choices.quantize.contains(recipe.target) || choices.numbers.contains(recipe.target)) {
+      continue;
+    }
+    recipe.dtype = catalog.tensors()[recipe.boxes.front().source].encoding.dtype();
+  }
+}
+
+void note_values(Recipes& recipes, const std::shared_ptr<const Catalog>& catalog,
+                 const std::vector<std::string>& computed_from) {
+  only_errors([&] {
+    std::vector<std::uint32_t> sources;
+    for (const std::string& each : computed_from) {
+      const auto source = catalog->find(each);
+      if (!source) {
+        throw Error("plan.missing", "the checkpoint has no such tensor", {.tensor = each});
+      }
+      sources.push_back(*source);
+    }
+    recipes.values_digest = digest_of(catalog, sources);
+    recipes.computed_from = std::move(sources);
+  });
 }
 
 }  // namespace loadstone

@@ -1,14 +1,42 @@
-// The configs that stand beside quantized tensors, and the other files of a model's folder.
+// The form of quantized tensors in files: names, shapes and configs of the libraries that read
+// them; and the other files of a model's folder.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "codec/encode.h"
 #include "loadstone/convert.h"
 #include "loadstone/plan.h"
 
 namespace loadstone {
+
+// The tensors that a target becomes in a file, without their places. The target itself where it is
+// not quantized.
+[[nodiscard]] std::vector<OutputTensor> output_tensors(const Conversion& conversion,
+                                                       const PlannedTarget& target,
+                                                       QuantizeStyle style);
+
+// Whose names components have. Encodings of bitsandbytes have one style, whatever is asked for.
+[[nodiscard]] NamingStyle naming_style(const WrittenEncoding& encoding,
+                                       QuantizeStyle style) noexcept;
+// Throws Error "internal" where the style has no such component.
+[[nodiscard]] const ComponentName& component_of(const WrittenEncoding& encoding,
+                                                QuantizeStyle style, std::string_view component);
+// Of the component so many of a target. A parameter that is no ".weight" gives its name to them.
+[[nodiscard]] std::string component_name(const std::string& target, std::size_t part,
+                                         std::string_view suffix);
+
+// What of the encoding's name and the style's is asked for together: Error "plan.options" where the
+// style does not have it.
+void check_style(const QuantizeOptions& options);
+
+// The module that a weight belongs to: "a.weight" is of "a".
+[[nodiscard]] std::string_view module_of(std::string_view name) noexcept;
+
+// ---- configs
 
 // What a config says of an output: names of modules, in the plan's order.
 struct QuantizedModules {
@@ -45,5 +73,25 @@ struct ConfigChanges {
 // config.json edited. Adds findings for what could not be written.
 void settle_extras(Conversion& conversion, const ConvertOptions& options, const ModelFolder& folder,
                    ConfigChanges changes);
+
+// ---- expressions for modules in configs
+//
+// They find modules under the names that a library gives them. transformers calls `visual.blocks.0`
+// `model.visual.blocks.0` and `vit` `vision_tower`: names of the file alone do not find them.
+// Expressions are those of Python's re and RE2, and match from the first character on.
+
+// Expressions that together match as many of the modules as they can, and none of the others: what
+// chooses modules by default where it holds, single modules under any prefix elsewhere.
+[[nodiscard]] std::vector<std::string> patterns_of_plain(const std::vector<std::string>& plain,
+                                                         const std::vector<std::string>& quantized);
+
+// An expression for each stack of experts, that matches all inside it and none of the others.
+[[nodiscard]] std::vector<std::string> patterns_of_stacks(
+    const std::vector<std::string>& stacks, const std::vector<std::string>& quantized);
+
+// Expressions for modules that nothing chooses by default, and none of the others: for those of all
+// layers at once, or for single ones.
+[[nodiscard]] std::vector<std::string> patterns_of_layers(const std::vector<std::string>& modules,
+                                                          const std::vector<std::string>& others);
 
 }  // namespace loadstone

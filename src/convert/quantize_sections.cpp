@@ -16,7 +16,6 @@
 #include "base/json_writer.h"
 #include "codec/encode.h"
 #include "convert/experts.h"
-#include "convert/module_patterns.h"
 #include "convert/quantize_config.h"
 
 namespace loadstone {
@@ -201,55 +200,37 @@ std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
 
 // ---- bitsandbytes
 
-// Finds the outermost module around a plain one in which none is quantized: the library may rename
-// its submodules. Mimi's "decoder_transformer" becomes a part of its "decoder". Readers look for
-// such a name anywhere in that of a module, so no quantized one may have it in its own.
-// Not thread-safe.
-class PlainModules {
- public:
-  explicit PlainModules(const QuantizedModules& modules) : quantized_(modules.quantized_names()) {}
-
-  // Returns nothing if there is no such module.
-  std::string around(std::string_view plain) {
-    for (auto dot = plain.find('.'); dot != plain.npos; dot = plain.find('.', dot + 1)) {
-      std::string outer(plain.substr(0, dot));
-      if (is_plain(outer)) return outer;
-    }
-    return {};
-  }
-
- private:
-  bool is_plain(const std::string& outer) {
-    const auto [known, is_new] = known_.try_emplace(outer);
-    if (is_new) {
-      known->second = std::ranges::none_of(quantized_, [&](const std::string& each) {
-        return each.find(outer) != std::string::npos;
-      });
-    }
-    return known->second;
-  }
-
-  std::vector<std::string> quantized_;
-  std::map<std::string, bool> known_;
-};
-
 // The plain modules as transformers looks for them: at the end of a module's name, or as a pattern
 // at its beginning, up to a dot. Names that a quantized module has there become whole patterns.
 // More patterns find the names that the library gives the modules.
+//
+// And the outermost module around each in which none is quantized: the library may rename its
+// submodules. Mimi's "decoder_transformer" becomes a part of its "decoder". Readers look for such a
+// name anywhere in that of a module, so no quantized one may have it in its own.
 std::vector<std::string> skipped_modules(const QuantizedModules& modules) {
-  PlainModules plain_modules(modules);
+  const std::vector<std::string> quantized = modules.quantized_names();
+  std::map<std::string, bool> is_plain;
   std::set<std::string> around;
   std::vector<std::string> skipped = modules.plain;
   for (std::string& plain : skipped) {
-    around.insert(plain_modules.around(plain));
+    for (auto dot = plain.find('.'); dot != plain.npos; dot = plain.find('.', dot + 1)) {
+      const auto [outer, is_new] = is_plain.try_emplace(plain.substr(0, dot));
+      if (is_new) {
+        outer->second = std::ranges::none_of(quantized, [&](const std::string& each) {
+          return each.find(outer->first) != std::string::npos;
+        });
+      }
+      if (!outer->second) continue;
+      around.insert(outer->first);
+      break;
+    }
     const bool is_too_wide = std::ranges::any_of(modules.quantized, [&](const auto& each) {
       return each.first.ends_with(plain) || each.first.starts_with(plain + ".");
     });
     if (is_too_wide) plain = fmt::format("^{}$", plain);
   }
-  around.erase("");
   skipped.insert(skipped.end(), around.begin(), around.end());
-  const auto patterns = patterns_of_plain(modules.plain, modules.quantized_names());
+  const auto patterns = patterns_of_plain(modules.plain, quantized);
   skipped.insert(skipped.end(), patterns.begin(), patterns.end());
   return skipped;
 }

@@ -48,7 +48,7 @@ class ReceiptRecorder {
 // another.
 [[nodiscard]] Receipt joined_receipt(DigestKind kind, const std::vector<Receipt>& files);
 
-// A file beside the model: all of it is "header".
+// A file next to the model: all of it is "header".
 [[nodiscard]] ReceiptFile receipt_of_extra(DigestKind kind, const std::string& name,
                                            ByteSource& file);
 

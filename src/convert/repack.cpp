@@ -1,5 +1,3 @@
-#include "convert/repack.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,8 +14,8 @@
 #include "codec/encode.h"
 #include "codec/fp4/blocks.h"
 #include "convert/choose.h"
-#include "convert/config_dtype.h"
-#include "convert/quantize_style.h"
+#include "convert/quantize_config.h"
+#include "convert/values.h"
 #include "kernels/cast.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"

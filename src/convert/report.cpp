@@ -11,7 +11,7 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "convert/choose.h"
-#include "convert/kept_blocks.h"
+#include "convert/conversion.h"
 #include "formats/metadata.h"
 #include "loadstone/convert.h"
 #include "plan/decodings.h"
@@ -29,17 +29,13 @@ struct Total {
 // What the target is made of: "Q4_K", "BF16, F32".
 std::string sources_text(const Plan& plan, const PlannedTarget& target) {
   if (target.recipe.constant) return "constant";
-  std::map<std::string_view, bool> names;
+  std::set<std::string_view> names;
   for (const std::uint32_t source :
        sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
-    names.emplace(plan.catalog->tensors()[source].encoding.name(), true);
+    names.insert(plan.catalog->tensors()[source].encoding.name());
   }
-  std::string text;
-  for (const auto& [name, unused] : names) {
-    text += text.empty() ? "" : ", ";
-    text += name;
-  }
-  return text.empty() ? std::string(name(target.dtype)) : text;
+  if (names.empty()) return std::string(name(target.dtype));
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 std::string file_label(const OutputFile& file) {

@@ -8,8 +8,7 @@
 #include "base/text.h"
 #include "catalog/expert_series.h"
 #include "convert/container.h"
-#include "convert/gguf_keys.h"
-#include "convert/quantize_style.h"
+#include "convert/quantize_config.h"
 #include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
 #include "formats/safetensors.h"
@@ -25,7 +24,6 @@ constexpr std::size_t metadata_text_bytes_max = 64 << 10;
 class SafetensorsContainer final : public Container {
  public:
   [[nodiscard]] FileFormat format() const noexcept override { return FileFormat::safetensors; }
-  [[nodiscard]] std::string_view name() const noexcept override { return "safetensors"; }
   [[nodiscard]] std::string_view suffix() const noexcept override { return ".safetensors"; }
   [[nodiscard]] std::string_view index_suffix() const noexcept override {
     return ".safetensors.index.json";

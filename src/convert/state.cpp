@@ -6,9 +6,9 @@
 #include <array>
 #include <bit>
 #include <span>
+#include <type_traits>
 
 #include "base/json_fields.h"
-#include "base/json_writer.h"
 #include "base/text.h"
 #include "boxes/merges.h"
 #include "convert/container.h"
@@ -24,91 +24,89 @@ namespace {
 constexpr std::uint64_t state_version = 1;
 constexpr const char* state_code = "convert.state";
 
-void add_numbers(Digest& digest, std::span<const std::uint64_t> numbers) noexcept {
-  add_number(digest, numbers.size());
-  for (const std::uint64_t number : numbers) add_number(digest, number);
+// Numbers as eight bytes, texts and lists with their length.
+template <typename... Items>
+void add_all(Digest& digest, const Items&... items) {
+  const auto add_one = [&](const auto& item) {
+    using Item = std::remove_cvref_t<decltype(item)>;
+    if constexpr (std::is_convertible_v<Item, std::string_view>) {
+      add_text(digest, item);
+    } else if constexpr (std::is_same_v<Item, Shape>) {
+      add_all(digest, item.extents());
+    } else if constexpr (requires { item.begin(); }) {
+      add_number(digest, item.size());
+      for (const auto each : item) add_number(digest, each);
+    } else if constexpr (std::is_same_v<Item, float>) {
+      add_number(digest, std::bit_cast<std::uint32_t>(item));
+    } else if constexpr (std::is_same_v<Item, double>) {
+      add_number(digest, std::bit_cast<std::uint64_t>(item));
+    } else {
+      add_number(digest, static_cast<std::uint64_t>(item));
+    }
+  };
+  (add_one(items), ...);
+}
+
+// The content of a vector; null is another one than an empty one.
+void add_vector(Digest& digest, const auto& vector) {
+  add_all(digest, vector ? vector->size() + 1 : 0);
+  if (vector) digest.update(std::as_bytes(std::span(*vector)));
 }
 
 void add_source(Digest& digest, const Catalog& catalog, std::uint32_t source) {
   const TensorInfo& tensor = catalog.tensors().at(source);
-  add_text(digest, tensor.name);
-  add_text(digest, tensor.encoding.name());
-  add_numbers(digest, tensor.shape.extents());
+  add_all(digest, tensor.name, tensor.encoding.name(), tensor.shape);
 }
 
 void add_tensor(Digest& digest, const PlannedTarget& target) {
-  add_text(digest, target.name);
-  add_text(digest, name(target.dtype));
-  add_numbers(digest, target.shape.extents());
-  add_number(digest, target.quantization ? 1 : 0);
+  add_all(digest, target.name, name(target.dtype), target.shape, target.quantization.has_value());
   if (!target.quantization) return;
   const Quantization& quantization = *target.quantization;
-  add_text(digest, quantization.encoding);
-  add_text(digest, quantization.dialect);
-  add_text(digest, quantization.group);
-  add_number(digest, quantization.block_size);
-  add_number(digest, quantization.nested ? 1 : 0);
-  add_number(digest, quantization.nested_offset ? 1 : 0);
-  add_number(digest, std::bit_cast<std::uint32_t>(quantization.nested_offset.value_or(0)));
-  add_number(digest, quantization.importance ? quantization.importance->size() + 1 : 0);
-  if (quantization.importance) digest.update(std::as_bytes(std::span(*quantization.importance)));
+  add_all(digest, quantization.encoding, quantization.dialect, quantization.group,
+          quantization.block_size, quantization.nested, quantization.nested_offset.has_value(),
+          quantization.nested_offset.value_or(0));
+  add_vector(digest, quantization.importance);
 }
 
 void add_boxes(Digest& digest, const Catalog& catalog, const std::vector<Box>& boxes) {
-  add_number(digest, boxes.size());
+  add_all(digest, boxes.size());
   for (const Box& box : boxes) {
     add_source(digest, catalog, box.source);
-    add_number(digest, box.source_offset);
-    add_number(digest, box.target_offset);
-    add_number(digest, box.decoding);
-    add_number(digest, box.dims.size());
+    add_all(digest, box.source_offset, box.target_offset, box.decoding, box.dims.size());
     for (const BoxDim& dim : box.dims) {
-      add_numbers(digest, std::array{dim.extent, dim.source_stride, dim.target_stride});
+      add_all(digest, std::array{dim.extent, dim.source_stride, dim.target_stride});
     }
   }
 }
 
 // Checkpoints that are merged have the same names: only shards tell them apart.
 void add_operand(Digest& digest, const Catalog& catalog, const std::vector<Box>& boxes) {
-  for (const Box& box : boxes) add_number(digest, catalog.tensors().at(box.source).shard);
+  for (const Box& box : boxes) add_all(digest, catalog.tensors().at(box.source).shard);
   add_boxes(digest, catalog, boxes);
 }
 
 void add_merge(Digest& digest, const Catalog& catalog, const Merge& merge) {
-  add_number(digest, std::bit_cast<std::uint32_t>(merge.factor));
-  add_number(digest, merge.row_elements);
-  for (const auto form : {static_cast<int>(merge.form), static_cast<int>(merge.pruning),
-                          static_cast<int>(merge.elects_signs), static_cast<int>(merge.is_mean)}) {
-    add_number(digest, static_cast<std::uint64_t>(form));
-  }
-  add_number(digest, std::bit_cast<std::uint64_t>(merge.density));
-  add_number(digest, merge.seed);
-  add_number(digest, merge.terms.size());
+  add_all(digest, merge.factor, merge.row_elements, merge.form, merge.pruning, merge.elects_signs,
+          merge.is_mean, merge.density, merge.seed, merge.terms.size());
   for (const Term& term : merge.terms) {
-    add_number(digest, std::bit_cast<std::uint32_t>(term.factor));
-    add_number(digest, term.low_rank ? 1 : 0);
+    add_all(digest, term.factor, term.low_rank.has_value());
     if (!term.low_rank) continue;
     const LowRank& product = *term.low_rank;
-    add_numbers(digest, std::array{product.row_begin, product.column_begin, product.rows,
-                                   product.columns, product.rank});
+    add_all(digest, std::array{product.row_begin, product.column_begin, product.rows,
+                               product.columns, product.rank});
   }
   for_each_operand(merge, [&](const Operand& each) { add_operand(digest, catalog, each.boxes); });
 }
 
 void add_recipe(Digest& digest, const Catalog& catalog, const Recipe& recipe) {
   add_boxes(digest, catalog, recipe.boxes);
-  add_number(digest, recipe.constant ? recipe.constant->size() + 1 : 0);
-  if (recipe.constant) digest.update(*recipe.constant);
+  add_vector(digest, recipe.constant);
   if (recipe.merge != nullptr) add_merge(digest, catalog, *recipe.merge);
 }
 
 void add_decoding(Digest& digest, const Catalog& catalog, const Decoding& decoding) {
-  add_text(digest, decoding.kernel);
-  add_text(digest, name(decoding.dtype));
-  add_number(digest, std::bit_cast<std::uint32_t>(decoding.offset));
-  add_number(digest, decoding.group_size);
-  add_numbers(digest, decoding.shape.extents());
-  add_number(digest, decoding.sources.size());
+  add_all(digest, decoding.kernel, name(decoding.dtype), decoding.offset, decoding.group_size,
+          decoding.shape, decoding.sources.size());
   for (const std::uint32_t source : decoding.sources) add_source(digest, catalog, source);
 }
 
@@ -171,11 +169,7 @@ WorkState state_of(const Conversion& conversion, WritableStorage& storage) {
   for (const Shard& shard : plan.catalog->shards()) state.sources.push_back(source_state(shard));
   Digest metadata;
   for (const auto& [key, item] : conversion.metadata) {
-    add_text(metadata, key);
-    JsonWriter json;
-    write_json(json, item);
-    add_text(metadata, type_name(item));
-    add_text(metadata, json.take());
+    add_all(metadata, key, type_name(item), json_of(item));
   }
   Digest tensors;
   Digest values;
@@ -188,19 +182,16 @@ WorkState state_of(const Conversion& conversion, WritableStorage& storage) {
     add_recipe(values, *plan.catalog, target->recipe);
   }
   for (const Decoding& decoding : plan.decodings) add_decoding(values, *plan.catalog, decoding);
-  add_number(values, conversion.plan.allow_non_finite ? 1 : 0);
+  add_all(values, plan.allow_non_finite);
   Digest files;
-  add_text(files, conversion.index_name);
+  add_all(files, conversion.index_name);
   const Container& container = container_of(conversion.format);
   for (std::size_t f = 0; f < conversion.files.size(); ++f) {
     const OutputFile& file = conversion.files[f];
-    add_text(files, file.name);
-    add_number(files, file.data_bytes);
-    add_text(files, container.header(conversion, f));
+    add_all(files, file.name, file.data_bytes, container.header(conversion, f));
     for (const OutputTensor& tensor : file.tensors) {
-      add_number(files, tensor.is_inverted ? 1 : 0);
-      add_number(files, tensor.constant ? tensor.constant->size() + 1 : 0);
-      if (tensor.constant) files.update(*tensor.constant);
+      add_all(files, tensor.is_inverted);
+      add_vector(files, tensor.constant);
     }
   }
   Digest extras;

@@ -40,7 +40,7 @@ struct WorkState {
   std::string metadata;
   std::string tensors;  // names, shapes, dtypes and encodings
   std::string values;   // what they are made of, and how
-  std::string files;    // which of them stand in which file, and the headers
+  std::string files;    // which of them are in which file, and the headers
   std::string extras;
   std::vector<std::string> extra_names;
 };

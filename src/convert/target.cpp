@@ -1,4 +1,4 @@
-// What stands where a target is to be written.
+// Checks of the place of a target.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,10 +16,8 @@
 #include "catalog/locate.h"
 #include "convert/container.h"
 #include "convert/extras.h"
-#include "convert/file_roles.h"
 #include "convert/files.h"
 #include "convert/json_text.h"
-#include "convert/left_out.h"
 #include "convert/output.h"
 #include "convert/tied_head.h"
 #include "convert/work_folder.h"
@@ -341,26 +339,24 @@ static void check_space(WritableStorage& storage, const TargetPlace& place,
       {.path = place.path, .found = human_bytes(*room), .expected = human_bytes(byte_count)});
 }
 
-static std::optional<FileFormat> named_format(std::string_view target) {
-  for (const Container* const container : containers()) {
-    if (target.ends_with(container->suffix())) return container->format();
-  }
-  const std::string lower = lowered(target);
-  constexpr std::string_view endings = ".gguf .bin .pt .pth .ckpt .safetensors";
-  for_each_word(endings, [&](std::string_view ending) {
-    if (!lower.ends_with(ending)) return;
-    throw Error(
-        "convert.target",
-        fmt::format("the target is named like a {} file, and safetensors and GGUF are "
-                    "written",
-                    ending.substr(1)),
-        {.path = std::string(target), .expected = "NAME.safetensors, NAME.gguf or a folder"});
-  });
-  return std::nullopt;
-}
-
 std::optional<FileFormat> format_of_target(std::string_view target) {
-  return only_errors([&] { return named_format(target); });
+  return only_errors([&]() -> std::optional<FileFormat> {
+    for (const Container* const container : containers()) {
+      if (target.ends_with(container->suffix())) return container->format();
+    }
+    const std::string lower = lowered(target);
+    constexpr std::string_view endings = ".gguf .bin .pt .pth .ckpt .safetensors";
+    for_each_word(endings, [&](std::string_view ending) {
+      if (!lower.ends_with(ending)) return;
+      throw Error(
+          "convert.target",
+          fmt::format("the target is named like a {} file, and safetensors and GGUF are "
+                      "written",
+                      ending.substr(1)),
+          {.path = std::string(target), .expected = "NAME.safetensors, NAME.gguf or a folder"});
+    });
+    return std::nullopt;
+  });
 }
 
 // Warns of a vocabulary that safetensors do not hold, if the output's folder has no tokenizer.

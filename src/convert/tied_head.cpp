@@ -9,7 +9,6 @@
 #include "base/text.h"
 #include "base/words.h"
 #include "convert/json_text.h"
-#include "convert/tied_types.h"
 #include "formats/metadata.h"
 
 namespace loadstone {
@@ -20,6 +19,34 @@ constexpr std::string_view member = "tie_word_embeddings";
 constexpr std::string_view head_name = "lm_head.weight";
 constexpr std::string_view composite = "EncoderDecoderModel";
 constexpr std::string_view decoder = "decoder";
+
+// The "model_type" of each configuration class of transformers 5.23 whose tie_word_embeddings is
+// true by default: save_pretrained() then leaves the member out.
+constexpr std::string_view tied_types =
+    "albert aya_vision bart bert bert-generation big_bird bigbird_pegasus biogpt blenderbot "
+    "blenderbot-small blip blip_text_model bloom camembert canary cohere cohere2 cohere2_moe "
+    "cohere2_vision cohere_compass_text convbert cpmant ctrl d_fine dab-detr data2vec-text "
+    "deberta deberta-v2 deepseek_vl deepseek_vl_hybrid deformable_detr deimv2 diffusion_gemma "
+    "diffusion_gemma_text distilbert electra ernie ernie4_5 ernie4_5_moe ernie4_5_vl_moe "
+    "ernie4_5_vl_moe_text esm falcon falcon_mamba flaubert flava florence2 fnet fun_asr_nano "
+    "funnel gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_assistant "
+    "gemma4_text gemma4_unified gemma4_unified_assistant gemma4_unified_text glmasr got_ocr2 "
+    "gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox_japanese granite_docling granite_docling_text "
+    "granite_speech granite_speech5_ctc granite_speech_plus granite_swa grounding-dino gte "
+    "hunyuan_vl hunyuan_vl_text hyperclovax_vision_v2 ibert internvl janus jetmoe "
+    "jina_embeddings_v3 kimi_k25 kosmos-2 kosmos-2.5 kosmos_2_5_text_model kosmos_2_text_model "
+    "layoutlm led lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl lighton_ocr longformer longt5 luke lxmert "
+    "m2m_100 mamba marian mbart megatron-bert mimi mimi_decoder mimi_encoder minicpm3 minicpm_ocr "
+    "mistral3 mm-grounding-dino mobilebert modernbert modernbert-decoder moonshine "
+    "moss_transcribe_diarize mpnet mpt mra mt5 mvp neomme nllb-moe nomic_bert nystromformer "
+    "openai-gpt opt ovis2 paddleocr_vl paddleocr_vl_text paligemma pe_audio_video pegasus "
+    "pegasus_x plbart pop2piano pp_chart2table pp_doclayout_v3 pp_doclayout_v4 prophetnet "
+    "qwen2_5_omni_text qwen3_asr qwen3_vl_moe_text recurrent_gemma roberta roberta-prelayernorm "
+    "roc_bert roformer rt_detr_v2 sam sam_hq seamless_m4t seamless_m4t_v2 smollm3 speech_to_text "
+    "speecht5 squeezebert starcoder2 switch_transformers t5_gemma_module t5gemma t5gemma2 "
+    "t5gemma2_decoder t5gemma2_encoder t5gemma2_text tapas trocr udop vaultgemma vilt visual_bert "
+    "voxtral_realtime whisper xglm xlm xlm-roberta xlm-roberta-xl xlnet xmod yoso youtu zamba "
+    "zamba2 zaya";
 
 // Classes of models without a head over the vocabulary, by the end of transformers' name; and those
 // that have one under such an end, or tie the words of an encoder and a decoder.
@@ -85,23 +112,33 @@ bool is_in_layer(std::string_view name) {
   return false;
 }
 
+std::string first_architecture(std::string_view config) {
+  return value_at<std::string>(config, "/architectures/0").value_or("");
+}
+
+// The config and those of its members of these names that are objects.
+std::vector<std::string_view> with_parts(std::string_view config, std::string_view names) {
+  std::vector<std::string_view> parts = {config};
+  for_each_word(names, [&](std::string_view name) {
+    if (const auto part = object_member(config, name); !part.empty()) parts.push_back(part);
+  });
+  return parts;
+}
+
 }  // namespace
 
 TiedHead::TiedHead(std::string_view config) {
   if (config.empty() || !is_json_object(config)) return;
-  const std::string architecture = first_of_member(config, "architectures");
-  std::vector<std::string_view> parts = {config};
-  for (const std::string_view key : {"text_config", "llm_config", "language_config"}) {
-    if (const auto part = object_member(config, key); !part.empty()) parts.push_back(part);
-  }
+  const std::string architecture = first_architecture(config);
+  auto parts = with_parts(config, "text_config llm_config language_config");
   // A decoder of its own class is tied by its own config.
   if (architecture.ends_with(composite)) parts = {object_member(config, decoder)};
   for (const std::string_view part : parts) {
-    if (!is_tied_) is_tied_ = bool_member(part, member);
-    if (const auto rows = number_member(part, "vocab_size")) rows_.push_back(*rows);
+    if (!is_tied_) is_tied_ = value_at<bool>(part, "/tie_word_embeddings");
+    if (const auto rows = value_at<std::uint64_t>(part, "/vocab_size")) rows_.push_back(*rows);
   }
   const auto is_tied = [](std::string_view part) {
-    return is_tied_type(string_member(part, "model_type"));
+    return is_word(string_member(part, "model_type"), tied_types);
   };
   if (!is_tied_ && std::ranges::any_of(parts, is_tied)) is_tied_ = true;
   has_head_ = ends_with_word(architecture, headed) || !ends_with_word(architecture, headless);
@@ -188,16 +225,12 @@ std::vector<std::string> tied_modules(const Plan& plan, std::string_view config)
     }
   }
   if (config.find("\"vocab_size\"") == std::string_view::npos) return modules;
-  const bool is_object = is_json_object(config);
-  std::vector<std::string_view> parts = {config};
-  for (const std::string_view key : {"decoder", "text_config"}) {
-    if (!is_object) break;
-    if (const auto part = object_member(config, key); !part.empty()) parts.push_back(part);
-  }
+  std::vector<std::string_view> parts;
+  if (is_json_object(config)) parts = with_parts(config, "decoder text_config");
   const std::size_t before = modules.size();
   for (const OtherHead& other : other_heads) {
     const bool is_of_model = std::ranges::any_of(parts, [&](std::string_view part) {
-      return is_object && string_member(part, "model_type") == other.model_type;
+      return string_member(part, "model_type") == other.model_type;
     });
     if (is_of_model) modules.emplace_back(other.module);
   }
@@ -238,7 +271,7 @@ std::string untied_config(std::string_view config) {
     return key == member ? std::optional<std::string>("false") : std::nullopt;
   };
   std::string text = with_member(with_changes(config, untie), member, "false");
-  if (!first_of_member(text, "architectures").ends_with(composite)) return text;
+  if (!first_architecture(text).ends_with(composite)) return text;
   const std::string_view part = object_member(text, decoder);
   return part.empty() ? text : with_member(text, decoder, with_member(part, member, "false"));
 }

@@ -1,9 +1,8 @@
-#include "convert/work_locks.h"
-
 #include <fmt/format.h>
 
 #include <utility>
 
+#include "convert/work_folder.h"
 #include "loadstone/error.h"
 
 namespace loadstone {

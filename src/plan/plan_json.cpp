@@ -12,7 +12,6 @@
 #include "loadstone/error.h"
 #include "plan/decodings.h"
 #include "plan/merge_json.h"
-#include "boxes/merges.h"
 #include "plan/tie_checks.h"
 
 namespace loadstone {

@@ -1,10 +1,9 @@
 // Models of images and video: which one it is, and which of its tensors get which type.
-#include "convert/gguf_image.h"
-
 #include <gmock/gmock.h>
 
 #include <memory>
 
+#include "convert/gguf_mix.h"
 #include "loadstone/convert.h"
 #include "support/files.h"
 #include "support/samples.h"
@@ -32,7 +31,7 @@ TEST(GgufImage, AModelIsRecognisedByItsOwnNames) {
   const TemporaryFolder folder;
   const ImageModel* const model = recognised_image_model(*catalog_of(folder, wan));
   ASSERT_NE(model, nullptr);
-  EXPECT_EQ(architecture(*model), "wan");
+  EXPECT_EQ(model->architecture, "wan");
   EXPECT_EQ(model, find_image_model("wan"));
 }
 
@@ -87,11 +86,11 @@ TEST(GgufImage, TypesFollowThePartOfABlock) {
                                           {"blocks.0.ffn.0.weight", &shape, {}}};
   using Block = BlockFormat;
   EXPECT_THAT(
-      image_types(Mix::q4_k_m, tensors),
+      image_types(*find_mix("q4_k_m"), tensors),
       ElementsAre(Block::q6_k, Block::q6_k, Block::q6_k, Block::q6_k, Block::q5_k, Block::q4_k));
   // The first two in the order of the blocks, 1 and 2, not 1 and 10.
   EXPECT_THAT(
-      image_types(Mix::q3_k_m, tensors),
+      image_types(*find_mix("q3_k_m"), tensors),
       ElementsAre(Block::q4_k, Block::q5_k, Block::q5_k, Block::q4_k, Block::q4_k, Block::q3_k));
 }
 
@@ -99,7 +98,8 @@ TEST(GgufImage, RowsThatAreNoWholeBlocksGetSmallerOnes) {
   const Shape shape = {512, 320};
   const std::vector<MixTensor> tensors = {{"blocks.0.ffn.0.weight", &shape, {}},
                                           {"blocks.0.ffn.1.weight", &shape, Dtype::bf16}};
-  EXPECT_THAT(image_types(Mix::q4_k_s, tensors), ElementsAre(BlockFormat::q5_0, Dtype::bf16));
+  EXPECT_THAT(image_types(*find_mix("q4_k_s"), tensors),
+              ElementsAre(BlockFormat::q5_0, Dtype::bf16));
 }
 
 // The finding about the architecture, without one that the caller gives.

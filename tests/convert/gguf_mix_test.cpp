@@ -27,7 +27,7 @@ struct Model {
   }
 };
 
-std::vector<std::pair<std::string, Encoding>> types_of(const Model& model, Mix mix,
+std::vector<std::pair<std::string, Encoding>> types_of(const Model& model, const Mix& mix,
                                                        bool has_importance = false) {
   std::vector<MixTensor> tensors;
   for (const auto& [name, shape] : model.tensors) {
@@ -42,10 +42,9 @@ std::vector<std::pair<std::string, Encoding>> types_of(const Model& model, Mix m
 // As llama.cpp's tests write it: tensors that have another type than most, in its order.
 std::string text_of(const Model& model) {
   std::string text;
-  for (unsigned i = 0; i <= static_cast<unsigned>(Mix::mxfp4_moe); ++i) {
-    const MixInfo& mix = info(static_cast<Mix>(i));
+  for (const Mix& mix : mixes()) {
     text += fmt::format("[{}]\n", mix.name);
-    for (const auto& [name, type] : types_of(model, static_cast<Mix>(i))) {
+    for (const auto& [name, type] : types_of(model, mix)) {
       if (type == mix.type) continue;
       std::string lower(type.name());
       std::ranges::transform(lower, lower.begin(), [](char c) {
@@ -157,8 +156,9 @@ TEST(GgufMix, LatentAttentionAndSharedExperts) {
   EXPECT_EQ(digest_of(model), "cdfe54b6652e21965e4935e3b5e3531975aacad43962007ecf80bf10b1559ce6");
 }
 
-Encoding type_in(const Model& model, Mix mix, std::string_view name, bool has_importance = false) {
-  for (const auto& [tensor, type] : types_of(model, mix, has_importance)) {
+Encoding type_in(const Model& model, std::string_view mix, std::string_view name,
+                 bool has_importance = false) {
+  for (const auto& [tensor, type] : types_of(model, *find_mix(mix), has_importance)) {
     if (tensor == name) return type;
   }
   ADD_FAILURE() << name << " is not mixed";
@@ -169,22 +169,21 @@ Encoding type_in(const Model& model, Mix mix, std::string_view name, bool has_im
 TEST(GgufMix, EightExpertsFalconAndImportance) {
   Model mixtral = plain_model("llama", {32, 4096, 32, 8, 128, 14336}, true);
   mixtral.facts.experts = 8;
-  EXPECT_EQ(type_in(mixtral, Mix::q4_k_m, "blk.9.attn_v.weight"), Encoding(BlockFormat::q8_0));
-  EXPECT_EQ(type_in(mixtral, Mix::q4_k_m, "blk.9.attn_k.weight"), Encoding(BlockFormat::q8_0));
-  EXPECT_EQ(type_in(mixtral, Mix::q4_k_m, "blk.9.attn_output.weight"), Encoding(BlockFormat::q5_k));
-  EXPECT_EQ(type_in(mixtral, Mix::iq2_xxs, "blk.9.attn_k.weight"), Encoding(BlockFormat::q4_k));
+  EXPECT_EQ(type_in(mixtral, "q4_k_m", "blk.9.attn_v.weight"), Encoding(BlockFormat::q8_0));
+  EXPECT_EQ(type_in(mixtral, "q4_k_m", "blk.9.attn_k.weight"), Encoding(BlockFormat::q8_0));
+  EXPECT_EQ(type_in(mixtral, "q4_k_m", "blk.9.attn_output.weight"), Encoding(BlockFormat::q5_k));
+  EXPECT_EQ(type_in(mixtral, "iq2_xxs", "blk.9.attn_k.weight"), Encoding(BlockFormat::q4_k));
   const Model falcon = plain_model("falcon", {32, 4544, 71, 1, 64, 18176}, true);
-  EXPECT_EQ(type_in(falcon, Mix::q4_k_m, "output.weight"), Encoding(BlockFormat::q8_0));
-  EXPECT_EQ(type_in(falcon, Mix::q4_k_m, "blk.0.ffn_down.weight"), Encoding(BlockFormat::q6_k));
-  EXPECT_EQ(type_in(falcon, Mix::q4_k_m, "blk.2.ffn_down.weight"), Encoding(BlockFormat::q5_k));
-  EXPECT_EQ(type_in(falcon, Mix::q4_k_m, "blk.4.ffn_down.weight"), Encoding(BlockFormat::q4_k));
-  EXPECT_EQ(type_in(falcon, Mix::q4_k_m, "blk.4.ffn_up.weight"), Encoding(BlockFormat::q5_0));
+  EXPECT_EQ(type_in(falcon, "q4_k_m", "output.weight"), Encoding(BlockFormat::q8_0));
+  EXPECT_EQ(type_in(falcon, "q4_k_m", "blk.0.ffn_down.weight"), Encoding(BlockFormat::q6_k));
+  EXPECT_EQ(type_in(falcon, "q4_k_m", "blk.2.ffn_down.weight"), Encoding(BlockFormat::q5_k));
+  EXPECT_EQ(type_in(falcon, "q4_k_m", "blk.4.ffn_down.weight"), Encoding(BlockFormat::q4_k));
+  EXPECT_EQ(type_in(falcon, "q4_k_m", "blk.4.ffn_up.weight"), Encoding(BlockFormat::q5_0));
   const Model llama = plain_model("llama", {32, 4096, 32, 32, 128, 11008}, true);
-  EXPECT_EQ(type_in(llama, Mix::q4_0, "blk.1.ffn_down.weight"), Encoding(BlockFormat::q4_0));
-  EXPECT_EQ(type_in(llama, Mix::q4_0, "blk.1.ffn_down.weight", true), Encoding(BlockFormat::q4_1));
-  EXPECT_EQ(type_in(llama, Mix::iq4_xs, "blk.1.ffn_down.weight"), Encoding(BlockFormat::q5_k));
-  EXPECT_EQ(type_in(llama, Mix::iq4_xs, "blk.1.ffn_down.weight", true),
-            Encoding(BlockFormat::iq4_xs));
+  EXPECT_EQ(type_in(llama, "q4_0", "blk.1.ffn_down.weight"), Encoding(BlockFormat::q4_0));
+  EXPECT_EQ(type_in(llama, "q4_0", "blk.1.ffn_down.weight", true), Encoding(BlockFormat::q4_1));
+  EXPECT_EQ(type_in(llama, "iq4_xs", "blk.1.ffn_down.weight"), Encoding(BlockFormat::q5_k));
+  EXPECT_EQ(type_in(llama, "iq4_xs", "blk.1.ffn_down.weight", true), Encoding(BlockFormat::iq4_xs));
 }
 
 TEST(GgufMix, WhichTensorsAreQuantizedAtAll) {
@@ -219,10 +218,10 @@ TEST(GgufMix, FactsComeFromMetadata) {
 }
 
 TEST(GgufMix, NamesAndFileTypes) {
-  EXPECT_EQ(find_mix("Q4_K_M"), Mix::q4_k_m);
-  EXPECT_EQ(find_mix("q4_k"), std::nullopt);
-  EXPECT_EQ(info(Mix::q4_k_m).file_type, 15u);
-  EXPECT_EQ(info(Mix::mxfp4_moe).file_type, 38u);
+  EXPECT_EQ(find_mix("Q4_K_M"), find_mix("q4_k_m"));
+  EXPECT_EQ(find_mix("q4_k"), nullptr);
+  EXPECT_EQ(find_mix("q4_k_m")->file_type, 15u);
+  EXPECT_EQ(find_mix("mxfp4_moe")->file_type, 38u);
   EXPECT_EQ(fitting_type(BlockFormat::q6_k, {2, 96}), Encoding(BlockFormat::q8_0));
   EXPECT_EQ(fitting_type(BlockFormat::q6_k, {2, 40}), Encoding(Dtype::f16));
   EXPECT_EQ(fitting_type(BlockFormat::q8_0, {2, 40}), Encoding(Dtype::f16));

@@ -1,5 +1,3 @@
-#include "convert/module_patterns.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "base/pattern.h"
+#include "convert/quantize_config.h"
 
 namespace loadstone::test {
 
