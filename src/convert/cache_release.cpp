@@ -6,7 +6,7 @@
 
 #include "base/named.h"
 #include "base/refuse_option.h"
-#include "engine/source_extents.h"
+#include "engine/box_read.h"
 
 namespace loadstone {
 

@@ -53,12 +53,13 @@ class MemorySink final : public ValueSink {
 
   // Once the threads have ended: all has arrived on the devices.
   void complete();
-  // Whether a target has memory in this load; what stands there, after complete().
+  // True for a target with memory in this load; its bytes, after complete().
   [[nodiscard]] bool has_memory(std::uint32_t target, std::size_t part) const noexcept;
   void read(std::uint32_t target, std::size_t part, std::uint64_t offset, std::span<std::byte> to);
 
  private:
   [[nodiscard]] std::byte* address(std::uint32_t target, std::size_t part) const noexcept;
+  void note_begun(std::uint32_t target) noexcept;
   void open_device(Device* device, std::uint32_t first, const Budget& budget, MemoryCount& memory);
 
   const ValueSet& values_;
