@@ -151,8 +151,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
   MemoryCount memory;
-  MemorySink sink(plan, values, destinations, *offload, options.device, budget, memory,
-                  options.begun);
+  MemorySink sink(plan, values, destinations, *offload, options, budget, memory);
   GroupList groups;
   append_groups(values, sink.by_windows(), groups);
   std::optional<LoadDigests> digests;

@@ -16,10 +16,9 @@ bool is_made_by_windows(const Value& value) {
 
 MemorySink::MemorySink(const Plan& plan, const ValueSet& values,
                        std::span<const Destination> destinations, const OffloadFolder& folder,
-                       Device* device, const Budget& budget, MemoryCount& memory,
-                       std::uint8_t* begun)
+                       const ExecuteOptions& options, const Budget& budget, MemoryCount& memory)
     : values_(values),
-      begun_(begun),
+      begun_(options.begun),
       whole_(plan.targets.size(), nullptr),
       parts_(plan.targets.size()),
       is_on_device_(plan.targets.size(), false),
@@ -43,7 +42,7 @@ MemorySink::MemorySink(const Plan& plan, const ValueSet& values,
     if (parts_[i].empty()) continue;
     by_windows_.push_back(i);
     is_on_device_[i] = is_memory && destinations[i].kind == MemoryKind::device;
-    if (is_on_device_[i] && !ring_) open_device(device, i, budget, memory);
+    if (is_on_device_[i] && !ring_) open_device(options.device, i, budget, memory);
   }
 }
 
