@@ -15,8 +15,7 @@
 #include <map>
 
 #include "cli/interrupt.h"
-#include "engine/anonymous_memory.h"
-#include "engine/populate.h"
+#include "engine/pages.h"
 #include "engine/team.h"
 #include "loadstone/error.h"
 #include "storage/new_file.h"

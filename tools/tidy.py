@@ -87,8 +87,7 @@ INCLUDES_UP = {
 
 # Files beside src/storage that call the system for files or memory, each with its reason.
 SYSTEM_CALLS = {
-    "src/engine/anonymous_memory.cpp": "memory without a file",
-    "src/engine/populate.cpp": "memory without a file",
+    "src/engine/pages.cpp": "memory without a file",
     "src/load/mapped_shard.cpp": "a shard becomes the caller's memory",
     "cli/interrupt.cpp": "a signal handler may call nothing else",
     "cli/machine.cpp": "reads /proc and /sys",

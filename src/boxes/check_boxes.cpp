@@ -27,7 +27,7 @@ std::optional<BoxDefect> outside(const char* side, std::optional<std::uint64_t> 
   if (last && *last < elements) return std::nullopt;
   return BoxDefect{fmt::format("the box leaves its {}", side),
                    last ? fmt::format("element {}", *last) : "an element beyond 2^64",
-                   fmt::format("one of {} elements", elements), std::nullopt};
+                   fmt::format("one of {} elements", elements)};
 }
 
 // Those that boxes may reach: of a strided tensor, what its range holds.
@@ -65,31 +65,30 @@ std::optional<BoxDefect> box_defect(const Box& box, std::uint64_t elements,
                                     std::span<const Decoding> decodings) {
   if (box.source >= sources.size()) {
     return BoxDefect{"the box's source does not exist", fmt::format("source {}", box.source),
-                     fmt::format("one of {}", sources.size()), std::nullopt};
+                     fmt::format("one of {}", sources.size())};
   }
   const bool is_decoded = box.decoding != no_decoding;
   if (is_decoded && (box.decoding >= decodings.size() || decodings[box.decoding].sources.empty() ||
                      decodings[box.decoding].sources.front() != box.source)) {
     return BoxDefect{"the box's decoding does not exist, or is another source's",
                      fmt::format("decoding {} of source {}", box.decoding, box.source),
-                     fmt::format("one of {}", decodings.size()), std::nullopt};
+                     fmt::format("one of {}", decodings.size())};
   }
   const std::uint64_t source_elements = is_decoded
                                             ? decodings[box.decoding].shape.numel().value_or(0)
                                             : elements_of(sources[box.source]);
   if (box.dims.size() > box_rank_max) {
     return BoxDefect{"the box has too many dimensions", fmt::format("{}", box.dims.size()),
-                     fmt::format("at most {}", box_rank_max), std::nullopt};
+                     fmt::format("at most {}", box_rank_max)};
   }
   for (const BoxDim& dim : box.dims) {
     if (dim.extent > 1 && dim.target_stride == 0) {
-      return BoxDefect{
-          "the box writes elements more than once", "target stride 0", {}, std::nullopt};
+      return BoxDefect{"the box writes elements more than once", "target stride 0"};
     }
   }
   if (is_empty(box)) {
     if (elements != 0 || box.source_offset > source_elements || box.target_offset != 0) {
-      return BoxDefect{"the box holds no elements", {}, {}, std::nullopt};
+      return BoxDefect{"the box holds no elements"};
     }
     return std::nullopt;
   }
@@ -105,17 +104,14 @@ std::optional<BoxDefect> check_boxes(std::span<const Box> boxes, std::uint64_t e
                                      const std::vector<TensorInfo>& sources,
                                      std::span<const Decoding> decodings) {
   if (boxes.empty()) {  // without elements a target has boxes all the same, for its provenance
-    return BoxDefect{"no box says where the value comes from", "no boxes", "one or more",
-                     std::nullopt};
+    return BoxDefect{"no box says where the value comes from", "no boxes", "one or more"};
   }
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     auto defect = box_defect(boxes[i], elements, sources, decodings);
     if (!defect && !is_empty(boxes[i]) && !add_volume(boxes[i], total, elements)) {
-      defect = BoxDefect{"the boxes hold more elements than the target",
-                         {},
-                         fmt::format("{} elements", elements),
-                         std::nullopt};
+      defect = BoxDefect{
+          "the boxes hold more elements than the target", {}, fmt::format("{} elements", elements)};
     }
     if (!defect) continue;
     defect->box = i;
@@ -123,7 +119,7 @@ std::optional<BoxDefect> check_boxes(std::span<const Box> boxes, std::uint64_t e
   }
   if (total != elements) {
     return BoxDefect{"the boxes do not cover the target", fmt::format("{} elements", total),
-                     fmt::format("{} elements", elements), std::nullopt};
+                     fmt::format("{} elements", elements)};
   }
   if (elements == 0) return std::nullopt;
   std::vector<Region> regions;
@@ -131,7 +127,7 @@ std::optional<BoxDefect> check_boxes(std::span<const Box> boxes, std::uint64_t e
   for (const Box& box : boxes) regions.push_back(target_region(box));
   auto text = tiling_defect(std::move(regions), elements);
   if (!text) return std::nullopt;
-  return BoxDefect{std::move(*text), {}, "each element written exactly once", std::nullopt};
+  return BoxDefect{std::move(*text), {}, "each element written exactly once"};
 }
 
 ElementRange source_range(const Box& box) noexcept {

@@ -17,9 +17,9 @@ namespace loadstone {
 // What is wrong with boxes. `box` is the index of the culprit where there is one.
 struct BoxDefect {
   std::string message;
-  std::string found;
-  std::string expected;
-  std::optional<std::size_t> box;
+  std::string found{};
+  std::string expected{};
+  std::optional<std::size_t> box{};
 };
 
 // Checks one box by itself: that its source or decoding is there, and that it stays inside both

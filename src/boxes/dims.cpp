@@ -43,6 +43,13 @@ void BoxDims::sort_by_source() noexcept {
   count_ = join_neighbours(dims());
 }
 
+BoxDims BoxDims::by_source(const Box& box) noexcept {
+  BoxDims dims;
+  for (const BoxDim& dim : box.dims) static_cast<void>(dims.append(dim));
+  dims.sort_by_source();
+  return dims;
+}
+
 InnerRun inner_run(std::span<const BoxDim> dims) noexcept {
   InnerRun run = {.elements = 1, .outer_dims = dims.size()};
   for (; run.outer_dims > 0; --run.outer_dims) {

@@ -42,6 +42,8 @@ class BoxDims {
   [[nodiscard]] bool append(const BoxDim& dim) noexcept;
   [[nodiscard]] std::span<BoxDim> dims() noexcept { return {dims_.data(), count_}; }
   [[nodiscard]] std::span<const BoxDim> dims() const noexcept { return {dims_.data(), count_}; }
+  // The dimensions of a checked box, after sort_by_source().
+  [[nodiscard]] static BoxDims by_source(const Box& box) noexcept;
   void sort_by_target() noexcept;  // largest stride first, then what can be joined is joined
   void sort_by_source() noexcept;
 

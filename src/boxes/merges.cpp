@@ -19,13 +19,6 @@ constexpr std::uint64_t piece_elements = 128 << 10;
 // Right matrices are read again where all of a target's are larger.
 constexpr std::uint64_t right_elements_kept = 2 << 20;
 
-BoxDefect defect(std::string message, std::string found = {}, std::string expected = {}) {
-  return {.message = std::move(message),
-          .found = std::move(found),
-          .expected = std::move(expected),
-          .box = {}};
-}
-
 // Whether [begin, begin + count) lies in [0, size).
 bool lies_inside(std::uint64_t begin, std::uint64_t count, std::uint64_t size) {
   return begin <= size && count <= size - begin;
@@ -34,24 +27,24 @@ bool lies_inside(std::uint64_t begin, std::uint64_t count, std::uint64_t size) {
 std::optional<BoxDefect> check_place(const Merge& merge, const LowRank& product,
                                      std::uint64_t elements) {
   const std::uint64_t columns = merge.row_elements;
-  if (columns == 0) return defect("a product is of rows", "row_elements 0");
+  if (columns == 0) return BoxDefect{"a product is of rows", "row_elements 0"};
   const std::uint64_t rows = elements / columns;
   if (product.rows == 0 || product.columns == 0 || product.rank == 0) {
-    return defect("a product has elements",
-                  fmt::format("[{}, {}] of rank {}", product.rows, product.columns, product.rank));
+    return BoxDefect{"a product has elements", fmt::format("[{}, {}] of rank {}", product.rows,
+                                                           product.columns, product.rank)};
   }
   if (!lies_inside(product.row_begin, product.rows, rows) ||
       !lies_inside(product.column_begin, product.columns, columns)) {
-    return defect("a product reaches outside its target",
-                  fmt::format("rows {} + {}, columns {} + {}", product.row_begin, product.rows,
-                              product.column_begin, product.columns),
-                  fmt::format("[{}, {}]", rows, columns));
+    return BoxDefect{"a product reaches outside its target",
+                     fmt::format("rows {} + {}, columns {} + {}", product.row_begin, product.rows,
+                                 product.column_begin, product.columns),
+                     fmt::format("[{}, {}]", rows, columns)};
   }
   constexpr std::uint64_t most = UINT64_MAX / 1024;  // sums of sizes and their bytes fit too
   const auto left = checked_mul(product.rows, product.rank);
   const auto right = checked_mul(round_up(product.columns, panel_columns), product.rank);
   if (!left || !right || *left > most || *right > most) {
-    return defect("the size does not fit 64 bits", fmt::format("rank {}", product.rank));
+    return BoxDefect{"the size does not fit 64 bits", fmt::format("rank {}", product.rank)};
   }
   return std::nullopt;
 }
@@ -63,23 +56,23 @@ std::optional<MergeDefect> check_form(const Merge& merge) {
   const auto is_value = [](const Term& term) { return !term.low_rank; };
   const auto values = static_cast<std::size_t>(std::ranges::count_if(merge.terms, is_value));
   if (!std::ranges::is_partitioned(merge.terms, is_value)) {
-    return MergeDefect{"terms", defect("products come last")};
+    return MergeDefect{"terms", {"products come last"}};
   }
   if (merge.form == MergeForm::slerp && values != 1) {
-    return MergeDefect{"terms",
-                       defect("an arc is between two values", std::to_string(values), "1")};
+    return MergeDefect{"terms", {"an arc is between two values", std::to_string(values), "1"}};
   }
   const bool is_difference = merge.form == MergeForm::differences;
   if (is_difference && (values == 0 || values > values_max)) {
-    return MergeDefect{"terms", defect("a number of differences that is not computed",
-                                       std::to_string(values), fmt::format("1 to {}", values_max))};
+    return MergeDefect{"terms",
+                       {"a number of differences that is not computed", std::to_string(values),
+                        fmt::format("1 to {}", values_max)}};
   }
   if (!(merge.density > 0 && merge.density <= 1)) {
-    return MergeDefect{
-        "density", defect("a share is above 0 and at most 1", fmt::format("{}", merge.density))};
+    return MergeDefect{"density",
+                       {"a share is above 0 and at most 1", fmt::format("{}", merge.density)}};
   }
   if (!is_difference && (merge.pruning != Pruning::none || merge.elects_signs || merge.is_mean)) {
-    return MergeDefect{"form", defect("only differences are pruned")};
+    return MergeDefect{"form", {"only differences are pruned"}};
   }
   return std::nullopt;
 }
@@ -93,8 +86,8 @@ std::optional<BoxDefect> check_operand(const Operand& operand, std::uint64_t ele
     const Encoding encoding = encoding_of(operand.boxes[b], sources, decodings);
     const CastKind way = cast_kind(encoding, Dtype::f32);
     if (way == CastKind::same || way == CastKind::cast) continue;
-    BoxDefect found = defect("these are no numbers that F32 could hold",
-                             std::string(encoding.name()), "a floating dtype");
+    BoxDefect found = {"these are no numbers that F32 could hold", std::string(encoding.name()),
+                       "a floating dtype"};
     found.box = b;
     return found;
   }
@@ -115,24 +108,24 @@ std::optional<MergeDefect> check_merge(const Merge& merge, std::uint64_t element
                                        const std::vector<TensorInfo>& sources,
                                        std::span<const Decoding> decodings) {
   if (merge.terms.empty() && merge.factor == 1) {
-    return MergeDefect{"terms", defect("a merge has terms, or a factor")};
+    return MergeDefect{"terms", {"a merge has terms, or a factor"}};
   }
   if (auto found = check_form(merge)) return found;
   // Pieces are whole rows, whether or not a product needs them.
   if (merge.row_elements != 0 && elements % merge.row_elements != 0) {
     return MergeDefect{"row_elements",
-                       defect("the target's elements are no whole rows", std::to_string(elements),
-                              fmt::format("rows of {}", merge.row_elements))};
+                       {"the target's elements are no whole rows", std::to_string(elements),
+                        fmt::format("rows of {}", merge.row_elements)}};
   }
-  if (!std::isfinite(merge.factor)) return MergeDefect{"factor", defect("a factor is finite")};
+  if (!std::isfinite(merge.factor)) return MergeDefect{"factor", {"a factor is finite"}};
   for (std::size_t t = 0; t < merge.terms.size(); ++t) {
     const Term& term = merge.terms[t];
     const std::string field = fmt::format("terms[{}]", t);
     if (!std::isfinite(term.factor)) {
-      return MergeDefect{field + ".factor", defect("a factor is finite")};
+      return MergeDefect{field + ".factor", {"a factor is finite"}};
     }
     if (!term.low_rank) continue;
-    if (!term.boxes.empty()) return MergeDefect{field, defect("a product has no boxes beside it")};
+    if (!term.boxes.empty()) return MergeDefect{field, {"a product has no boxes beside it"}};
     if (auto found = check_place(merge, *term.low_rank, elements)) {
       return MergeDefect{field, *std::move(found)};
     }

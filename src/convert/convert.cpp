@@ -27,7 +27,7 @@
 #include "convert/recorder.h"
 #include "convert/work_folder.h"
 #include "engine/run.h"
-#include "engine/source_extents.h"
+#include "engine/box_read.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "plan/values.h"

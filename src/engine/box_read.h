@@ -1,9 +1,10 @@
-// Which bytes of which sources a box needs, and how the engine reads them.
+// The bytes of sources that a box needs, and how the engine reads them.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "boxes/check_boxes.h"
 #include "boxes/dims.h"
@@ -73,5 +74,21 @@ void visit_boxes(const Value& value, const Visit& visit) {
   const Dtype dtype = value.merge == nullptr ? value.dtype : Dtype::f32;
   for_each_box(value, [&](const Box& box) { visit(box, dtype); });
 }
+
+// The bytes that these targets are made of, in the order of the files, as ranges that do not meet.
+// Bytes that no target needs are among them only where they are read over. Short pieces far
+// apart, as those of columns, are left out: asking for each costs as much as reading it.
+[[nodiscard]] std::vector<ShardRange> planned_reads(const ValueSet& values,
+                                                    std::span<const std::uint32_t> targets);
+
+// Bytes of a shard that hold a part of one source.
+struct SourceExtent {
+  std::uint32_t source = 0;
+  std::uint64_t begin = 0;  // in the shard
+  std::uint64_t end = 0;
+};
+
+// The sources of a target's value, one extent each, in the order in which they are met.
+[[nodiscard]] std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& target);
 
 }  // namespace loadstone

@@ -71,7 +71,7 @@ GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> targets
   for (const std::uint32_t i : targets) {
     const Value& target = values[i];
     QuantizeForm form;
-    const std::uint64_t bytes = Encoding(target.dtype).byte_count(target.elements()).value_or(0);
+    const std::uint64_t bytes = target.bytes_of(target.elements());
     if (target.quantization &&
         !prepare_quantization(*target.quantization, *target.shape, target.dtype, form)) {
       size.is_quantized = true;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "boxes/value.h"
-#include "engine/anonymous_memory.h"
 #include "engine/memory_count.h"
+#include "engine/pages.h"
 #include "engine/value_sink.h"
 #include "kernels/quantize.h"
 

@@ -1,29 +1,26 @@
 #include "engine/limits.h"
 
 #include <algorithm>
-#include <map>
+#include <initializer_list>
 #include <set>
 #include <tuple>
 #include <utility>
 
-#include "base/ceil_div.h"
 #include "base/checked.h"
 #include "boxes/check_boxes.h"
 #include "boxes/dims.h"
 #include "boxes/merges.h"
 #include "codec/encode.h"
 #include "engine/box_read.h"
-#include "engine/read_count.h"
 
 namespace loadstone {
 
 namespace {
 
-// A cast goes through memory twice: once more from the second-level cache.
+// A cast goes through memory twice: again from the second-level cache.
 constexpr std::uint64_t staged_window_bytes = 1 << 20;
 // Windows that are in the order of the file gain nothing from being larger.
 constexpr std::uint64_t straight_window_bytes = 2 << 20;
-constexpr std::uint64_t window_bytes_least = 32 << 10;
 constexpr std::uint64_t staging_bytes_least = 32 << 10;
 // Numbers that are encoded in one go stay in the nearer caches.
 constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
@@ -35,12 +32,27 @@ std::uint64_t bytes_of(std::uint64_t elements, Dtype dtype) {
   return bytes_of(ElementRange{0, elements}, dtype).end;
 }
 
-// With what follows on a page of its own.
+std::uint64_t sum(std::initializer_list<std::uint64_t> numbers) {
+  std::uint64_t all = 0;
+  for (const std::uint64_t each : numbers) all = saturating_add(all, each);
+  return all;
+}
+
+// The next part begins on a page of its own.
 std::uint64_t pages(std::uint64_t bytes) {
   return bytes > UINT64_MAX - page_bytes ? bytes : round_up(bytes, page_bytes);
 }
 
-// A turned source is looked through again for each window, so that larger ones are cheaper.
+// The target orders its elements differently from a source: each window then reads through
+// more of the source than it takes.
+bool is_transposed(const Value& target) noexcept {
+  // Dimensions come by target stride.
+  return std::ranges::any_of(target.boxes, [](const Box& box) {
+    return !std::ranges::is_sorted(box.dims, std::greater(), &BoxDim::source_stride);
+  });
+}
+
+// A transposed source is read again for each window, so that larger ones are cheaper.
 std::uint64_t largest_window(bool transposed, std::uint64_t window_bytes) {
   return transposed ? window_bytes : std::min(window_bytes, straight_window_bytes);
 }
@@ -63,6 +75,47 @@ std::uint64_t encoded_bytes_of(const QuantizeForm& form, std::uint64_t elements)
   return bytes;
 }
 
+// How many bytes of the files are read, each once however many values need it. Exact for what has
+// no holes and for what lies apart. Of what lies in holes of another value is not known how much
+// both have: all of both counts, but no more than from the first byte to the last. Value type.
+class ReadCount {
+ public:
+  // They come sorted, by shard and then by begin.
+  void add(const CountedBytes& next) noexcept;
+  [[nodiscard]] std::uint64_t total() const noexcept;
+
+ private:
+  [[nodiscard]] std::uint64_t new_bytes(const CountedBytes& next) const noexcept;
+
+  CountedBytes last_;
+  CountedBytes joint_;       // the last ones, which overlap
+  bool has_holes_ = false;   // the one of them that ends last
+  std::uint64_t total_ = 0;  // without these
+};
+
+void ReadCount::add(const CountedBytes& next) noexcept {
+  if (next.shard != joint_.shard || next.begin >= joint_.end) {
+    total_ = total();
+    joint_ = {.shard = next.shard, .begin = next.begin, .end = next.begin};
+    has_holes_ = false;
+  }
+  if (next != last_) joint_.bytes = saturating_add(joint_.bytes, new_bytes(next));
+  if (next.end > joint_.end) {
+    joint_.end = next.end;
+    has_holes_ = next.bytes < next.end - next.begin;
+  }
+  last_ = next;
+}
+
+std::uint64_t ReadCount::new_bytes(const CountedBytes& next) const noexcept {
+  if (has_holes_) return next.bytes;
+  return next.end <= joint_.end ? 0 : std::min(next.bytes, next.end - joint_.end);
+}
+
+std::uint64_t ReadCount::total() const noexcept {
+  return saturating_add(total_, std::min(joint_.bytes, joint_.end - joint_.begin));
+}
+
 }  // namespace
 
 std::uint64_t parts_bytes_max(const DecodeForm& form, std::uint64_t slot_bytes) noexcept {
@@ -81,15 +134,6 @@ WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) 
 
 std::uint64_t window_bytes_of(const Value& target, std::uint64_t window_bytes) noexcept {
   return largest_window(is_transposed(target), window_bytes);
-}
-
-bool is_transposed(const Value& target) noexcept {
-  // Dimensions come by target stride.
-  return std::ranges::any_of(target.boxes, [](const Box& box) {
-    return !std::ranges::is_sorted(box.dims, [](const BoxDim& a, const BoxDim& b) {
-      return a.source_stride > b.source_stride;
-    });
-  });
 }
 
 std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept {
@@ -144,6 +188,7 @@ Limits::Limits(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes
       forms_.push_back(std::move(form));
     }
   }
+  windows_.bytes_least = std::max(pages(windows_.bytes_least), staging_bytes_least);
   std::ranges::sort(groups_, std::ranges::greater(), &Group::held_bytes);
   count_reads();
 }
@@ -169,7 +214,7 @@ void Limits::add_windows(const Value& value, const QuantizeForm* form,
   group.step_bytes = std::max(group.step_bytes, form->step_bytes());
   const bool has_place = sink_ == SinkKind::memory && !value.goes_to_device();
   group.held_bytes = saturating_add(group.held_bytes, held_bytes_of(*form, has_place));
-  step_bytes_ = std::max(step_bytes_, form->step_bytes());
+  window_least_ = std::max(window_least_, pages(form->step_bytes()));
 }
 
 void Limits::add_value(const Value& value, Staged& staged) {
@@ -195,11 +240,11 @@ void Limits::add_merge(const Value& value) {
   windows_.value_bytes = UINT64_MAX;  // of several values, one after the other
   windows_.is_repeated = true;
   const MergeSizes sizes = merge_sizes(merge, elements);
-  merge_number_bytes_ = std::max(merge_number_bytes_, pages(sizes.number_bytes()));
-  merge_right_bytes_ = std::max(merge_right_bytes_, pages(sizes.right_bytes()));
-  merge_count_bytes_ = std::max(merge_count_bytes_, pages(sizes.count_bytes()));
-  merge_bytes_ =
-      saturating_add(saturating_add(merge_number_bytes_, merge_right_bytes_), merge_count_bytes_);
+  const std::array parts = {sizes.number_bytes(), sizes.right_bytes(), sizes.count_bytes()};
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    merge_parts_[i] = std::max(merge_parts_[i], pages(parts[i]));
+  }
+  merge_bytes_ = sum({merge_parts_[0], merge_parts_[1], merge_parts_[2]});
 }
 
 // Notes the bytes that the box reads. Returns how many are staged.
@@ -212,19 +257,18 @@ std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged
   std::uint64_t bytes = 0;
   visit_sources(values_, *read, all, [&](std::uint32_t source, ByteRange range) {
     bytes = saturating_add(bytes, range.size());
-    stretches_.push_back({.shard = values_.tensors()[source].shard,
-                          .begin = range.begin,
-                          .end = range.end,
-                          .bytes = range.size(),
+    const std::uint32_t shard = values_.tensors()[source].shard;
+    stretches_.push_back({.at = {shard, range.begin, range.end, range.size()},
                           .staged = is_decoded ? nullptr : &staged,
                           .is_direct = read->is_direct});
   });
   if (read->run.outer_dims > 0) {
     const ElementRange run = {all.begin, all.begin + read->run.elements};
     visit_sources(values_, *read, run, [&](std::uint32_t, ByteRange range) {
-      const auto its = std::ranges::find(stretches_.begin() + next, stretches_.end(), range.begin,
-                                         &Stretch::begin);
-      its->bytes = std::min(its->bytes, saturating_mul(read->runs, range.size()));
+      const auto its =
+          std::find_if(stretches_.begin() + next, stretches_.end(),
+                       [&](const Stretch& each) { return each.at.begin == range.begin; });
+      its->at.bytes = std::min(its->at.bytes, saturating_mul(read->runs, range.size()));
       next = its - stretches_.begin() + 1;
     });
   }
@@ -242,35 +286,33 @@ std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged
     return bytes;
   }
   staged.parts_bytes = std::max(staged.parts_bytes, parts_bytes_max(read->form, UINT64_MAX));
-  return saturating_add(bytes_of(all.end - all.begin, read->stored), saturating_add(bytes, bytes));
+  return sum({bytes_of(all.end - all.begin, read->stored), bytes, bytes});
 }
 
 // Bytes that are read into their place are staged where other boxes need some of them, and holes
 // between staged bytes are read too.
 void Limits::count_reads() {
-  std::ranges::sort(stretches_, {}, [](const Stretch& each) {
-    return std::tuple(each.shard, each.begin, each.end, each.bytes);
-  });
+  std::ranges::sort(stretches_, {}, &Stretch::at);
   ReadCount count;
   const Stretch* farthest = nullptr;
   const auto stage = [](const Stretch& each) {
     if (!each.is_direct) return;
-    const std::uint64_t bytes = each.end - each.begin + staged_hole_bytes_max;
+    const std::uint64_t bytes = each.at.end - each.at.begin + staged_hole_bytes_max;
     each.staged->bytes = saturating_add(each.staged->bytes, bytes);
     each.staged->value_bytes = UINT64_MAX;
   };
   for (const Stretch& next : stretches_) {
-    count.add({next.begin, next.end, next.bytes, next.shard});
-    if (farthest != nullptr && farthest->shard != next.shard) farthest = nullptr;
-    const std::uint64_t known = farthest != nullptr ? farthest->end : next.begin;
-    if (next.begin < known) {
+    count.add(next.at);
+    if (farthest != nullptr && farthest->at.shard != next.at.shard) farthest = nullptr;
+    const std::uint64_t known = farthest != nullptr ? farthest->at.end : next.at.begin;
+    if (next.at.begin < known) {
       stage(*farthest);
       stage(next);
     } else if (next.staged != nullptr && !next.is_direct) {
-      next.staged->bytes =
-          saturating_add(next.staged->bytes, std::min(next.begin - known, staged_hole_bytes_max));
+      next.staged->bytes = saturating_add(next.staged->bytes,
+                                          std::min(next.at.begin - known, staged_hole_bytes_max));
     }
-    if (farthest == nullptr || next.end > known) farthest = &next;
+    if (farthest == nullptr || next.at.end > known) farthest = &next;
   }
   bytes_to_read_ = count.total();
   stretches_ = {};
@@ -296,13 +338,11 @@ std::uint64_t Limits::bytes_held(const Budget& budget) const {
   // Each value is read once, or twice if it is measured first.
   if (!windows_.is_repeated) {
     const std::uint64_t once = saturating_add(window_bytes_, windows_.bytes);
-    windows = std::min(windows,
-                       saturating_add(saturating_add(once, once), threads * budget.encoded_bytes));
+    windows = std::min(windows, sum({once, once, threads * budget.encoded_bytes}));
   }
-  return saturating_add(
-      std::min(saturating_add(whole, windows), budget.threads * budget.thread_bytes()),
-      saturating_add(saturating_add(budget.held_bytes, budget.ring.bytes()),
-                     threads * box_bytes()));
+  const std::uint64_t moved =
+      std::min(saturating_add(whole, windows), budget.threads * budget.thread_bytes());
+  return sum({moved, budget.held_bytes, budget.ring.bytes(), threads * box_bytes()});
 }
 
 std::uint64_t Limits::held_bytes(unsigned threads) const {
@@ -331,11 +371,9 @@ std::uint64_t Limits::windows_in_hand() const noexcept {
 std::uint64_t Limits::thread_bytes_least() const {
   std::uint64_t least = whole_.bytes_least;
   if (groups_.empty()) return least;
-  const std::uint64_t window = std::max(pages(step_bytes_), window_bytes_least);
-  const std::uint64_t staging = std::max(pages(windows_.bytes_least), staging_bytes_least);
-  if (has_device_) least += 2 * window;
-  return std::max(least,
-                  windows_in_hand() * window + encoded_bytes(window) + merge_bytes_ + staging);
+  if (has_device_) least += 2 * window_least_;
+  return std::max(least, windows_in_hand() * window_least_ + encoded_bytes(window_least_) +
+                             merge_bytes_ + windows_.bytes_least);
 }
 
 // The largest window of this run, at most `window_bytes`.
@@ -376,11 +414,10 @@ Budget Limits::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_b
   }
   const std::uint64_t whole_and_ring = each;
   each -= std::min(each, merge_bytes_);  // the least was more
-  const std::uint64_t least = std::max(pages(step_bytes_), window_bytes_least);
-  const std::uint64_t staging_least = std::max(pages(windows_.bytes_least), staging_bytes_least);
+  const std::uint64_t staging_least = windows_.bytes_least;
   const std::uint64_t in_hand = windows_in_hand();
-  std::uint64_t piece = std::max(least, std::min(piece_bytes_wanted, each / 4 / in_hand));
-  if (encoded_bytes(piece) + in_hand * piece + staging_least > each) piece = least;
+  std::uint64_t piece = std::max(window_least_, std::min(piece_bytes_wanted, each / 4 / in_hand));
+  if (encoded_bytes(piece) + in_hand * piece + staging_least > each) piece = window_least_;
   budget.piece_bytes = piece;
   budget.encoded_bytes = encoded_bytes(piece);
   const std::uint64_t rest = each - budget.encoded_bytes;
@@ -416,9 +453,9 @@ Budget Limits::budget(const LimitOptions& options) const {
   return share(static_cast<unsigned>(threads), each, options.chunk_bytes);
 }
 
-Budget Limits::load_budget(const Promise& promise, unsigned threads,
+Budget Limits::load_budget(const LimitOptions& promise, unsigned threads,
                            std::uint64_t chunk_bytes) const {
-  Budget promised = budget({.threads = promise.threads, .bytes_max = promise.bytes_max});
+  Budget promised = budget(promise);
   const std::uint64_t most = bytes_held(promised);
   // More threads may take more in all: then each has less, or there are fewer.
   for (unsigned count = threads; count > 0; --count) {
@@ -434,7 +471,7 @@ Budget Limits::load_budget(const Promise& promise, unsigned threads,
   return promised;
 }
 
-std::uint64_t Limits::bytes_promised(const Promise& promise) const {
+std::uint64_t Limits::bytes_promised(const LimitOptions& promise) const {
   return bytes_held(load_budget(promise, promise.threads));
 }
 

@@ -1,6 +1,8 @@
 // The memory that a run may hold: the plan promises it, and the engine sizes itself by it alone.
 #pragma once
 
+#include <array>
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -8,11 +10,8 @@
 #include <vector>
 
 #include "base/ceil_div.h"
-#include "boxes/check_boxes.h"
-#include "boxes/dims.h"
 #include "boxes/value.h"
 #include "codec/decode.h"
-#include "engine/box_read.h"
 #include "kernels/quantize.h"
 #include "loadstone/budget.h"
 #include "loadstone/defaults.h"
@@ -39,14 +38,6 @@ struct WindowLimits {
 [[nodiscard]] WindowLimits window_limits(std::uint64_t slot_bytes,
                                          std::uint64_t chunk_bytes) noexcept;
 
-// Returns true if the target orders its elements differently from a source: each window then reads
-// through more of the source than it takes.
-[[nodiscard]] bool is_transposed(const Value& value) noexcept;
-// Returns true if a group's values are read once, measured and encoded in one window.
-[[nodiscard]] constexpr bool is_made_whole(std::uint64_t number_bytes,
-                                           std::uint64_t window_bytes) noexcept {
-  return number_bytes <= window_bytes;
-}
 // Returns the window size of a value, given the largest one.
 [[nodiscard]] std::uint64_t window_bytes_of(const Value& value,
                                             std::uint64_t window_bytes) noexcept;
@@ -75,10 +66,14 @@ struct LimitOptions {
   std::uint64_t chunk_bytes = defaults::chunk_bytes;  // of one read
 };
 
-// The options for which a plan promised its peak.
-struct Promise {
-  unsigned threads = 1;
-  std::uint64_t bytes_max = 0;  // asked for, all threads together
+// The bytes of a value in a shard; fewer than from begin to end where holes are passed over.
+struct CountedBytes {
+  std::uint32_t shard = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint64_t bytes = 0;
+
+  friend auto operator<=>(const CountedBytes&, const CountedBytes&) = default;
 };
 
 // Limits that follow from values: sums of bytes to move, and the largest of each kind. A run holds
@@ -101,10 +96,11 @@ class Limits {
   // The most that a run holds with this budget: less than it if there is less to move.
   [[nodiscard]] std::uint64_t bytes_held(const Budget& budget) const;
 
-  // The bytes that a load by these threads holds at most, besides those of the values themselves.
-  [[nodiscard]] std::uint64_t bytes_promised(const Promise& promise) const;
+  // The bytes that a load holds at most, besides those of the values themselves. `promise`: the
+  // options for which a plan promises that.
+  [[nodiscard]] std::uint64_t bytes_promised(const LimitOptions& promise) const;
   // The budget of a load by any number of threads and any chunk, which holds no more than promised.
-  [[nodiscard]] Budget load_budget(const Promise& promise, unsigned threads,
+  [[nodiscard]] Budget load_budget(const LimitOptions& promise, unsigned threads,
                                    std::uint64_t chunk_bytes = defaults::chunk_bytes) const;
 
  private:
@@ -131,10 +127,7 @@ class Limits {
   };
   // Bytes of a shard.
   struct Stretch {
-    std::uint32_t shard = 0;
-    std::uint64_t begin = 0;
-    std::uint64_t end = 0;
-    std::uint64_t bytes = 0;   // fewer than from begin to end where holes are passed over
+    CountedBytes at;
     Staged* staged = nullptr;  // null: a component
     bool is_direct = false;
   };
@@ -153,6 +146,8 @@ class Limits {
   [[nodiscard]] Ring ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t use) const;
   [[nodiscard]] Budget share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const;
 
+  static constexpr std::uint64_t window_bytes_least = 32 << 10;
+
   const ValueSet& values_;
   const SinkKind sink_;
   const std::uint64_t pinned_bytes_max_;
@@ -168,11 +163,10 @@ class Limits {
   std::uint64_t window_bytes_ = 0;   // of all of them
   std::uint64_t device_bytes_ = 0;   // of these, what goes to devices
   std::uint64_t boxes_most_ = 0;     // of one of them
-  std::uint64_t step_bytes_ = 0;     // that no form can do with less than
-  // Regions of merges, each of the value that needs most of it.
-  std::uint64_t merge_number_bytes_ = 0;
-  std::uint64_t merge_right_bytes_ = 0;
-  std::uint64_t merge_count_bytes_ = 0;
+  // No form can do with less.
+  std::uint64_t window_least_ = window_bytes_least;
+  // Numbers, right matrices and counts of merges, each of the value that needs most of it.
+  std::array<std::uint64_t, 3> merge_parts_ = {};
   std::uint64_t merge_bytes_ = 0;  // all three
   std::uint64_t bytes_to_read_ = 0;
 };

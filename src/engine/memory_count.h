@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "engine/anonymous_memory.h"
+#include "engine/pages.h"
 
 namespace loadstone {
 

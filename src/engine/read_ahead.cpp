@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "base/ceil_div.h"
 #include "storage/forwarding.h"
@@ -36,9 +37,9 @@ class ReadAhead::Source final : public ForwardingSource {
   std::uint32_t shard_;
 };
 
-ReadAhead::ReadAhead(std::span<const ShardRange> reads,
+ReadAhead::ReadAhead(std::vector<ShardRange> reads,
                      std::span<const std::shared_ptr<ByteSource>> shards, std::uint64_t bytes_ahead)
-    : reads_(reads.begin(), reads.end()),
+    : reads_(std::move(reads)),
       shards_(shards.begin(), shards.end()),
       sources_(shards_),
       bytes_ahead_(std::min(bytes_ahead, bytes_ahead_max)) {

@@ -20,7 +20,7 @@ class ReadAhead {
  public:
   // `reads`: what will be read, in the order of the files. `bytes_ahead`: how far ahead the system
   // is asked, at most 1 GiB; 0: it never is. Sources may be null where nothing is read.
-  ReadAhead(std::span<const ShardRange> reads, std::span<const std::shared_ptr<ByteSource>> shards,
+  ReadAhead(std::vector<ShardRange> reads, std::span<const std::shared_ptr<ByteSource>> shards,
             std::uint64_t bytes_ahead);
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;

@@ -6,8 +6,8 @@
 
 #include "boxes/copy_box.h"
 #include "codec/tensor_table.h"
-#include "engine/begun.h"
-#include "engine/populate.h"
+#include "engine/box_read.h"
+#include "engine/pages.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -53,6 +53,16 @@ std::uint64_t deliveries(std::span<const BoxDim> dims, std::uint64_t offset) {
   return offset == 0 ? times : 0;
 }
 
+// Adds file, tensor and offset where the error lacks them.
+[[noreturn]] void rethrow_named(const Error& error, const Shard& shard, std::uint64_t offset,
+                                std::string_view tensor) {
+  Where where = error.where();
+  if (where.path.empty()) where.path = shard.path;
+  if (where.tensor.empty()) where.tensor = tensor;
+  if (!where.byte_offset) where.byte_offset = offset;
+  throw Error(error.code(), error.message(), std::move(where));
+}
+
 }  // namespace
 
 void Reader::run(Job& job) {
@@ -64,11 +74,7 @@ void Reader::run(Job& job) {
     read_pieces(job);
   }
   if (context_.stop.load(std::memory_order_relaxed)) return;
-  for (const Piece& piece : job.pieces) {
-    if (!piece.direct) copy_staged(job, piece);
-    account(job, piece);
-    if (context_.sink != nullptr) report_made(job, piece);
-  }
+  for (const Piece& piece : job.pieces) deliver(job, piece);
 }
 
 // Bytes that several pieces need are read once, so none of these pieces can be read into its place.
@@ -98,9 +104,7 @@ void Reader::read_pieces(const Job& job) {
 
 void Reader::read_direct(const Job& job, const Piece& piece) {
   skip_to(job, piece.file_begin);
-  note_begun(context_.begun, piece.target);
-  append(job, context_.targets[piece.target] + piece.target_begin,
-         piece.file_end - piece.file_begin);
+  append(job, place(piece), piece.file_end - piece.file_begin);
   ends_staged_ = false;
 }
 
@@ -241,11 +245,7 @@ void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte*
   try {
     context_.shards[tensor.shard]->read(begin, {to, bytes.size()});
   } catch (const Error& error) {
-    Where where = error.where();
-    if (where.path.empty()) where.path = context_.values.catalog.shards()[tensor.shard].path;
-    if (where.tensor.empty()) where.tensor = tensor.name;
-    if (!where.byte_offset) where.byte_offset = begin;
-    throw Error(error.code(), error.message(), std::move(where));
+    rethrow_named(error, context_.values.shard_of(source), begin, tensor.name);
   }
   context_.bytes_read.fetch_add(bytes.size(), std::memory_order_relaxed);
 }
@@ -286,7 +286,8 @@ void Reader::flush(const Job& job) {
     try {
       context_.shards[job.shard]->read(read_begin_, parts_);
     } catch (const Error& error) {
-      rethrow_named(job, error);
+      rethrow_named(error, context_.values.catalog.shards()[job.shard], read_begin_,
+                    tensor_at(job, error.where().byte_offset.value_or(read_begin_)));
     }
     context_.bytes_read.fetch_add(read_end_ - read_begin_, std::memory_order_relaxed);
   }
@@ -295,7 +296,7 @@ void Reader::flush(const Job& job) {
   read_begin_ = read_end_;
 }
 
-// Neighbours at once: small tensors lie one behind the other in a heap, and each by itself is not
+// Neighbours at once: small tensors follow each other in a heap, and each by itself is not
 // worth a call. What is between them is the heap's, and stays as it is.
 void Reader::populate_parts() const noexcept {
   constexpr std::uintptr_t gap_max = 4096;
@@ -313,73 +314,57 @@ void Reader::populate_parts() const noexcept {
   populate_fresh(run.data(), run.size());
 }
 
-void Reader::rethrow_named(const Job& job, const Error& error) const {
-  Where where = error.where();
-  if (where.path.empty()) where.path = context_.values.catalog.shards()[job.shard].path;
-  if (!where.byte_offset) where.byte_offset = read_begin_;
-  const auto holds = [&](std::uint64_t offset) {
-    return std::ranges::find_if(job.pieces, [offset](const Piece& piece) {
-      return piece.file_begin <= offset && offset < piece.file_end;
-    });
-  };
-  auto piece = holds(*where.byte_offset);
-  if (piece == job.pieces.end()) piece = holds(read_begin_);
-  if (where.tensor.empty() && piece != job.pieces.end()) {
-    where.tensor = context_.values.tensors()[piece->source].name;
+// Empty where no piece is there.
+std::string_view Reader::tensor_at(const Job& job, std::uint64_t offset) const {
+  for (const std::uint64_t at : {offset, read_begin_}) {
+    for (const Piece& piece : job.pieces) {
+      if (piece.file_begin <= at && at < piece.file_end) {
+        return context_.values.tensors()[piece.source].name;
+      }
+    }
   }
-  throw Error(error.code(), error.message(), std::move(where));
+  return {};
 }
 
-void Reader::copy_staged(const Job& job, const Piece& piece) {
-  const Dtype target_dtype = context_.values[piece.target].dtype;
-  const Dtype from = source_dtype(job, piece);
+std::byte* Reader::place(const Piece& piece) const {
+  std::byte* const first = context_.sink != nullptr ? context_.sink->place(piece.target, 0)
+                                                    : context_.targets[piece.target];
+  return first + piece.target_begin;
+}
+
+// Copies staged bytes, and counts the piece.
+void Reader::deliver(const Job& job, const Piece& piece) {
+  const Dtype to = context_.values[piece.target].dtype;
+  const Dtype from = job.decoding != no_decoding
+                         ? context_.values.decodings[job.decoding].dtype
+                         : context_.values.tensors()[piece.source].encoding.dtype();
   // Elements of less than a byte are copied as bytes: see check_box().
   const bool whole_bytes = element_bytes(from) != 0;
-  const Cast cast =
-      whole_bytes ? cast_between(from, target_dtype) : cast_between(Dtype::u8, Dtype::u8);
   const std::size_t source_bytes = whole_bytes ? element_bytes(from) : 1;
-  const std::size_t target_bytes = whole_bytes ? element_bytes(target_dtype) : 1;
+  const std::size_t target_bytes = whole_bytes ? element_bytes(to) : 1;
   const std::span dims = std::span(job.dims).subspan(piece.dims_begin, piece.dims_count);
-  note_begun(context_.begun, piece.target);
-  std::byte* const target = context_.targets[piece.target] + piece.target_begin;
-  // Not where the piece is scattered: others write between its elements.
   std::uint64_t span = 1;
   for (const BoxDim& dim : dims) span += (dim.extent - 1) * dim.target_stride;
-  if (span < 2 * piece.elements) populate_fresh(target, span * target_bytes);
-  const std::byte* const source = slot_->data() + (piece.file_begin - job.begin);
-  context_.overflows.add(piece.target,
-                         copy_box(dims, cast, source, source_bytes, target, target_bytes));
-}
-
-// A piece with gaps between its elements is not reported: nobody can look at all of it at once.
-void Reader::report_made(const Job& job, const Piece& piece) {
-  std::uint64_t span = 1;
-  for (const BoxDim& dim : std::span(job.dims).subspan(piece.dims_begin, piece.dims_count)) {
-    span += (dim.extent - 1) * dim.target_stride;
+  std::byte* const target = place(piece);
+  if (!piece.direct) {
+    // Not where the piece is scattered: others write between its elements.
+    if (span < 2 * piece.elements) populate_fresh(target, span * target_bytes);
+    const Cast cast = whole_bytes ? cast_between(from, to) : cast_between(Dtype::u8, Dtype::u8);
+    const std::byte* const source = slot_->data() + (piece.file_begin - job.begin);
+    context_.overflows.add(piece.target,
+                           copy_box(dims, cast, source, source_bytes, target, target_bytes));
   }
-  if (span != piece.elements) return;
-  const Dtype dtype = context_.values[piece.target].dtype;
-  context_.sink->made(piece.target, 0,
-                      {context_.targets[piece.target] + piece.target_begin,
-                       piece.elements * std::max<std::size_t>(element_bytes(dtype), 1)});
+  const std::uint64_t bytes = piece.elements * target_bytes;
+  context_.bytes_done.fetch_add(piece.elements * source_bytes, std::memory_order_relaxed);
+  context_.written[piece.target].fetch_add(bytes, std::memory_order_relaxed);
+  // One with gaps between its elements is not reported: nobody can look at all of it at once.
+  if (context_.sink != nullptr && span == piece.elements) {
+    context_.sink->made(piece.target, 0, {target, bytes});
+  }
 }
 
 void Reader::populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept {
   if (context_.populates) populate(data, bytes);
-}
-
-Dtype Reader::source_dtype(const Job& job, const Piece& piece) const {
-  if (job.decoding != no_decoding) return context_.values.decodings[job.decoding].dtype;
-  return context_.values.tensors()[piece.source].encoding.dtype();
-}
-
-void Reader::account(const Job& job, const Piece& piece) {
-  const Dtype target_dtype = context_.values[piece.target].dtype;
-  const auto bytes = [&](Dtype dtype) {
-    return piece.elements * std::max<std::uint64_t>(element_bytes(dtype), 1);
-  };
-  context_.bytes_done.fetch_add(bytes(source_dtype(job, piece)), std::memory_order_relaxed);
-  context_.written[piece.target].fetch_add(bytes(target_dtype), std::memory_order_relaxed);
 }
 
 }  // namespace loadstone

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "boxes/value.h"
@@ -21,7 +22,7 @@
 
 namespace loadstone {
 
-// What all readers of a load share. Thread-safe where it says so or is atomic.
+// Shared by all readers of a run. Thread-safe where a comment or an atomic promises it.
 struct ReadContext {
   const ValueSet& values;
   std::span<std::byte* const> targets;
@@ -37,8 +38,7 @@ struct ReadContext {
   Overflows overflows{};
   // Memory that is read into is populated before. Of no use where it is written to again and again.
   bool populates = true;
-  std::uint8_t* begun = nullptr;  // see note_begun()
-  ValueSink* sink = nullptr;      // null: nobody watches
+  ValueSink* sink = nullptr;  // null: nobody watches
 };
 
 // Not thread-safe.
@@ -65,13 +65,11 @@ class Reader {
   void skip_to(const Job& job, std::uint64_t offset);
   void append(const Job& job, std::byte* to, std::uint64_t bytes);
   void flush(const Job& job);
-  void copy_staged(const Job& job, const Piece& piece);
-  void account(const Job& job, const Piece& piece);
-  void report_made(const Job& job, const Piece& piece);
+  void deliver(const Job& job, const Piece& piece);
+  [[nodiscard]] std::byte* place(const Piece& piece) const;
   void populate_parts() const noexcept;
   void populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept;
-  [[nodiscard]] Dtype source_dtype(const Job& job, const Piece& piece) const;
-  [[noreturn]] void rethrow_named(const Job& job, const Error& error) const;
+  [[nodiscard]] std::string_view tensor_at(const Job& job, std::uint64_t offset) const;
 
   ReadContext& context_;
   std::optional<CountedMemory> slot_;

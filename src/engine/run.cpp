@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "codec/tensor_table.h"
-#include "engine/interleave.h"
+#include "engine/box_read.h"
 #include "engine/job_queue.h"
-#include "engine/planned_reads.h"
+#include "engine/pages.h"
 #include "engine/read_ahead.h"
 #include "engine/reader.h"
 #include "engine/team.h"
@@ -51,38 +51,29 @@ RunReport run(const Run& run, ReaderGrowth growth) {
   JobQueue jobs(run.values, run.whole, window_limits(budget.whole.bytes, budget.chunk_bytes));
   ReadAhead ahead(planned_reads(run.values, all_values(run)), run.shards, run.read_ahead_bytes);
   std::atomic<bool> stop = false;
-  ReadContext context = {.values = run.values,
-                         .targets = run.whole,
-                         .shards = ahead.sources(),
-                         .forms = run.forms,
-                         .chunk_bytes = budget.chunk_bytes,
-                         .slot_bytes = budget.whole.bytes,
-                         .memory = run.memory,
-                         .stop = stop,
-                         .written = std::vector<std::atomic<std::uint64_t>>(run.whole.size()),
-                         .populates = run.is_fresh,
-                         .begun = run.begun,
-                         .sink = &run.sink};
-  WindowQueue windows(run.values, budget, run.groups, run.sink, run.memory);
-  WindowWork work = {.values = run.values,
-                     .shards = ahead.sources(),
-                     .budget = budget,
-                     .sink = run.sink,
-                     .queue = windows,
-                     .memory = run.memory,
-                     .stop = stop,
-                     .overflows = context.overflows,
-                     .refuses_casts = run.refuses_casts};
+  ReadContext reads = {.values = run.values,
+                       .targets = run.whole,
+                       .shards = ahead.sources(),
+                       .forms = run.forms,
+                       .chunk_bytes = budget.chunk_bytes,
+                       .slot_bytes = budget.whole.bytes,
+                       .memory = run.memory,
+                       .stop = stop,
+                       .written = std::vector<std::atomic<std::uint64_t>>(run.whole.size()),
+                       .populates = run.is_fresh,
+                       .sink = &run.sink};
+  WindowQueue windows(run);
+  WindowWork work = {.run = run, .reads = reads, .queue = windows};
   const std::uint64_t bytes_total = jobs.bytes_total() + windows.bytes_total();
-  const auto progress = [&] { return Progress{context.bytes_done + work.bytes_done, bytes_total}; };
+  const auto progress = [&] { return Progress{reads.bytes_done, bytes_total}; };
   std::atomic<bool> is_interleaved = run.interleaves && run.is_fresh;
   run_team(growth, stop, run.observer, progress, [&] {
     if (run.interleaves && !interleave_new_pages()) is_interleaved = false;
-    if (!run.whole.empty()) run_jobs(context, jobs);
+    if (!run.whole.empty()) run_jobs(reads, jobs);
     make_windows(work);
   });
-  return {.written = {context.written.begin(), context.written.end()},
-          .bytes_read = context.bytes_read + work.bytes_read,
+  return {.written = {reads.written.begin(), reads.written.end()},
+          .bytes_read = reads.bytes_read,
           .bytes_read_ahead = ahead.bytes_asked(),
           .readers = growth.readers(),
           .is_interleaved = is_interleaved,

@@ -36,9 +36,8 @@ struct Run {
   std::uint64_t read_ahead_bytes = defaults::read_ahead_bytes;
   // A cast of values that are too large is an error, unless `values` allow it. Else a warning.
   bool refuses_casts = false;
-  bool is_fresh = true;           // the memory of `whole`: it is populated before it is written
-  bool interleaves = false;       // fresh memory over the nodes of the machine
-  std::uint8_t* begun = nullptr;  // see note_begun()
+  bool is_fresh = true;      // the memory of `whole`: it is populated before it is written
+  bool interleaves = false;  // fresh memory over the nodes of the machine
 };
 
 struct RunReport {

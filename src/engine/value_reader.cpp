@@ -30,14 +30,13 @@ ValueReader::ValueReader(const Catalog& catalog,
                          std::span<const std::shared_ptr<ByteSource>> shards,
                          std::uint64_t staging_bytes_max, std::atomic<bool>& stop,
                          MemoryCount* memory, bool populates)
-    : slot_bytes_(std::max(staging_bytes_max, reader_bytes_least)),
-      values_{.catalog = catalog, .list = std::vector<Value>(1)},
+    : values_{.catalog = catalog, .list = std::vector<Value>(1)},
       context_{.values = values_,
                .targets = target_,
                .shards = shards,
                .forms = {},
                .chunk_bytes = defaults::chunk_bytes,
-               .slot_bytes = slot_bytes_,
+               .slot_bytes = std::max(staging_bytes_max, reader_bytes_least),
                .memory = memory != nullptr ? *memory : own_count_,
                .stop = stop,
                .written = std::vector<std::atomic<std::uint64_t>>(1),
@@ -117,7 +116,7 @@ void ValueReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::by
   value.shape = &range_;
   value.boxes = boxes_;
   target_.front() = to.data();
-  JobQueue queue(values_, target_, window_limits(slot_bytes_, defaults::chunk_bytes));
+  JobQueue queue(values_, target_, window_limits(context_.slot_bytes, context_.chunk_bytes));
   while (!context_.stop.load(std::memory_order_relaxed) && queue.next(job_)) reader_.run(job_);
 }
 

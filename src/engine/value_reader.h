@@ -64,7 +64,6 @@ class ValueReader {
 
   void open_decodings(std::span<const Decoding> decodings);
 
-  std::uint64_t slot_bytes_;
   // A set of one value: the range to read.
   ValueSet values_;
   Shape range_;

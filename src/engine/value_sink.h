@@ -16,7 +16,8 @@ class ValueSink {
   ValueSink& operator=(const ValueSink&) = delete;
   virtual ~ValueSink() = default;
 
-  // Where the part's first byte stands: bytes are made in their place. Null: write() brings them.
+  // The address of the part's first byte: bytes are about to be made in their place. Null: write()
+  // brings them.
   [[nodiscard]] virtual std::byte* place(std::uint32_t target, std::size_t part) = 0;
   // Where bytes without a place are best made: so many, which the next write() of this thread
   // brings from there. Null: anywhere.

@@ -7,6 +7,7 @@
 #include "boxes/check_boxes.h"
 #include "boxes/direct_read.h"
 #include "boxes/sources.h"
+#include "engine/box_read.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -64,9 +65,7 @@ Walk::Walk(const ValueSet& values, std::uint32_t target, const Box& box) : targe
   file_at_ = bytes.box.source_offset * bytes.source_bytes;
   if (!decoded_) file_at_ += values.tensors()[source_].offset_begin;
   target_at_ = bytes.box.target_offset * bytes.target_bytes;
-  BoxDims sorted;
-  for (const BoxDim& dim : bytes.box.dims) static_cast<void>(sorted.append(dim));
-  sorted.sort_by_source();
+  const BoxDims sorted = BoxDims::by_source(bytes.box);
   for (const BoxDim& dim : sorted.dims()) {
     dims_.push_back({.box = dim,
                      .source_step = dim.source_stride * bytes.source_bytes,
@@ -79,24 +78,8 @@ Walk::Walk(const ValueSet& values, std::uint32_t target, const Box& box) : targe
   }
   direct_ = bytes.same_dtype && !decoded_ && reads_directly(sorted.dims(), element_bytes_);
   is_transposed_ = !direct_ && transposes(sorted.dims());
-  classify();
-}
-
-void Walk::classify() noexcept {
-  if (dims_.empty()) return;
-  kept_from_ = dims_.size() - 1;
-  if (direct_) return;
-  while (kept_from_ > 0) {
-    const Dim& outer = dims_[kept_from_ - 1];
-    if (outer.source_step > outer.step_bytes + staged_hole_bytes_max) break;
-    --kept_from_;
-  }
-  // One step may still be too wide to be read over its holes: the same rule for the innermost.
-  const Dim& last = dims_.back();
-  if (kept_from_ == dims_.size() - 1 &&
-      last.source_step > last.step_bytes + staged_hole_bytes_max) {
-    kept_from_ = dims_.size();
-  }
+  kept_from_ = source_run(sorted.dims(), staged_hole_bytes_max / element_bytes_).outer_dims;
+  if (direct_ && !dims_.empty()) kept_from_ = dims_.size() - 1;
 }
 
 std::uint64_t Walk::source_bytes() const noexcept {

@@ -50,10 +50,10 @@ class Walk {
   [[nodiscard]] bool done() const noexcept { return done_; }
   // Of all elements.
   [[nodiscard]] std::uint64_t source_bytes() const noexcept;
-  // Where in the shard the next element stands.
+  // The place of the next element in the shard.
   [[nodiscard]] std::uint64_t file_begin() const noexcept { return file_at_; }
   [[nodiscard]] std::uint64_t window_bytes(const WindowLimits& limits) const noexcept;
-  // Appends the next piece that lies inside the window, as large as it can be; false if the next
+  // Appends the next piece inside the window, as large as it can be; false if the next
   // element does not.
   bool take(std::uint64_t window_begin, std::uint64_t window_end, Job& job);
 
@@ -66,7 +66,6 @@ class Walk {
     std::uint64_t index = 0;
   };
 
-  void classify() noexcept;
   void emit(std::size_t level, std::uint64_t steps, std::uint64_t file_end, Job& job);
   void advance(std::size_t level, std::uint64_t steps) noexcept;
 

@@ -15,25 +15,22 @@ constexpr std::chrono::milliseconds patience{10};
 
 }  // namespace
 
-WindowQueue::WindowQueue(const ValueSet& values, const Budget& budget, const GroupList& groups,
-                         ValueSink& sink, MemoryCount& memory)
-    : values_(values), budget_(budget), groups_(groups), sink_(sink), memory_(memory) {
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    const GroupSize size = size_of(values, groups[i]);
-    const bool is_read_twice =
-        size.is_measured && !is_made_whole(size.number_bytes, budget.window_bytes);
-    for (const std::uint32_t number : groups[i]) {
-      const Value& target = values[number];
-      const std::uint64_t elements = target.elements();
-      bytes_total_ +=
-          Encoding(target.dtype).byte_count(elements).value_or(0) * (is_read_twice ? 2u : 1u);
+WindowQueue::WindowQueue(const Run& run) : run_(run) {
+  for (std::size_t i = 0; i < run.groups.size(); ++i) {
+    const GroupSize size = size_of(run.values, run.groups[i]);
+    const bool is_read_twice = size.is_measured && size.number_bytes > run.budget.window_bytes;
+    for (const std::uint32_t number : run.groups[i]) {
+      const Value& target = run.values[number];
+      bytes_total_ += target.bytes_of(target.elements()) * (is_read_twice ? 2u : 1u);
     }
   }
 }
 
 bool WindowQueue::take(Window& window) {
-  while (open_ != nullptr || next_group_ < groups_.size()) {
-    if (open_ == nullptr) open_ = make_group(values_, groups_[next_group_++], sink_, memory_);
+  while (open_ != nullptr || next_group_ < run_.groups.size()) {
+    if (open_ == nullptr) {
+      open_ = make_group(run_.values, run_.groups[next_group_++], run_.sink, run_.memory);
+    }
     if (!take_of_group(*open_, window)) {
       open_.reset();
       continue;
@@ -50,10 +47,10 @@ bool WindowQueue::take(Window& window) {
 }
 
 std::uint64_t WindowQueue::elements_per_window(const GroupMember& member) const {
-  const Value& target = values_[member.target];
-  std::uint64_t bytes = window_bytes_of(target, budget_.window_bytes);
+  const Value& target = run_.values[member.target];
+  std::uint64_t bytes = window_bytes_of(target, run_.budget.window_bytes);
   if (member.form) return elements_in(*member.form, bytes);
-  if (target.goes_to_device()) bytes = std::min(bytes, budget_.ring.slot_bytes);
+  if (target.goes_to_device()) bytes = std::min(bytes, run_.budget.ring.slot_bytes);
   const std::uint64_t elements = bytes / 8 * 64 / bits(target.dtype);
   return std::max(elements / whole_elements, std::uint64_t{1}) * whole_elements;
 }
@@ -64,7 +61,7 @@ bool WindowQueue::take_of_group(Group& group, Window& window) const {
   GroupMember& member = group.members[group.member];
   window = {};
   const bool is_new = group.member == 0 && member.next == 0 && !group.is_measured;
-  if (member.form && is_new && is_made_whole(group.number_bytes, budget_.window_bytes)) {
+  if (member.form && is_new && group.number_bytes <= run_.budget.window_bytes) {
     window.step = Window::Step::whole;
     group.member = group.members.size();
     return true;

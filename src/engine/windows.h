@@ -10,11 +10,8 @@
 #include <mutex>
 #include <span>
 
-#include "boxes/value.h"
 #include "engine/groups.h"
-#include "engine/limits.h"
-#include "engine/memory_count.h"
-#include "engine/value_sink.h"
+#include "engine/run.h"
 
 namespace loadstone {
 
@@ -38,14 +35,13 @@ struct Window {
 // by all threads and then encoded by all; what comes behind it is begun meanwhile. Thread-safe.
 class WindowQueue {
  public:
-  // All must live as long.
-  WindowQueue(const ValueSet& values, const Budget& budget, const GroupList& groups,
-              ValueSink& sink, MemoryCount& memory);
+  // Must live as long.
+  explicit WindowQueue(const Run& run);
 
   // Of all numbers, those that are measured first twice.
   [[nodiscard]] std::uint64_t bytes_total() const noexcept { return bytes_total_; }
 
-  // The next one; false when there is none left, or the work is stopped.
+  // The next one; false when all are handed out, or the work is stopped.
   [[nodiscard]] bool next(Window& window, const std::atomic<bool>& stop);
   // The largest magnitudes in a window that was to be measured.
   void measured(const Window& window, std::span<const float> amax);
@@ -58,11 +54,7 @@ class WindowQueue {
   [[nodiscard]] bool take_of_group(Group& group, Window& window) const;
   [[nodiscard]] std::uint64_t elements_per_window(const GroupMember& member) const;
 
-  const ValueSet& values_;
-  const Budget& budget_;
-  const GroupList& groups_;
-  ValueSink& sink_;
-  MemoryCount& memory_;
+  const Run& run_;
   std::uint64_t bytes_total_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;

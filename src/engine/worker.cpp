@@ -10,7 +10,8 @@
 
 #include "base/text.h"
 #include "engine/merge_reader.h"
-#include "engine/populate.h"
+#include "engine/pages.h"
+#include "engine/value_reader.h"
 #include "kernels/cast.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
@@ -23,11 +24,11 @@ class Worker {
  public:
   explicit Worker(WindowWork& work)
       : work_(work),
-        reader_(work.values.catalog, work.shards, work.budget.staging.bytes, work.stop,
-                &work.memory, false),
-        merged_(work.values, reader_, work.statistics, work.stop, work.memory),
-        numbers_(work.memory, work.budget.numbers_bytes),
-        encoded_(work.memory, work.budget.encoded_bytes) {}
+        reader_(run_.values.catalog, reads_.shards, run_.budget.staging.bytes, reads_.stop,
+                &run_.memory, false),
+        merged_(run_.values, reader_, work.statistics, reads_.stop, run_.memory),
+        numbers_(run_.memory, run_.budget.numbers_bytes),
+        encoded_(run_.memory, run_.budget.encoded_bytes) {}
 
   void run();
 
@@ -52,14 +53,16 @@ class Worker {
     return window.group->members[window.member];
   }
   [[nodiscard]] const Value& target_of(const Window& window) const {
-    return work_.values[member_of(window).target];
+    return run_.values[member_of(window).target];
   }
   [[nodiscard]] std::uint64_t bytes_of(const Window& window, std::uint64_t elements) const {
-    return Encoding(target_of(window).dtype).byte_count(elements).value_or(0);
+    return target_of(window).bytes_of(elements);
   }
-  [[nodiscard]] bool is_stopped() const { return work_.stop.load(std::memory_order_relaxed); }
+  [[nodiscard]] bool is_stopped() const { return reads_.stop.load(std::memory_order_relaxed); }
 
   WindowWork& work_;
+  const Run& run_ = work_.run;
+  ReadContext& reads_ = work_.reads;
   ValueReader reader_;
   MergeReader merged_;
   CountedMemory numbers_;
@@ -71,7 +74,7 @@ class Worker {
 
 void Worker::run() {
   Window window;
-  while (!is_stopped() && work_.queue.next(window, work_.stop)) {
+  while (!is_stopped() && work_.queue.next(window, reads_.stop)) {
     switch (window.step) {
       case Window::Step::copy:
         copy(window);
@@ -91,14 +94,14 @@ void Worker::run() {
     }
     window.group.reset();
   }
-  work_.bytes_read += reader_.bytes_read();
+  reads_.bytes_read += reader_.bytes_read();
 }
 
 void Worker::read_to(const Window& window, std::byte* to) {
   const Overflow overflow = read_values(window, to);
   // Measured windows are read again when they are encoded.
   if (window.step == Window::Step::measure) return;
-  work_.overflows.add(member_of(window).target, overflow);
+  reads_.overflows.add(member_of(window).target, overflow);
 }
 
 // Returns what became infinite or NaN on the way to the target's dtype.
@@ -120,7 +123,7 @@ Overflow Worker::read_values(const Window& window, std::byte* to) {
     }
   } else {
     if (open_ != &target) {
-      reader_.open(target, work_.values.decodings);
+      reader_.open(target, run_.values.decodings);
       open_ = &target;
     }
     reader_.read(window.begin, window.end, {to, bytes});
@@ -141,24 +144,24 @@ void Worker::copy(const Window& window) {
   GroupMember& member = member_of(window);
   const std::uint64_t offset = bytes_of(window, window.begin);
   const std::uint64_t bytes = bytes_of(window, window.end) - offset;
-  if (std::byte* const place = work_.sink.place(member.target, 0)) {
+  if (std::byte* const place = run_.sink.place(member.target, 0)) {
     populate(place + offset, bytes);
     read_to(window, place + offset);
-    if (!is_stopped()) work_.sink.made(member.target, 0, {place + offset, bytes});
+    if (!is_stopped()) run_.sink.made(member.target, 0, {place + offset, bytes});
   } else {
-    std::byte* from = work_.sink.room(member.target, bytes);
+    std::byte* from = run_.sink.room(member.target, bytes);
     if (from != nullptr) {
       read_to(window, from);
     } else {
       from = read(window);
     }
-    if (!is_stopped()) work_.sink.write(member.target, 0, offset, {from, bytes});
+    if (!is_stopped()) run_.sink.write(member.target, 0, offset, {from, bytes});
   }
   if (is_stopped()) return;
-  work_.bytes_done += bytes;
+  reads_.bytes_done += bytes;
   if (!work_.queue.is_last(window)) return;
   check_overflow(member.target);
-  work_.sink.finish(member.target);
+  run_.sink.finish(member.target);
 }
 
 void Worker::measure(const Window& window, const std::byte* numbers, std::span<float> amax) {
@@ -169,7 +172,7 @@ void Worker::measure(const Window& window, const std::byte* numbers, std::span<f
     report_unencodable(window, bad, numbers + bytes_of(window, bad - window.begin));
   }
   if (window.step == Window::Step::measure) {
-    work_.bytes_done += bytes_of(window, window.end - window.begin);
+    reads_.bytes_done += bytes_of(window, window.end - window.begin);
   }
 }
 
@@ -196,14 +199,14 @@ void Worker::make_whole(Window& window) {
 // Encodes piece by piece, so that numbers and codes stay near the caches.
 void Worker::encode(const Window& window, const std::byte* numbers) {
   GroupMember& member = member_of(window);
-  const std::uint64_t step = elements_in(*member.form, work_.budget.piece_bytes);
+  const std::uint64_t step = elements_in(*member.form, run_.budget.piece_bytes);
   for (std::uint64_t begin = window.begin; begin < window.end && !is_stopped();) {
     const std::uint64_t end = std::min(window.end, begin + step);
     encode_piece(window, begin, end, numbers + bytes_of(window, begin - window.begin));
     begin = end;
   }
   if (is_stopped()) return;
-  work_.bytes_done += bytes_of(window, window.end - window.begin);
+  reads_.bytes_done += bytes_of(window, window.end - window.begin);
   if (work_.queue.is_last(window)) finish(member, window.group->amax);
 }
 
@@ -217,7 +220,7 @@ void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64
   std::uint64_t offset = 0;
   for (std::size_t i = 0; i < ranges_.size(); ++i) {
     if (ranges_[i].size() == 0) continue;
-    if (std::byte* const place = work_.sink.place(member.target, i)) {
+    if (std::byte* const place = run_.sink.place(member.target, i)) {
       parts_[i] = place + ranges_[i].begin;
       populate(parts_[i], ranges_[i].size());
       continue;
@@ -235,10 +238,10 @@ void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64
   for (std::size_t i = 0; i < ranges_.size() && !is_stopped(); ++i) {
     if (parts_[i] == nullptr) continue;
     const std::span<std::byte> bytes(parts_[i], ranges_[i].size());
-    if (work_.sink.place(member.target, i) == nullptr) {
-      work_.sink.write(member.target, i, ranges_[i].begin, bytes);
+    if (run_.sink.place(member.target, i) == nullptr) {
+      run_.sink.write(member.target, i, ranges_[i].begin, bytes);
     } else if (!is_finished_whole(form, i)) {
-      work_.sink.made(member.target, i, bytes);
+      run_.sink.made(member.target, i, bytes);
     }
   }
 }
@@ -248,30 +251,30 @@ void Worker::finish(GroupMember& member, std::span<const float> amax) {
   parts_.assign(member.form->parts.size(), nullptr);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     std::vector<std::byte>& held = member.held[i];
-    parts_[i] = held.empty() ? work_.sink.place(member.target, i) : held.data();
+    parts_[i] = held.empty() ? run_.sink.place(member.target, i) : held.data();
     // Rows without numbers have scales all the same, which no window writes.
     const std::uint64_t bytes = member.form->parts[i].byte_count();
     if (member.elements == 0 && bytes > 0) std::memset(parts_[i], 0, bytes);
   }
   finish_quantized(*member.form, parts_, amax, member.scratch.data());
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    if (!member.held[i].empty()) work_.sink.write(member.target, i, 0, member.held[i]);
+    if (!member.held[i].empty()) run_.sink.write(member.target, i, 0, member.held[i]);
   }
-  work_.sink.finish(member.target);
+  run_.sink.finish(member.target);
 }
 
 // Once all of a value has been read. Those of a merge are refused in a load too.
 void Worker::check_overflow(std::uint32_t number) const {
-  const Value& target = work_.values[number];
-  if (work_.values.allows_non_finite) return;
-  if (!work_.refuses_casts && target.merge == nullptr) return;
-  require_none(target, work_.overflows.of(number));
+  const Value& target = run_.values[number];
+  if (run_.values.allows_non_finite) return;
+  if (!run_.refuses_casts && target.merge == nullptr) return;
+  require_none(target, reads_.overflows.of(number));
 }
 
 void Worker::report_unencodable(const Window& window, std::uint64_t element,
                                 const std::byte* number) {
   const GroupMember& member = member_of(window);
-  const Value& target = work_.values[member.target];
+  const Value& target = run_.values[member.target];
   const bool has_blocks = member.form->kind == QuantizeKind::gguf_blocks;
   float value = 0;
   cast_between(target.dtype, Dtype::f32).run(number, reinterpret_cast<std::byte*>(&value), 1);
@@ -302,8 +305,8 @@ void Worker::report_unencodable(const Window& window, std::uint64_t element,
 
 // The first of a value, where several are found.
 void Worker::report(std::uint32_t number, BadNumber bad) {
-  const Value& target = work_.values[number];
-  if (!work_.values.allows_non_finite) {
+  const Value& target = run_.values[number];
+  if (!run_.values.allows_non_finite) {
     throw Error(std::move(bad.code), std::move(bad.message),
                 {.tensor = std::string(target.name),
                  .found = fmt::format("element {} of {}", bad.element, target.shape->text())});
@@ -318,11 +321,11 @@ void Worker::report(std::uint32_t number, BadNumber bad) {
 void make_windows(WindowWork& work) { Worker(work).run(); }
 
 std::vector<Finding> findings_of(const WindowWork& work) {
-  std::vector<Finding> findings = work.overflows.findings(work.values);
+  std::vector<Finding> findings = work.reads.overflows.findings(work.run.values);
   for (const auto& [target, bad] : work.bad_numbers) {
     findings.push_back({.severity = Severity::warning,
                         .code = bad.code,
-                        .target = std::string(work.values[target].name),
+                        .target = std::string(work.run.values[target].name),
                         .message = bad.message});
   }
   return findings;

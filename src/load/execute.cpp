@@ -132,12 +132,6 @@ void fill_report(const Plan& plan, const MemorySink& sink, RunReport& done, Repo
 
 }  // namespace
 
-static Budget budget_of(const Plan& plan, const ValueSet& values, const ExecuteOptions& options) {
-  return limits_of(plan, values).load_budget(promise_of(plan),
-                     options.threads != 0 ? options.threads : plan.threads,
-                     std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
-}
-
 static Report load(const Plan& plan, std::span<const Destination> destinations,
                    const ExecuteOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
@@ -150,12 +144,14 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   check_claims(*plan.catalog, storage);
   Report report;
   report.bytes_read = compare_ties(plan, storage, report.findings, options.observer);
-  const Budget budget = budget_of(plan, values, options);
+  const Budget budget =
+      limits_of(plan, values)
+          .load_budget(promise_of(plan), options.threads != 0 ? options.threads : plan.threads,
+                       std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
   const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
   MemoryCount memory;
-  MemorySink sink(plan, values, destinations, *offload, options.device, budget, memory,
-                  options.begun);
+  MemorySink sink(plan, values, destinations, *offload, options, budget, memory);
   GroupList groups;
   append_groups(values, sink.by_windows(), groups);
   std::optional<LoadDigests> digests;
@@ -171,8 +167,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                         .observer = options.observer,
                         .read_ahead_bytes = options.read_ahead_bytes,
                         .is_fresh = !options.has_pages,
-                        .interleaves = options.interleave,
-                        .begun = options.begun},
+                        .interleaves = options.interleave},
                        growth_of(*plan.catalog, budget.threads, options));
   sink.complete();
   if (digests) report.receipt = digests->finish(budget.threads);

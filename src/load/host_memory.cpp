@@ -5,8 +5,8 @@
 
 #include "base/checked.h"
 #include "base/only_errors.h"
-#include "engine/anonymous_memory.h"
 #include "engine/limits.h"
+#include "engine/pages.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/name_hash.h"

@@ -1,8 +1,7 @@
 #include "load/memory_sink.h"
 
+#include <atomic>
 #include <cstring>
-
-#include "engine/begun.h"
 
 namespace loadstone {
 
@@ -17,10 +16,9 @@ bool is_made_by_windows(const Value& value) {
 
 MemorySink::MemorySink(const Plan& plan, const ValueSet& values,
                        std::span<const Destination> destinations, const OffloadFolder& folder,
-                       Device* device, const Budget& budget, MemoryCount& memory,
-                       std::uint8_t* begun)
+                       const ExecuteOptions& options, const Budget& budget, MemoryCount& memory)
     : values_(values),
-      begun_(begun),
+      begun_(options.begun),
       whole_(plan.targets.size(), nullptr),
       parts_(plan.targets.size()),
       is_on_device_(plan.targets.size(), false),
@@ -34,7 +32,7 @@ MemorySink::MemorySink(const Plan& plan, const ValueSet& values,
     } else if (target.quantization) {
       parts_[i] = folder.parts(i);
     } else {
-      std::byte* const data = is_memory ? destinations[i].data : folder.data(i);
+      std::byte* const data = is_memory ? destinations[i].data : folder.parts(i).front();
       if (is_made_by_windows(values[i]) && data != nullptr) {
         parts_[i] = {data};
       } else {
@@ -44,7 +42,7 @@ MemorySink::MemorySink(const Plan& plan, const ValueSet& values,
     if (parts_[i].empty()) continue;
     by_windows_.push_back(i);
     is_on_device_[i] = is_memory && destinations[i].kind == MemoryKind::device;
-    if (is_on_device_[i] && !ring_) open_device(device, i, budget, memory);
+    if (is_on_device_[i] && !ring_) open_device(options.device, i, budget, memory);
   }
 }
 
@@ -62,9 +60,13 @@ std::byte* MemorySink::address(std::uint32_t target, std::size_t part) const noe
   return parts_[target].empty() ? whole_[target] : parts_[target][part];
 }
 
+void MemorySink::note_begun(std::uint32_t target) noexcept {
+  if (begun_ != nullptr) std::atomic_ref(begun_[target]).store(1, std::memory_order_relaxed);
+}
+
 std::byte* MemorySink::place(std::uint32_t target, std::size_t part) {
   if (is_on_device_[target]) return nullptr;
-  note_begun(begun_, target);
+  note_begun(target);
   return address(target, part);
 }
 
@@ -75,7 +77,7 @@ std::byte* MemorySink::room(std::uint32_t target, std::uint64_t bytes) {
 void MemorySink::write(std::uint32_t target, std::size_t part, std::uint64_t offset,
                        std::span<std::byte> bytes) {
   if (bytes.empty()) return;
-  note_begun(begun_, target);
+  note_begun(target);
   if (watch_ && !is_on_device_[target]) watch_(target, part, offset, bytes);
   std::byte* const to = address(target, part) + offset;
   if (is_on_device_[target]) {

@@ -25,12 +25,11 @@ namespace loadstone {
 // Thread-safe.
 class MemorySink final : public ValueSink {
  public:
-  // All must live as long. `device`: null: CUDA's driver is opened where a destination needs one.
-  // `begun`: ExecuteOptions::begun.
-  // Throws Error "device.driver".
+  // All must live as long. Without a device in the options, CUDA's driver is opened where a
+  // destination needs one. Throws Error "device.driver".
   MemorySink(const Plan& plan, const ValueSet& values, std::span<const Destination> destinations,
-             const OffloadFolder& folder, Device* device, const Budget& budget, MemoryCount& memory,
-             std::uint8_t* begun = nullptr);
+             const OffloadFolder& folder, const ExecuteOptions& options, const Budget& budget,
+             MemoryCount& memory);
 
   // Of values that are read as they are; null where nothing is written.
   [[nodiscard]] std::span<std::byte* const> whole() const noexcept { return whole_; }
@@ -53,16 +52,17 @@ class MemorySink final : public ValueSink {
 
   // Once the threads have ended: all has arrived on the devices.
   void complete();
-  // Whether a target has memory in this load; what stands there, after complete().
+  // True for a target with memory in this load; its bytes, after complete().
   [[nodiscard]] bool has_memory(std::uint32_t target, std::size_t part) const noexcept;
   void read(std::uint32_t target, std::size_t part, std::uint64_t offset, std::span<std::byte> to);
 
  private:
   [[nodiscard]] std::byte* address(std::uint32_t target, std::size_t part) const noexcept;
+  void note_begun(std::uint32_t target) noexcept;
   void open_device(Device* device, std::uint32_t first, const Budget& budget, MemoryCount& memory);
 
   const ValueSet& values_;
-  std::uint8_t* begun_;
+  std::uint8_t* begun_;  // see ExecuteOptions::begun
   Watch watch_;
   std::vector<std::byte*> whole_;
   std::vector<std::vector<std::byte*>> parts_;  // of what is quantized or on a device

@@ -5,7 +5,7 @@
 #include "base/finding_json.h"
 #include "base/only_errors.h"
 #include "codec/tensor_table.h"
-#include "engine/source_extents.h"
+#include "engine/box_read.h"
 #include "plan/decodings.h"
 #include "plan/values.h"
 #include "tensor/tensor_json.h"

@@ -10,6 +10,8 @@
 #include "engine/box_read.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
+#include "receipt/file_digest.h"
+#include "storage/forwarding.h"
 
 namespace loadstone {
 
@@ -36,9 +38,7 @@ void join(std::vector<ByteRange>& ranges) {
 
 // The bytes of a source that a box touches.
 std::vector<ByteRange> ranges_of(const Box& box, Dtype dtype) {
-  BoxDims sorted;
-  for (const BoxDim& dim : box.dims) static_cast<void>(sorted.append(dim));
-  sorted.sort_by_source();
+  const BoxDims sorted = BoxDims::by_source(box);
   const auto dims = sorted.dims();
   const InnerRun run = source_run(dims, hole_bytes_max * 8 / bits(dtype));
   const auto outer = dims.first(run.outer_dims);
@@ -72,27 +72,20 @@ std::string receipt_path(const Shard& shard) {
   return leaves ? std::filesystem::path(shard.path).filename().string() : shard.relative_path;
 }
 
-class SourceDigests::Source final : public ByteSource {
+class SourceDigests::Source final : public ForwardingSource {
  public:
   Source(SourceDigests& digests, std::uint32_t shard)
-      : digests_(digests), shard_(shard), source_(*digests.shards_.sources()[shard]) {}
-
-  [[nodiscard]] const std::string& path() const noexcept override { return source_.path(); }
-  [[nodiscard]] FileIdentity identity() const override { return source_.identity(); }
-  std::uint64_t prefetch(std::uint64_t offset, std::uint64_t bytes) noexcept override {
-    return source_.prefetch(offset, bytes);
-  }
+      : ForwardingSource(digests.shards_.sources()[shard]), digests_(digests), shard_(shard) {}
 
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
-    source_.read(offset, pieces);
+    ForwardingSource::read(offset, pieces);
     digests_.hash(shard_, offset, pieces);
   }
 
  private:
   SourceDigests& digests_;
   std::uint32_t shard_;
-  ByteSource& source_;
 };
 
 SourceDigests::SourceDigests(const ValueSet& values, const OpenShards& shards, DigestKind kind,
@@ -102,7 +95,6 @@ SourceDigests::SourceDigests(const ValueSet& values, const OpenShards& shards, D
       table_(kind, waiting_bytes_max),
       sources_(shards.sources().begin(), shards.sources().end()),
       needed_(groups),
-      items_(groups),
       places_(sources_.size()) {
   for (std::uint32_t i = 0; i < sources_.size(); ++i) {
     if (sources_[i]) sources_[i] = std::make_shared<Source>(*this, i);
@@ -111,7 +103,7 @@ SourceDigests::SourceDigests(const ValueSet& values, const OpenShards& shards, D
 
 void SourceDigests::add(std::size_t group, std::uint32_t tensor, std::vector<ByteRange> ranges) {
   const std::uint64_t bytes = values_.tensors().at(tensor).byte_count();
-  auto& known = needed_[group][tensor];
+  auto& known = needed_[group][tensor].ranges;
   for (const ByteRange& range : ranges) {
     known.push_back({std::min(range.begin, bytes), std::min(range.end, bytes)});
   }
@@ -140,13 +132,12 @@ void SourceDigests::need(std::size_t group, const Value& value) {
 
 void SourceDigests::prepare() {
   for (std::size_t group = 0; group < needed_.size(); ++group) {
-    for (auto& [tensor, ranges] : needed_[group]) {
-      join(ranges);
+    for (auto& [tensor, needed] : needed_[group]) {
+      join(needed.ranges);
       const TensorInfo& info = values_.tensors()[tensor];
-      const std::uint32_t item = table_.add(ranges);
-      items_[group][tensor] = item;
+      needed.item = table_.add(needed.ranges);
       places_[info.shard].push_back(
-          {.begin = info.offset_begin, .end = info.offset_end, .item = item});
+          {.begin = info.offset_begin, .end = info.offset_end, .item = needed.item});
     }
   }
   for (auto& places : places_) {
@@ -174,10 +165,11 @@ void SourceDigests::hash(std::uint32_t shard, std::uint64_t begin,
 }
 
 void SourceDigests::complete(std::size_t group) {
-  for (const auto& [tensor, item] : items_[group]) {
+  for (const auto& [tensor, needed] : needed_[group]) {
     const TensorInfo& info = values_.tensors()[tensor];
-    table_.complete(
-        item, [&](std::uint64_t begin, std::span<std::byte> to) { shards_.read(info, begin, to); });
+    table_.complete(needed.item, [&](std::uint64_t begin, std::span<std::byte> to) {
+      shards_.read(info, begin, to);
+    });
   }
 }
 
@@ -190,24 +182,18 @@ ReceiptFile SourceDigests::file_of(std::uint32_t number) {
   if (shard.tail_begin != 0 && shard.tail_begin < file.bytes) {
     file.header_ranges.push_back({shard.tail_begin, file.bytes});
   }
-  DigestTable table(table_.kind());
-  const std::uint32_t item = table.add(file.header_ranges);
-  table.complete(item, [&](std::uint64_t begin, std::span<std::byte> to) {
-    shards_.sources()[number]->read(begin, to);
-  });
-  file.header_digest = table.digest(item);
+  file.header_digest =
+      file_digest(table_.kind(), *shards_.sources()[number], 0, file.header_ranges);
   return file;
 }
 
 std::vector<ReceiptFile> SourceDigests::files(std::size_t group) {
   std::map<std::uint32_t, ReceiptFile> files;
-  std::vector<std::uint32_t> tensors;
-  for (const auto& [tensor, item] : items_[group]) tensors.push_back(tensor);
-  for (const std::uint32_t tensor : tensors) {
+  for (const auto& [tensor, needed] : needed_[group]) {
     const TensorInfo& info = values_.tensors()[tensor];
     auto file = files.find(info.shard);
     if (file == files.end()) file = files.emplace(info.shard, file_of(info.shard)).first;
-    const std::vector<ByteRange>& ranges = needed_[group].at(tensor);
+    const std::vector<ByteRange>& ranges = needed.ranges;
     const bool is_whole = ranges.size() == 1 && ranges.front() == ByteRange{0, info.byte_count()};
     file->second.tensors.push_back(
         {.name = info.name,
@@ -216,7 +202,7 @@ std::vector<ReceiptFile> SourceDigests::files(std::size_t group) {
          .begin = info.offset_begin,
          .end = info.offset_end,
          .ranges = is_whole ? std::vector<ByteRange>() : ranges,
-         .digest = table_.digest(items_[group].at(tensor))});
+         .digest = table_.digest(needed.item)});
   }
   std::vector<ReceiptFile> list;
   for (auto& [shard, file] : files) list.push_back(std::move(file));
@@ -224,11 +210,11 @@ std::vector<ReceiptFile> SourceDigests::files(std::size_t group) {
 }
 
 const std::string* SourceDigests::whole_digest(std::size_t group, std::uint32_t tensor) const {
-  const auto ranges = needed_[group].find(tensor);
-  if (ranges == needed_[group].end()) return nullptr;
+  const auto found = needed_[group].find(tensor);
+  if (found == needed_[group].end()) return nullptr;
   const std::uint64_t bytes = values_.tensors()[tensor].byte_count();
-  if (ranges->second != std::vector<ByteRange>{{0, bytes}}) return nullptr;
-  return &table_.digest(items_[group].at(tensor));
+  if (found->second.ranges != std::vector<ByteRange>{{0, bytes}}) return nullptr;
+  return &table_.digest(found->second.item);
 }
 
 const Box* whole_copy(const Plan& plan, const PlannedTarget& target) {

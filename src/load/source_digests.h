@@ -47,6 +47,11 @@ class SourceDigests {
   }
 
  private:
+  // An item of the table: ranges of a tensor.
+  struct Needed {
+    std::vector<ByteRange> ranges;
+    std::uint32_t item = 0;
+  };
   // In a file, an item of the table.
   struct Place {
     std::uint64_t begin = 0;
@@ -66,9 +71,8 @@ class SourceDigests {
   const OpenShards& shards_;
   DigestTable table_;
   std::vector<std::shared_ptr<ByteSource>> sources_;
-  std::vector<std::map<std::uint32_t, std::vector<ByteRange>>> needed_;  // by group and tensor
-  std::vector<std::map<std::uint32_t, std::uint32_t>> items_;            // of the same
-  std::vector<std::vector<Place>> places_;                               // by shard
+  std::vector<std::map<std::uint32_t, Needed>> needed_;  // by group and tensor
+  std::vector<std::vector<Place>> places_;               // by shard
 };
 
 // As receipts name it: readers of receipts open no path that leaves its folder.

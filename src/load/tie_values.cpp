@@ -12,12 +12,14 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "boxes/cast_kind.h"
 #include "catalog/open_shards.h"
 #include "engine/team.h"
 #include "engine/value_reader.h"
+#include "kernels/cast.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "plan/decodings.h"
@@ -45,102 +47,25 @@ struct Distance {
   }
 };
 
-// The two tensors of a check. Not thread-safe.
-class Pair {
- public:
-  Pair(const std::shared_ptr<const Catalog>& catalog, const TieCheck& check, Storage& storage,
-       std::atomic<bool>& stop, std::uint64_t staging)
-      : sides_{tensor_recipe(*catalog, check.taken), tensor_recipe(*catalog, check.other)},
-        wide_(is_any_f64() ? Dtype::f64 : Dtype::f32),
-        dtype_(sides_[0].dtype == sides_[1].dtype ? sides_[0].dtype : wide_),
-        stop_(stop),
-        step_(staging / staging_per_element),
-        shards_(*catalog, &storage, needed(*catalog, check)),
-        readers_{{{*catalog, shards_.sources(), staging, stop_},
-                  {*catalog, shards_.sources(), staging, stop_}}} {
-    for (std::size_t i = 0; i < sides_.size(); ++i) {
-      names_[i] = catalog->tensors()[i == 0 ? check.taken : check.other].name;
-      open(i, dtype_);
-    }
+// Compares two windows as numbers, where the dtype has a cast to them.
+template <typename Number>
+void add_window(const std::array<std::vector<std::byte>, 2>& windows, Dtype dtype, Dtype wide,
+                std::uint64_t begin, std::uint64_t elements, Distance& distance) {
+  const CastKind way = cast_kind(dtype, wide);
+  if (way != CastKind::same && way != CastKind::cast && way != CastKind::lossy) {
+    if (distance.count++ == 0) distance.place = begin;
+    return;
   }
-
-  Distance compare() {
-    const std::uint64_t elements = sides_[0].shape.numel().value_or(0);
-    Distance distance;
-    for (std::uint64_t begin = 0; begin < elements && !stop_; begin += step_) {
-      const std::uint64_t end = std::min(begin + step_, elements);
-      if (!is_same_window(begin, end)) add_window(begin, end, distance);
-    }
-    return distance;
+  std::array<std::vector<Number>, 2> numbers;
+  for (std::size_t i = 0; i < windows.size(); ++i) {
+    numbers[i].resize(elements);
+    cast_between(dtype, wide)
+        .run(windows[i].data(), std::as_writable_bytes(std::span(numbers[i])).data(), elements);
   }
-
-  [[nodiscard]] std::uint64_t bytes_read() const noexcept {
-    return readers_[0].bytes_read() + readers_[1].bytes_read();
+  for (std::size_t i = 0; i < elements; ++i) {
+    distance.add(begin + i, numbers[0][i], numbers[1][i]);
   }
-
- private:
-  [[nodiscard]] bool is_any_f64() const {
-    return std::ranges::any_of(sides_, [](const auto& side) { return side.dtype == Dtype::f64; });
-  }
-
-  static std::vector<bool> needed(const Catalog& catalog, const TieCheck& check) {
-    std::vector<bool> shards(catalog.shards().size(), false);
-    for (const std::uint32_t tensor : {check.taken, check.other}) {
-      const TensorRecipe recipe = tensor_recipe(catalog, tensor);
-      mark_shards(sources_of(recipe.boxes, recipe.decodings), catalog.tensors(), shards);
-    }
-    return shards;
-  }
-
-  void open(std::size_t side, Dtype dtype) {
-    const TensorRecipe& recipe = sides_[side];
-    readers_[side].open(recipe.as_value(names_[side], dtype), recipe.decodings);
-  }
-
-  bool is_same_window(std::uint64_t begin, std::uint64_t end) {
-    const std::uint64_t bytes = Encoding(dtype_).byte_count(end - begin).value_or(0);
-    for (std::size_t i = 0; i < readers_.size(); ++i) {
-      windows_[i].resize(bytes);
-      readers_[i].read(begin, end, windows_[i]);
-    }
-    return windows_[0] == windows_[1];
-  }
-
-  // Reads the window again as wide floats, where the dtype has a cast to them.
-  void add_window(std::uint64_t begin, std::uint64_t end, Distance& distance) {
-    const CastKind way = cast_kind(dtype_, wide_);
-    if (way != CastKind::same && way != CastKind::cast && way != CastKind::lossy) {
-      if (distance.count++ == 0) distance.place = begin;
-      return;
-    }
-    wide_ == Dtype::f64 ? add_numbers<double>(begin, end, distance)
-                        : add_numbers<float>(begin, end, distance);
-  }
-
-  template <typename Number>
-  void add_numbers(std::uint64_t begin, std::uint64_t end, Distance& distance) {
-    std::array<std::vector<Number>, 2> numbers;
-    for (std::size_t i = 0; i < readers_.size(); ++i) {
-      numbers[i].resize(end - begin);
-      open(i, wide_);
-      readers_[i].read(begin, end, std::as_writable_bytes(std::span(numbers[i])));
-      open(i, dtype_);
-    }
-    for (std::size_t i = 0; i < numbers[0].size(); ++i) {
-      distance.add(begin + i, numbers[0][i], numbers[1][i]);
-    }
-  }
-
-  std::array<TensorRecipe, 2> sides_;
-  Dtype wide_;   // of differences
-  Dtype dtype_;  // that is compared
-  std::atomic<bool>& stop_;
-  std::uint64_t step_;  // elements of a window
-  OpenShards shards_;
-  std::array<ValueReader, 2> readers_;
-  std::array<std::string, 2> names_;
-  std::array<std::vector<std::byte>, 2> windows_;
-};
+}
 
 // Each window of a remote tensor is a request, so these are as large as the memory allows.
 std::uint64_t staging_of(const Catalog& catalog, const TieCheck& check,
@@ -173,11 +98,41 @@ Finding difference_finding(const TieCheck& check, const std::string& taken,
 std::optional<Finding> compare_tie(const std::shared_ptr<const Catalog>& catalog,
                                    const TieCheck& check, Storage& storage, std::atomic<bool>& stop,
                                    std::uint64_t& bytes_read, std::uint64_t memory_bytes) {
-  Pair pair(catalog, check, storage, stop, staging_of(*catalog, check, memory_bytes));
-  const Distance distance = pair.compare();
-  bytes_read += pair.bytes_read();
-  if (distance.count == 0) return std::nullopt;
   const auto& tensors = catalog->tensors();
+  const std::array checked = {check.taken, check.other};
+  const std::array recipes = {tensor_recipe(*catalog, check.taken),
+                              tensor_recipe(*catalog, check.other)};
+  const bool has_f64 =
+      std::ranges::find(recipes, Dtype::f64, &TensorRecipe::dtype) != recipes.end();
+  const Dtype wide = has_f64 ? Dtype::f64 : Dtype::f32;  // of differences
+  const Dtype dtype = recipes[0].dtype == recipes[1].dtype ? recipes[0].dtype : wide;
+  std::vector<bool> needed(catalog->shards().size(), false);
+  for (const TensorRecipe& recipe : recipes) {
+    mark_shards(sources_of(recipe.boxes, recipe.decodings), tensors, needed);
+  }
+  const OpenShards shards(*catalog, &storage, needed);
+  const std::uint64_t staging = staging_of(*catalog, check, memory_bytes);
+  std::array<ValueReader, 2> readers{
+      {{*catalog, shards.sources(), staging, stop}, {*catalog, shards.sources(), staging, stop}}};
+  for (std::size_t i = 0; i < readers.size(); ++i) {
+    readers[i].open(recipes[i].as_value(tensors[checked[i]].name, dtype), recipes[i].decodings);
+  }
+  const std::uint64_t elements = recipes[0].shape.numel().value_or(0);
+  const std::uint64_t step = staging / staging_per_element;
+  std::array<std::vector<std::byte>, 2> windows;
+  Distance distance;
+  for (std::uint64_t begin = 0; begin < elements && !stop; begin += step) {
+    const std::uint64_t end = std::min(begin + step, elements);
+    for (std::size_t i = 0; i < readers.size(); ++i) {
+      windows[i].resize(Encoding(dtype).byte_count(end - begin).value_or(0));
+      readers[i].read(begin, end, windows[i]);
+    }
+    if (windows[0] == windows[1]) continue;
+    const auto add = has_f64 ? add_window<double> : add_window<float>;
+    add(windows, dtype, wide, begin, end - begin, distance);
+  }
+  bytes_read += readers[0].bytes_read() + readers[1].bytes_read();
+  if (distance.count == 0) return std::nullopt;
   return difference_finding(check, tensors[check.taken].name, tensors[check.other].name, distance);
 }
 

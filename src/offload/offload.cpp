@@ -9,6 +9,7 @@
 namespace loadstone {
 
 std::vector<QuantizedPart> named_parts(const PlannedTarget& target) {
+  if (!target.quantization) return {{target.name, target.shape, target.dtype}};
   auto parts = quantized_parts(*target.quantization, target.shape, target.dtype);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     parts[i].name = i == 0 ? target.name : target.name + "." + parts[i].name;
@@ -22,21 +23,13 @@ std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
   for (const PlannedTarget& target : plan.targets) {
     const bool keeps = target.delivery == Delivery::disk_keep;
     if (!keeps && target.delivery != Delivery::disk_write) continue;
-    if (target.quantization) {
-      for (const QuantizedPart& part : named_parts(target)) {
-        entries.push_back({.target = part.name,
-                           .safetensors_file = {},
-                           .weight_name = {},
-                           .dtype = dtype_info(part.dtype).torch_name,
-                           .shape = part.shape});
-      }
-      continue;
+    if (!target.quantization) entry_of.emplace(target.name, entries.size());
+    for (const QuantizedPart& part : named_parts(target)) {
+      entries.push_back(
+          {.target = part.name, .dtype = dtype_info(part.dtype).torch_name, .shape = part.shape});
     }
-    entry_of.emplace(target.name, entries.size());
-    OffloadEntry& entry = entries.emplace_back();
-    entry.target = target.name;
-    entry.shape = target.shape;
-    entry.dtype = dtype_info(target.dtype).torch_name;
+    if (target.quantization) continue;
+    OffloadEntry& entry = entries.back();
     if (entry.dtype.empty()) {
       throw Error("plan.dtype", "the offload folder's layout has no such dtype",
                   {.tensor = target.name, .found = std::string(name(target.dtype))});

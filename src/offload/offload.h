@@ -29,7 +29,7 @@ struct OffloadEntry {
 // have.
 [[nodiscard]] std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage);
 
-// Parts of a quantized target as tensors of their own.
+// Parts of a target as tensors of their own: itself, where it is not quantized.
 [[nodiscard]] std::vector<QuantizedPart> named_parts(const PlannedTarget& target);
 
 }  // namespace loadstone

@@ -57,10 +57,7 @@ std::unique_ptr<FileLock> locked(WritableStorage& storage, const std::string& fo
 }  // namespace
 
 OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage)
-    : folder_(plan.offload_folder),
-      storage_(storage.writable()),
-      data_(plan.targets.size(), nullptr),
-      parts_(plan.targets.size()) {
+    : folder_(plan.offload_folder), storage_(storage.writable()), parts_(plan.targets.size()) {
   for (OffloadEntry& entry : offload_entries(plan, storage)) put(std::move(entry));
   bool writes = false;
   for (const PlannedTarget& target : plan.targets) {
@@ -71,8 +68,7 @@ OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage)
   if (entries_.empty() || (!writes && folder_.empty())) return;
   try {
     begin();
-    make_files(values_of(plan));
-    point_to_values(plan);
+    make_values(plan);
   } catch (...) {
     remove_all();
     throw;
@@ -108,21 +104,6 @@ void OffloadFolder::make_folder() {
   }
 }
 
-std::vector<OffloadValue> OffloadFolder::values_of(const Plan& plan) {
-  std::vector<OffloadValue> values;
-  for (const PlannedTarget& target : plan.targets) {
-    if (target.delivery != Delivery::disk_write) continue;
-    if (!target.quantization) {
-      values.push_back({target.name, target.dtype, target.shape, target.byte_count()});
-      continue;
-    }
-    for (const QuantizedPart& part : named_parts(target)) {
-      values.push_back({part.name, part.dtype, part.shape, part.byte_count()});
-    }
-  }
-  return values;
-}
-
 void OffloadFolder::make_files(std::vector<OffloadValue> values) {
   std::vector<OffloadValue> group;
   for (OffloadValue& value : values) {
@@ -138,12 +119,10 @@ void OffloadFolder::make_files(std::vector<OffloadValue> values) {
 
 void OffloadFolder::make_file(std::vector<OffloadValue> values, bool is_raw) {
   const std::string name = offload_data_name(run_, files_.size() + 1, is_raw);
-  files_.reserve(files_.size() + 1);
   OffloadFile& file =
       files_.emplace_back(storage_, folder_ + "/" + name, std::move(values), is_raw);
-  for (std::size_t i = 0; i < file.values().size(); ++i) {
-    const OffloadValue& value = file.values()[i];
-    if (!places_.emplace(value.name, Place{files_.size() - 1, i}).second) {
+  for (OffloadValue& value : file.values()) {
+    if (!places_.emplace(value.name, Place{&file, &value}).second) {
       throw Error("offload.name", "two tensors of the folder have one name",
                   {.tensor = value.name});
     }
@@ -155,22 +134,22 @@ void OffloadFolder::make_file(std::vector<OffloadValue> values, bool is_raw) {
   }
 }
 
-void OffloadFolder::point_to_values(const Plan& plan) {
-  const auto memory_of = [&](const std::string& name) {
-    const Place place = places_.at(name);
-    return files_[place.file].values()[place.value].data;
+void OffloadFolder::make_values(const Plan& plan) {
+  const auto each_part = [&](const auto& visit) {
+    for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+      if (plan.targets[i].delivery != Delivery::disk_write) continue;
+      for (QuantizedPart& part : named_parts(plan.targets[i])) visit(i, part);
+    }
   };
-  for (std::size_t i = 0; i < plan.targets.size(); ++i) {
-    const PlannedTarget& target = plan.targets[i];
-    if (target.delivery != Delivery::disk_write) continue;
-    if (!target.quantization) {
-      data_[i] = memory_of(target.name);
-      continue;
-    }
-    for (const QuantizedPart& part : named_parts(target)) {
-      parts_[i].push_back(memory_of(part.name));
-    }
-  }
+  std::vector<OffloadValue> values;
+  each_part([&](std::size_t, QuantizedPart& part) {
+    const std::uint64_t bytes = part.byte_count();
+    values.push_back({std::move(part.name), part.dtype, std::move(part.shape), bytes});
+  });
+  make_files(std::move(values));
+  each_part([&](std::size_t target, const QuantizedPart& part) {
+    parts_[target].push_back(places_.at(part.name).value->data);
+  });
   for (const OffloadEntry& entry : entries()) {
     if (!entry.tie_of.empty()) tie(entry.target, entry.tie_of);
   }
@@ -207,7 +186,7 @@ OffloadValue& OffloadFolder::value_of(const std::string& name) {
   if (!required(name).is_written || place == places_.end()) {
     throw Error("offload.name", "this tensor was not written", {.tensor = name});
   }
-  return files_[place->second.file].values()[place->second.value];
+  return *place->second.value;
 }
 
 std::span<const std::byte> OffloadFolder::value(const std::string& name) {
@@ -224,25 +203,20 @@ void OffloadFolder::add(const std::string& name, Dtype dtype, Shape shape,
   }
   if (!is_active_) begin();
   put({.target = name, .dtype = dtype_name, .shape = shape});
-  added_.push_back({name, dtype, std::move(shape), bytes.size()});
-  added_bytes_.emplace_back(bytes.begin(), bytes.end());
-  added_size_ += bytes.size();
-  if (added_size_ >= added_bytes_max) write_added();
+  added_.push_back({{name, dtype, std::move(shape), bytes.size()}, {bytes.begin(), bytes.end()}});
+  added_bytes_ += bytes.size();
+  if (added_bytes_ >= added_bytes_max) write_added();
 }
 
 void OffloadFolder::write_added() {
   if (added_.empty()) return;
-  std::map<std::string, std::vector<std::byte>> bytes;
-  for (std::size_t i = 0; i < added_.size(); ++i) {
-    bytes[added_[i].name] = std::move(added_bytes_[i]);
-  }
-  added_bytes_.clear();
-  added_size_ = 0;
-  make_files(std::exchange(added_, {}));
-  for (const auto& [name, value] : bytes) {
-    const Place place = places_.at(name);
-    std::byte* const data = files_[place.file].values()[place.value].data;
-    if (!value.empty()) std::memcpy(data, value.data(), value.size());
+  const std::vector<Added> added = std::exchange(added_, {});
+  added_bytes_ = 0;
+  std::vector<OffloadValue> values;
+  for (const Added& each : added) values.push_back(each.value);
+  make_files(std::move(values));
+  for (const auto& [value, bytes] : added) {
+    if (!bytes.empty()) std::memcpy(places_.at(value.name).value->data, bytes.data(), bytes.size());
   }
 }
 
@@ -316,7 +290,7 @@ void OffloadFolder::name_raw_files() {
                   {.path = path, .tensor = entry.target, .found = std::string(entry.dtype)});
     }
     raw_named_.reserve(raw_named_.size() + 1);
-    storage_.link(files_[places_.at(entry.weight_name).file].path(), path);
+    storage_.link(places_.at(entry.weight_name).file->path(), path);
     raw_named_.push_back(path);
   }
 }
@@ -355,7 +329,6 @@ void OffloadFolder::files_committed() noexcept {
     if (file.is_raw()) storage_.remove(file.path());
   }
   files_.clear();
-  std::ranges::fill(data_, nullptr);
   for (auto& parts : parts_) parts.clear();
 }
 

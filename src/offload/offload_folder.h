@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <map>
 #include <memory>
 #include <span>
@@ -30,9 +31,8 @@ class OffloadFolder {
   OffloadFolder& operator=(const OffloadFolder&) = delete;
   ~OffloadFolder();
 
-  // Where the target's value goes; null for targets that are not written, and for quantized ones.
-  [[nodiscard]] std::byte* data(std::size_t target) const noexcept { return data_[target]; }
-  // Where a quantized target's parts go; none for targets that are not written.
+  // Memory of the target's parts, its value for one that is not quantized; empty for targets that
+  // are not written.
   [[nodiscard]] const std::vector<std::byte*>& parts(std::size_t target) const noexcept {
     return parts_[target];
   }
@@ -64,16 +64,20 @@ class OffloadFolder {
 
  private:
   struct Place {
-    std::size_t file = 0;
-    std::size_t value = 0;
+    const OffloadFile* file = nullptr;
+    OffloadValue* value = nullptr;
+  };
+
+  struct Added {
+    OffloadValue value;
+    std::vector<std::byte> bytes;
   };
 
   void begin();
   void make_folder();
-  [[nodiscard]] static std::vector<OffloadValue> values_of(const Plan& plan);
   void make_files(std::vector<OffloadValue> values);
   void make_file(std::vector<OffloadValue> values, bool is_raw);
-  void point_to_values(const Plan& plan);
+  void make_values(const Plan& plan);
   void put(OffloadEntry entry);
   [[nodiscard]] OffloadEntry* entry_of(const std::string& name) noexcept;
   [[nodiscard]] OffloadEntry& required(const std::string& name);
@@ -100,13 +104,11 @@ class OffloadFolder {
   std::unique_ptr<FileLock> run_lock_;
   std::vector<OffloadEntry> entries_;            // without a target: removed
   std::map<std::string, std::size_t> entry_of_;  // by target
-  std::vector<OffloadFile> files_;
-  std::vector<OffloadValue> added_;  // with their bytes in added_bytes_
-  std::vector<std::vector<std::byte>> added_bytes_;
-  std::size_t added_size_ = 0;
+  std::deque<OffloadFile> files_;
+  std::vector<Added> added_;
+  std::size_t added_bytes_ = 0;
   std::map<std::string, Place> places_;  // of written values, by their first names
   std::vector<std::string> raw_named_;   // paths that this run gave to raw files
-  std::vector<std::byte*> data_;
   std::vector<std::vector<std::byte*>> parts_;
 };
 

@@ -37,7 +37,7 @@ Limits limits_of(const Plan& plan, const ValueSet& values) {
   return {values, SinkKind::memory, pinned};
 }
 
-Promise promise_of(const Plan& plan) noexcept {
+LimitOptions promise_of(const Plan& plan) noexcept {
   return {.threads = plan.threads, .bytes_max = plan.staging_bytes_max};
 }
 

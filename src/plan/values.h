@@ -13,6 +13,6 @@ namespace loadstone {
 
 // Returns the limits of a load. `values` are the plan's, and must outlive them.
 [[nodiscard]] Limits limits_of(const Plan& plan, const ValueSet& values);
-[[nodiscard]] Promise promise_of(const Plan& plan) noexcept;
+[[nodiscard]] LimitOptions promise_of(const Plan& plan) noexcept;
 
 }  // namespace loadstone

@@ -46,19 +46,16 @@ class LocalStorage final : public Storage {
   }
 
   [[nodiscard]] std::string resolve(const std::string& path) override {
-    return only_errors([&] { return real_path(path); });
+    return only_errors([&]() -> std::string {
+      require_whole_path(path);
+      const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr),
+                                                        &std::free);
+      if (!real) fail_open(path, errno, "cannot resolve the path");
+      return real.get();
+    });
   }
 
   [[nodiscard]] WritableStorage& writable() override { return local_writer(); }
-
- private:
-  static std::string real_path(const std::string& path) {
-    require_whole_path(path);
-    const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr),
-                                                      &std::free);
-    if (!real) fail_open(path, errno, "cannot resolve the path");
-    return real.get();
-  }
 };
 
 }  // namespace

@@ -1,11 +1,11 @@
-#include "engine/interleave.h"
-
 #include <gtest/gtest.h>
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <thread>
+
+#include "engine/pages.h"
 
 namespace loadstone::test {
 namespace {

@@ -1,8 +1,7 @@
 // Which bytes of the files a run reads, as the system is asked for them before.
-#include "engine/planned_reads.h"
-
 #include <gmock/gmock.h>
 
+#include "engine/box_read.h"
 #include "loadstone/execute.h"
 #include "plan/values.h"
 #include "support/plan_builder.h"

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/box_read.h"
 #include "engine/limits.h"
-#include "engine/planned_reads.h"
 #include "loadstone/execute.h"
 #include "plan/values.h"
 #include "receipt/file_digest.h"

@@ -16,7 +16,6 @@
 namespace loadstone::testing {
 namespace {
 
-
 // A reader of the builder's shards. Not thread-safe.
 class Pulled {
  public:

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <optional>
 #include <utility>
@@ -125,7 +126,7 @@ std::vector<std::string> sorted(std::vector<std::string> names) {
   return names;
 }
 
-// "<Key>a &amp; b</Key>" after `at`, which then stands behind it; nothing where there is none.
+// "<Key>a &amp; b</Key>" after `at`, which then is its end; nothing without one.
 std::optional<std::string_view> element(std::string_view text, std::string_view tag,
                                         std::size_t& at) {
   const std::string open = fmt::format("<{}>", tag);
@@ -139,25 +140,13 @@ std::optional<std::string_view> element(std::string_view text, std::string_view 
 }
 
 void append_utf8(std::string& text, std::uint32_t code) {
-  const auto tail = [&](int shift) { text += static_cast<char>(0x80 | ((code >> shift) & 0x3f)); };
-  if (code < 0x80) {
-    text += static_cast<char>(code);
-  } else if (code < 0x800) {
-    text += static_cast<char>(0xc0 | (code >> 6));
-    tail(0);
-  } else if (code < 0x10000) {
-    text += static_cast<char>(0xe0 | (code >> 12));
-    tail(6);
-    tail(0);
-  } else {
-    text += static_cast<char>(0xf0 | (code >> 18));
-    tail(12);
-    tail(6);
-    tail(0);
-  }
+  constexpr std::array<std::uint32_t, 4> leads = {0, 0xc0, 0xe0, 0xf0};  // by the bytes behind it
+  std::size_t rest = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+  text += static_cast<char>(leads[rest] | (code >> (6 * rest)));
+  while (rest-- > 0) text += static_cast<char>(0x80 | ((code >> (6 * rest)) & 0x3f));
 }
 
-// Nothing where it holds what is none of XML's own entities.
+// Nothing for entities other than XML's own.
 std::optional<std::string> unescaped(std::string_view text) {
   constexpr std::pair<std::string_view, char> entities[] = {
       {"amp", '&'}, {"lt", '<'}, {"gt", '>'}, {"quot", '"'}, {"apos", '\''}};

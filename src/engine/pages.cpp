@@ -1,0 +1,80 @@
+#include "engine/pages.h"
+
+#include <linux/mempolicy.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <limits>
+#include <string>
+
+#include "engine/limits.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+// A call has its price too.
+constexpr std::uint64_t bytes_min = 64 << 10;
+
+#ifdef MADV_POPULATE_WRITE
+constexpr int populate_write = MADV_POPULATE_WRITE;
+#else
+constexpr int populate_write = 23;  // Linux 5.14; older ones refuse it
+#endif
+
+// More than any kernel is built for: a mask that is too short is refused.
+constexpr unsigned long nodes_max = 4096;
+constexpr unsigned long word_bits = sizeof(unsigned long) * CHAR_BIT;
+
+}  // namespace
+
+AnonymousMemory::AnonymousMemory(std::uint64_t byte_count) {
+  if (byte_count == 0) return;
+  void* pages = MAP_FAILED;
+  errno = ENOMEM;
+  if (byte_count <= std::numeric_limits<std::size_t>::max() / 2) {
+    // NORESERVE: the plan says what will be needed; the system's guess would refuse what fits.
+    pages = ::mmap(nullptr, static_cast<std::size_t>(byte_count), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  if (pages == MAP_FAILED) {
+    Where where;
+    where.system_error = errno;
+    throw Error("memory.host",
+                "the system has no address space for " + std::to_string(byte_count) + " bytes",
+                where);
+  }
+  data_ = static_cast<std::byte*>(pages);
+  size_ = byte_count;
+}
+
+AnonymousMemory::~AnonymousMemory() {
+  if (data_ != nullptr) ::munmap(data_, static_cast<std::size_t>(size_));
+}
+
+void populate(std::byte* data, std::uint64_t bytes) noexcept {
+  if (bytes < bytes_min) return;
+  // If pages are larger, the call fails, and nothing else happens.
+  const std::uintptr_t skipped = reinterpret_cast<std::uintptr_t>(data) % page_bytes;
+  ::madvise(data - skipped, static_cast<std::size_t>(bytes + skipped), populate_write);
+}
+
+bool interleave_new_pages() noexcept {
+  std::array<unsigned long, nodes_max / word_bits> nodes{};
+  // Those that the caller's policy has chosen (`numactl --membind`), else all that it may have.
+  int mode = MPOL_DEFAULT;
+  if (::syscall(SYS_get_mempolicy, &mode, nodes.data(), nodes_max, nullptr, 0) != 0) return false;
+  const bool has_chosen = mode == MPOL_BIND || mode == MPOL_INTERLEAVE;
+  if (!has_chosen && ::syscall(SYS_get_mempolicy, nullptr, nodes.data(), nodes_max, nullptr,
+                               MPOL_F_MEMS_ALLOWED) != 0) {
+    return false;
+  }
+  return ::syscall(SYS_set_mempolicy, MPOL_INTERLEAVE, nodes.data(), nodes_max) == 0;
+}
+
+}  // namespace loadstone
