@@ -93,8 +93,7 @@ class DcpFolder {
 
   [[noreturn]] static void refuse_item(const std::string& path, const DcpTensor& tensor,
                                        HeaderProblem problem) {
-    problem.culprit = tensor.name;
-    refuse(path, std::move(problem));
+    refuse(path, std::move(problem), tensor.name);
   }
 
   void add_digest(ByteSource& source) {
@@ -130,13 +129,11 @@ class DcpFolder {
     }
     if (missing.empty()) return;
     const bool is_one = missing.size() == 1;
-    refuse(path_,
-           {.code = "ix.missing_shard",
-            .message = is_one ? "a file that the metadata name is missing"
-                              : "files that the metadata name are missing",
-            .field = "relative_path",
-            .found = no_files_text(missing),
-            .expected = is_one ? "the file beside .metadata" : "the files beside .metadata"});
+    refuse(path_, {"ix.missing_shard",
+                   is_one ? "a file that the metadata name is missing"
+                          : "files that the metadata name are missing",
+                   "relative_path", no_files_text(missing),
+                   is_one ? "the file beside .metadata" : "the files beside .metadata"});
   }
 
   // SerializationFormat.SAFETENSORS: the file says where its tensors are, and DCP does not.
@@ -156,23 +153,18 @@ class DcpFolder {
       for (const DcpChunk& chunk : tensor.chunks) {
         const File& file = files_[chunk.file];
         if (file.is_safetensors && !named.insert(chunk.file).second) {
-          refuse_item(file.source->path(), tensor,
-                      {.code = "dcp.item_overlap",
-                       .message = "a file of safetensors is named for two chunks of a tensor",
-                       .field = "relative_path",
-                       .found = "a second chunk",
-                       .expected = "one"});
+          refuse_item(
+              file.source->path(), tensor,
+              {"dcp.item_overlap", "a file of safetensors is named for two chunks of a tensor",
+               "relative_path", "a second chunk", "one"});
         }
         if (file.is_safetensors) continue;
         const std::uint64_t bytes = file.identity.bytes;
         if (chunk.item_begin > bytes || chunk.item_bytes > bytes - chunk.item_begin) {
-          refuse_item(
-              file.source->path(), tensor,
-              {.code = "dcp.item_bounds",
-               .message = "an item does not lie in its file",
-               .field = "length",
-               .found = fmt::format("{} at {}", bytes_text(chunk.item_bytes), chunk.item_begin),
-               .expected = "a part of " + bytes_text(bytes)});
+          refuse_item(file.source->path(), tensor,
+                      {"dcp.item_bounds", "an item does not lie in its file", "length",
+                       fmt::format("{} at {}", bytes_text(chunk.item_bytes), chunk.item_begin),
+                       "a part of " + bytes_text(bytes)});
         }
         ranges.emplace_back(chunk.file, chunk.item_begin, chunk.item_begin + chunk.item_bytes,
                             &tensor);
@@ -183,13 +175,10 @@ class DcpFolder {
       const auto& [file, begin, end, tensor] = ranges[i];
       const auto& [other, other_begin, other_end, other_tensor] = ranges[i - 1];
       if (file != other || begin >= other_end) continue;
-      refuse_item(
-          files_[file].source->path(), *tensor,
-          {.code = "dcp.item_overlap",
-           .message = "two items share bytes of a file",
-           .field = "offset",
-           .found = fmt::format("[{}, {}) and [{}, {})", other_begin, other_end, begin, end),
-           .expected = "an item for each chunk"});
+      refuse_item(files_[file].source->path(), *tensor,
+                  {"dcp.item_overlap", "two items share bytes of a file", "offset",
+                   fmt::format("[{}, {}) and [{}, {})", other_begin, other_end, begin, end),
+                   "an item for each chunk"});
     }
   }
 
@@ -242,12 +231,10 @@ class DcpFolder {
     const std::uint64_t bytes =
         info.encoding.byte_count(tensor.shape.numel().value_or(0)).value_or(0);
     if (tensor.chunks.size() > 1 || item.byte_count() != bytes) {
-      refuse_item(path_, tensor,
-                  {.code = "dcp.unsupported",
-                   .message = "the elements of a chunk do not stand in C order",
-                   .field = "stride",
-                   .found = Shape(item.strides).text(),
-                   .expected = "contiguous chunks, as DTensor and FSDP2 save them"});
+      refuse_item(
+          path_, tensor,
+          {"dcp.unsupported", "the elements of a chunk do not stand in C order", "stride",
+           Shape(item.strides).text(), "contiguous chunks, as DTensor and FSDP2 save them"});
     }
     info.strides = item.strides;
   }
@@ -260,12 +247,8 @@ class DcpFolder {
                              std::string expected) {
       if (fits) return;
       refuse_item(file.source->path(), tensor,
-                  {.code = code,
-                   .message = "an item is not what the metadata say",
-                   .field = field,
-                   .found = std::move(found),
-                   .expected = std::move(expected),
-                   .byte_offset = chunk.item_begin});
+                  {code, "an item is not what the metadata say", field, std::move(found),
+                   std::move(expected), chunk.item_begin});
     };
     require(item.encoding == Encoding(tensor.dtype), "dcp.dtype", "dtype",
             std::string(item.encoding.name()), std::string(name(tensor.dtype)));
@@ -277,11 +260,8 @@ class DcpFolder {
     const auto found = file.names.find(tensor.name);
     if (found != file.names.end()) return file.tensors[found->second];
     refuse_item(file.source->path(), tensor,
-                {.code = "dcp.item",
-                 .message = "the file does not hold the tensor",
-                 .field = "header",
-                 .found = "no tensor of this name",
-                 .expected = "the chunk that the metadata put there"});
+                {"dcp.item", "the file does not hold the tensor", "header",
+                 "no tensor of this name", "the chunk that the metadata put there"});
   }
 
   // Returns whether torch.save wrote memory of tensors with the object: DCP leaves tuples whole.
@@ -341,13 +321,10 @@ class DcpFolder {
       rethrow_as_item(error, tensor.name, chunk.item_begin);
     }
     if (header.tensors.size() != 1) {
-      refuse_item(file.source->path(), tensor,
-                  {.code = "dcp.item",
-                   .message = "an item is not what the metadata say",
-                   .field = "data.pkl",
-                   .found = fmt::format("{} tensors", header.tensors.size()),
-                   .expected = "one tensor",
-                   .byte_offset = chunk.item_begin});
+      refuse_item(
+          file.source->path(), tensor,
+          {"dcp.item", "an item is not what the metadata say", "data.pkl",
+           fmt::format("{} tensors", header.tensors.size()), "one tensor", chunk.item_begin});
     }
     TensorInfo item = std::move(header.tensors.front());
     item.offset_begin += chunk.item_begin;

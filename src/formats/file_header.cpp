@@ -16,10 +16,10 @@ void note_reads(const ByteSource& source, Shard& shard) {
   shard.is_on_network = source.is_on_network();
 }
 
-void refuse(const std::string& path, HeaderProblem problem) {
+void refuse(const std::string& path, HeaderProblem problem, std::string_view culprit) {
   throw Error(problem.code, std::move(problem.message),
               {.path = path,
-               .tensor = std::string(problem.culprit),
+               .tensor = std::string(culprit),
                .field = std::string(problem.field),
                .found = std::move(problem.found),
                .expected = std::move(problem.expected),

@@ -23,17 +23,19 @@ struct FileHeader {
 // Copies to a shard how its file is read: how many reads at once, and whether over a network.
 void note_reads(const ByteSource& source, Shard& shard);
 
-// A rule that a file breaks. `code` is text that lives for ever.
+// A rule that a file breaks, in the order in which its readers say it. `code` is text that lives
+// for ever.
 struct HeaderProblem {
   const char* code = "internal";
   std::string message = {};
-  std::string_view culprit = {};  // tensor or metadata key
   std::string_view field = {};
   std::string found = {};
   std::string expected = {};
   std::optional<std::uint64_t> byte_offset = {};
 };
-[[noreturn]] void refuse(const std::string& path, HeaderProblem problem);
+// `culprit`: tensor or metadata key.
+[[noreturn]] void refuse(const std::string& path, HeaderProblem problem,
+                         std::string_view culprit = {});
 
 // "16 bytes", "1 byte"
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);

@@ -157,13 +157,8 @@ std::string_view PickleInput::line() {
 void PickleInput::refuse(const char* code, std::string message, std::string found,
                          std::string expected) const {
   const std::string field = opcode_name(op_);
-  loadstone::refuse(source_.path(), {.code = code,
-                                     .message = std::move(message),
-                                     .culprit = {},
-                                     .field = field,
-                                     .found = std::move(found),
-                                     .expected = std::move(expected),
-                                     .byte_offset = op_begin_});
+  loadstone::refuse(source_.path(), {code, std::move(message), field, std::move(found),
+                                     std::move(expected), op_begin_});
 }
 
 }  // namespace loadstone

@@ -43,16 +43,13 @@ class TorchReader {
   }
 
  protected:
-  [[noreturn]] void refuse(HeaderProblem problem) const {
-    loadstone::refuse(path_, std::move(problem));
+  [[noreturn]] void refuse(HeaderProblem problem, std::string_view culprit = {}) const {
+    loadstone::refuse(path_, std::move(problem), culprit);
   }
 
   [[noreturn]] void refuse_byteorder(std::string_view field, std::string found) const {
-    refuse({.code = "pt.byteorder",
-            .message = "the file was written on a big-endian machine",
-            .field = field,
-            .found = std::move(found),
-            .expected = "little-endian numbers; torch.load and torch.save there write such"});
+    refuse({"pt.byteorder", "the file was written on a big-endian machine", field, std::move(found),
+            "little-endian numbers; torch.load and torch.save there write such"});
   }
 
   FileHeader finish(const Pickle& pickle, const TorchStorages& storages) {
@@ -117,12 +114,7 @@ class TorchZipReader : TorchReader {
  private:
   [[noreturn]] void refuse_record(const char* code, std::string message, std::string_view record,
                                   std::string found, std::string expected) const {
-    refuse({.code = code,
-            .message = std::move(message),
-            .culprit = record,
-            .field = "zip",
-            .found = std::move(found),
-            .expected = std::move(expected)});
+    refuse({code, std::move(message), "zip", std::move(found), std::move(expected)}, record);
   }
 
   // The folder of the first pickle, with its slash.
@@ -235,20 +227,14 @@ class TorchLegacyReader : TorchReader {
     const Pickle magic = next_pickle();
     if (magic.kind(magic.root) != PickleKind::big_integer ||
         magic.text(magic.root) != legacy_magic) {
-      refuse({.code = "pt.not_torch",
-              .message = "a pickle that torch did not write",
-              .field = "magic",
-              .found = magic.describe(magic.root),
-              .expected = "torch's magic number"});
+      refuse({"pt.not_torch", "a pickle that torch did not write", "magic",
+              magic.describe(magic.root), "torch's magic number"});
     }
     const Pickle protocol = next_pickle();
     if (protocol.kind(protocol.root) != PickleKind::integer ||
         protocol.node(protocol.root).number != legacy_protocol) {
-      refuse({.code = "pt.protocol",
-              .message = "another protocol of torch's files",
-              .field = "protocol",
-              .found = protocol.describe(protocol.root),
-              .expected = std::to_string(legacy_protocol)});
+      refuse({"pt.protocol", "another protocol of torch's files", "protocol",
+              protocol.describe(protocol.root), std::to_string(legacy_protocol)});
     }
     check_machine(next_pickle());
     const Pickle pickle = next_pickle();
@@ -286,11 +272,8 @@ class TorchLegacyReader : TorchReader {
   }
 
   [[noreturn]] void refuse_machine(const Pickle& machine, std::uint32_t node) const {
-    refuse({.code = "pt.byteorder",
-            .message = "the file does not say how its numbers are written",
-            .field = "sys_info",
-            .found = machine.describe(node),
-            .expected = "{'little_endian': True, ...}"});
+    refuse({"pt.byteorder", "the file does not say how its numbers are written", "sys_info",
+            machine.describe(node), "{'little_endian': True, ...}"});
   }
 
   // In the order of the list: a count of elements, and that many.
@@ -309,12 +292,8 @@ class TorchLegacyReader : TorchReader {
 
   void find_storage(const std::string& key, TorchStorage& storage) {
     const auto bad = [&](std::string_view field, std::string found, std::string expected) {
-      refuse({.code = "pt.storage_size",
-              .message = fmt::format("storage '{}' has another size", key),
-              .field = field,
-              .found = std::move(found),
-              .expected = std::move(expected),
-              .byte_offset = at_});
+      refuse({"pt.storage_size", fmt::format("storage '{}' has another size", key), field,
+              std::move(found), std::move(expected), at_});
     };
     if (file_bytes_ - at_ < numel_bytes) {
       bad("file", bytes_text(file_bytes_ - at_), "8 bytes and the storage");
@@ -334,11 +313,8 @@ class TorchLegacyReader : TorchReader {
   }
 
   [[noreturn]] void refuse_key(const Pickle& keys, std::uint32_t node, std::string expected) const {
-    refuse({.code = "pt.storage_missing",
-            .message = "the list of storages is not that of the pickle",
-            .field = "storage",
-            .found = keys.describe(node),
-            .expected = std::move(expected)});
+    refuse({"pt.storage_missing", "the list of storages is not that of the pickle", "storage",
+            keys.describe(node), std::move(expected)});
   }
 
   std::uint64_t file_bytes_ = 0;
@@ -375,26 +351,19 @@ bool is_extra_state(std::string_view name) noexcept {
 FileHeader read_torch(ByteSource& source) {
   const std::uint64_t file_bytes = source.identity().bytes;
   if (file_bytes < 4) {
-    refuse(source.path(), {.code = "pt.file_too_small",
-                           .message = "the file is too small to hold anything",
-                           .field = "file",
-                           .found = "a file of " + bytes_text(file_bytes),
-                           .expected = "a checkpoint",
-                           .byte_offset = 0});
+    refuse(source.path(), {"pt.file_too_small", "the file is too small to hold anything", "file",
+                           "a file of " + bytes_text(file_bytes), "a checkpoint", 0});
   }
   const FileKind kind = sniff(source);
   if (kind == FileKind::torch_zip) return TorchZipReader(source).read();
   if (kind == FileKind::torch_pickle) return TorchLegacyReader(source).read();
   const bool is_tar = is_legacy_tar(source);
-  refuse(source.path(),
-         {.code = is_tar ? "pt.legacy_tar" : "pt.not_torch",
-          .message = is_tar ? "a tar archive of torch 0.1, which loadstone does not read; "
-                              "torch.load and torch.save write it anew"
-                            : "this file is not in one of torch's formats",
-          .field = "file",
-          .found = is_tar ? "a tar archive" : std::string(describe(kind)),
-          .expected = "a zip archive, or torch's pickles",
-          .byte_offset = 0});
+  refuse(source.path(), {is_tar ? "pt.legacy_tar" : "pt.not_torch",
+                         is_tar ? "a tar archive of torch 0.1, which loadstone does not read; "
+                                  "torch.load and torch.save write it anew"
+                                : "this file is not in one of torch's formats",
+                         "file", is_tar ? "a tar archive" : std::string(describe(kind)),
+                         "a zip archive, or torch's pickles", 0});
 }
 
 }  // namespace loadstone

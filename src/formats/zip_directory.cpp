@@ -82,13 +82,10 @@ class ZipReader {
   [[noreturn]] void refuse(std::string message, std::string found, std::string expected,
                            std::string_view record = {},
                            std::optional<std::uint64_t> offset = {}) const {
-    loadstone::refuse(source_.path(), {.code = "pt.zip",
-                                       .message = std::move(message),
-                                       .culprit = record,
-                                       .field = "zip",
-                                       .found = std::move(found),
-                                       .expected = std::move(expected),
-                                       .byte_offset = offset});
+    loadstone::refuse(
+        source_.path(),
+        {"pt.zip", std::move(message), "zip", std::move(found), std::move(expected), offset},
+        record);
   }
 
   // ---- the end of the file
@@ -205,13 +202,10 @@ class ZipReader {
   }
 
   [[noreturn]] void refuse_twice(const ZipEntry& entry, std::uint64_t offset) const {
-    loadstone::refuse(source_.path(), {.code = "pt.duplicate",
-                                       .message = "the archive holds two records of this name",
-                                       .culprit = entry.name,
-                                       .field = "zip",
-                                       .found = "a second record",
-                                       .expected = "one",
-                                       .byte_offset = offset});
+    loadstone::refuse(source_.path(),
+                      {"pt.duplicate", "the archive holds two records of this name", "zip",
+                       "a second record", "one", offset},
+                      entry.name);
   }
 
   // The 64-bit numbers stand one after the other, and only those that are asked for.
