@@ -69,7 +69,7 @@ std::optional<Dtype> dtype_of_global(std::string_view global) noexcept {
   return dtype && bits(*dtype) % 8 == 0 ? dtype : std::nullopt;
 }
 
-// Those that loadstone does not read are refused where a tensor has them.
+// Dtypes that loadstone does not read are refused if a tensor has one.
 bool is_torch_dtype(std::string_view global) noexcept {
   constexpr auto beginnings = std::to_array<std::string_view>(
       {"torch.float", "torch.bfloat", "torch.int", "torch.uint", "torch.bool", "torch.complex",
@@ -133,7 +133,7 @@ class DcpReader {
 
   // ---- the pickle
 
-  // Of an object's attributes; none where it has not been set.
+  // Finds an attribute of an object; nothing if it is not set.
   [[nodiscard]] std::optional<std::uint32_t> find_member(std::uint32_t object,
                                                          std::string_view name) const {
     const auto& parts = pickle_.items(object);
@@ -387,7 +387,7 @@ class DcpReader {
     chunk.item_bytes = number_of(member(info, "length", name), name, "length");
   }
 
-  // Compressed by an extension, say.
+  // An extension may compress items.
   void require_untransformed(const std::string& name, std::uint32_t info) const {
     const auto given = find_member(info, "transform_descriptors");
     if (!given || pickle_.kind(*given) == PickleKind::none) return;

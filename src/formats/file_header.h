@@ -1,4 +1,4 @@
-// What one file says about itself, and the tools with which the readers of the formats say it.
+// The header of one file, and tools that the readers of all formats share.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,7 @@ struct FileHeader {
 // Copies to a shard how its file is read: how many reads at once, and whether over a network.
 void note_reads(const ByteSource& source, Shard& shard);
 
-// A rule that a file breaks, in the order in which its readers say it. `code` is text that lives
-// for ever.
+// A rule that a file breaks. `code` is text that lives for ever.
 struct HeaderProblem {
   const char* code = "internal";
   std::string message = {};
@@ -37,13 +36,16 @@ struct HeaderProblem {
 [[noreturn]] void refuse(const std::string& path, HeaderProblem problem,
                          std::string_view culprit = {});
 
+// The digest of all bytes before the data of a file, and behind them.
+[[nodiscard]] std::string header_digest(ByteSource& source, const Shard& shard);
+
 // "16 bytes", "1 byte"
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 
 // A tensor whose name an earlier one has already.
 [[nodiscard]] std::optional<std::size_t> second_of_a_name(const std::vector<TensorInfo>& tensors);
 
-// Warnings of one file. A file can break a rule once a tensor, so each code is told at most
+// Warnings of one file. A file can break a rule once a tensor, so each code is reported at most
 // `per_code_max` times and then counted. Not thread-safe.
 class Warnings {
  public:

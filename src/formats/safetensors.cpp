@@ -21,7 +21,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::string_view metadata_name = "__metadata__";
-constexpr std::size_t name_bytes_max = 1024;  // longer ones are told about
+constexpr std::size_t name_bytes_max = 1024;  // longer ones are reported
 constexpr std::size_t rank_warned_max = 64;   // the same
 constexpr std::uint64_t length_bytes = 8;
 
@@ -101,7 +101,7 @@ class SafetensorsReader {
       refuse({"st.header_utf8", "the header is not UTF-8", "header", "bytes that are no UTF-8",
               "UTF-8", length_bytes});
     }
-    // An array or a number is told as wrong JSON; what stands before a '{' as a wrong start.
+    // An array or a number is reported as wrong JSON; text before a '{' as a wrong start.
     const bool other_json =
         std::string_view("[\"-0123456789tfn").find(text.front()) != std::string_view::npos;
     if (text.front() != '{' && !other_json) {

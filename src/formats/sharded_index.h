@@ -1,4 +1,4 @@
-// model.safetensors.index.json: which tensor stands in which shard.
+// model.safetensors.index.json: which shard holds which tensor.
 // Rules and codes: docs/formats/sharded-index.md.
 #pragma once
 

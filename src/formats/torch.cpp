@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/digest.h"
 #include "base/text.h"
 #include "formats/sniff.h"
 #include "formats/torch_pickle.h"
@@ -26,13 +25,13 @@ namespace {
 constexpr std::string_view pickle_name = "data.pkl";
 constexpr std::uint64_t byteorder_bytes_max = 16;
 constexpr std::uint64_t numel_bytes = 8;
-// Of the archive's folder, which is a part of the name of each storage's record.
+// Length of the archive's folder, which is a part of the name of each storage's record.
 constexpr std::size_t root_bytes_max = 1024;
 // The number that begins a file of torch before 1.6, lowest byte first.
 constexpr std::string_view legacy_magic = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 constexpr std::int64_t legacy_protocol = 1001;
 
-// What both layouts end in. Not thread-safe.
+// The end of both layouts. Not thread-safe.
 class TorchReader {
  public:
   explicit TorchReader(ByteSource& source)
@@ -56,27 +55,9 @@ class TorchReader {
     header_.tensors = read_state({path_, header_.shard.identity.bytes, pickle, storages}, warnings_,
                                  header_.findings);
     std::ranges::stable_sort(header_.tensors, {}, &TensorInfo::offset_begin);
-    add_digest();
+    header_.shard.header_digest = header_digest(source_, header_.shard);
     for (Finding& finding : warnings_.take()) header_.findings.push_back(std::move(finding));
     return std::move(header_);
-  }
-
-  // Of what stands before the data and behind them.
-  void add_digest() {
-    const Shard& shard = header_.shard;
-    Digest digest;
-    digest_range(digest, 0, shard.data_begin);
-    if (shard.tail_begin != 0) digest_range(digest, shard.tail_begin, shard.identity.bytes);
-    header_.shard.header_digest = digest.hex();
-  }
-
-  void digest_range(Digest& digest, std::uint64_t begin, std::uint64_t end) {
-    std::vector<std::byte> buffer(std::min<std::uint64_t>(end - begin, 64 << 10));
-    for (std::uint64_t at = begin; at < end; at += buffer.size()) {
-      const auto piece = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), end - at));
-      source_.read(at, piece);
-      digest.update(piece);
-    }
   }
 
   ByteSource& source_;
@@ -155,7 +136,7 @@ class TorchZipReader : TorchReader {
     }
   }
 
-  // Files from before torch 2.1 do not say it, and are little-endian.
+  // Files from before torch 2.1 lack it, and are little-endian.
   void check_byteorder(const std::string& root) {
     const auto found = records_.find(root + "byteorder");
     if (found == records_.end()) return;
@@ -186,7 +167,7 @@ class TorchZipReader : TorchReader {
   void find_storages(const std::string& root, TorchStorages& storages) const {
     for (auto& [key, storage] : storages) {
       const auto found = records_.find(fmt::format("{}data/{}", root, key));
-      if (found == records_.end()) continue;  // told where a tensor wants it
+      if (found == records_.end()) continue;  // reported if a tensor wants it
       const ZipRecord& record = *found->second;
       require_stored(record);
       if (record.bytes != storage.bytes) {

@@ -65,7 +65,7 @@ class StateReader {
       refuse(path_, {"pt.top_level", "the pickle holds no state dict", "data.pkl",
                      pickle_.describe(root), "a dict of tensors"});
     }
-    // Containers that stand in several places multiply; honest files hold each value a few times.
+    // Containers in several places multiply; honest files hold each value a few times.
     for (const auto& items : pickle_.lists) visits_left_ += 4 * items.size();
     visits_left_ = std::min(visits_left_ + 1000, visits_max);
     std::string prefix;

@@ -98,7 +98,7 @@ class ViewReader {
             printable(pickle_.callee(node)), "a dense tensor"});
   }
 
-  // What a parameter holds.
+  // The tensor of a parameter.
   [[nodiscard]] std::uint32_t unwrapped(std::uint32_t node) const {
     for (int i = 0; i < parameter_wrappers_max; ++i) {
       if (pickle_.kind(node) != PickleKind::call) refuse_arguments(node);
@@ -170,7 +170,7 @@ class ViewReader {
             pickle_.describe(node), "torch.uint16, torch.float8_e4m3fn ..."});
   }
 
-  // Where the elements stand: the range of the file from the first to the last of them.
+  // Sets the range of the file from the first to the last element.
   void place(TensorInfo& tensor, const TorchStorage& storage, Dtype dtype, std::uint64_t offset,
              const std::vector<std::uint64_t>& strides) const {
     const std::uint64_t element_bytes = bits(dtype) / 8;

@@ -45,7 +45,7 @@ Number number_at(std::span<const std::byte> bytes, std::uint64_t at) {
   return number;
 }
 
-// What the end of the file says about the directory.
+// The directory, by the end of the file.
 struct End {
   std::uint64_t directory_begin = 0;
   std::uint64_t directory_bytes = 0;
@@ -129,7 +129,7 @@ class ZipReader {
     return end;
   }
 
-  // Large archives say it again in 64 bits; torch writes that part always.
+  // Large archives repeat it in 64 bits; torch writes that part always.
   void read_end64(End& end) const {
     if (end.end_begin < locator64_bytes + end64_bytes) return;
     std::array<std::byte, locator64_bytes> locator;
@@ -208,7 +208,7 @@ class ZipReader {
                       entry.name);
   }
 
-  // The 64-bit numbers stand one after the other, and only those that are asked for.
+  // The 64-bit numbers follow each other, and only those that are asked for.
   void read_extra(ZipEntry& entry, std::span<const std::byte> extra, std::uint64_t offset) const {
     while (extra.size() >= 4) {
       const auto id = number_at<std::uint16_t>(extra, 0);
