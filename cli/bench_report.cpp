@@ -6,6 +6,7 @@
 #include <array>
 
 #include "base/json_writer.h"
+#include "base/named.h"
 #include "base/text.h"
 
 namespace loadstone::cli {
@@ -73,18 +74,20 @@ std::string verdict_line(const BenchFigures& figures, std::string_view source,
                      percent(verdict.of_limit), bound_text(figures, verdict.bound));
 }
 
-void write_rates(JsonWriter& json, const Series& series) {
+}  // namespace
+
+void visit_fields(JsonWriter& json, Like<Series> auto& series) {
   json.member("bytes_per_second", series.median());
   json.member("lowest", series.lowest());
   json.member("highest", series.highest());
 }
 
-void write_load(JsonWriter& json, std::string_view name, const LoadSeries& load,
-                const std::optional<LoadVerdict>& verdict, std::string_view limit) {
+static void write_load(JsonWriter& json, std::string_view name, const LoadSeries& load,
+                       const std::optional<LoadVerdict>& verdict, std::string_view limit) {
   json.key(name);
   if (load.series.seconds.empty()) return json.null();
   json.begin_object();
-  write_rates(json, load.series);
+  visit_fields(json, load.series);
   json.member("processor_share", load.processor_share());
   json.member("limit", limit);
   if (verdict) {
@@ -93,8 +96,6 @@ void write_load(JsonWriter& json, std::string_view name, const LoadSeries& load,
   }
   json.end_object();
 }
-
-}  // namespace
 
 double Series::lowest() const {
   return seconds.empty() ? 0 : rate(bytes, *std::ranges::max_element(seconds));
@@ -107,17 +108,7 @@ double Series::highest() const {
 double LoadSeries::processor_share() const { return median_of(processor_shares); }
 
 std::string_view name(Bound bound) noexcept {
-  switch (bound) {
-    case Bound::page_cache_to_new_memory:
-      return "page_cache_to_new_memory";
-    case Bound::disk:
-      return "disk";
-    case Bound::processor:
-      return "processor";
-    case Bound::waiting:
-      break;
-  }
-  return "waiting";
+  return name_among({"page_cache_to_new_memory", "disk", "processor", "waiting"}, bound);
 }
 
 LoadVerdict page_cache_verdict(const BenchFigures& figures) {
@@ -192,14 +183,7 @@ std::string to_json(const BenchFigures& figures) {
   json.key("limits");
   json.begin_object();
   for (const Row& row : limits_of(figures)) {
-    json.key(row.name);
-    if (row.series.seconds.empty()) {
-      json.null();
-      continue;
-    }
-    json.begin_object();
-    write_rates(json, row.series);
-    json.end_object();
+    json.member(row.name, row.series.seconds.empty() ? nullptr : &row.series);
   }
   json.end_object();
   json.key("loads");

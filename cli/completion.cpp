@@ -1,6 +1,8 @@
 // Completion for shells, made of the table of commands.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <array>
 #include <string>
 #include <string_view>
 
@@ -11,50 +13,35 @@ namespace loadstone::cli {
 namespace {
 
 std::string spaced(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
-  return text;
+  return fmt::format("{}", fmt::join(words, " "));
 }
 
-// Text between single quotes of bash and zsh.
-std::string in_quotes(std::string_view text) {
-  std::string out = "'";
+// The text with `escape` before each of these characters.
+std::string escaped(std::string_view text, std::string_view characters, std::string_view escape) {
+  std::string out;
   for (const char character : text) {
-    if (character == '\'') {
-      out += "'\\''";
-    } else {
-      out += character;
-    }
-  }
-  return out + "'";
-}
-
-// fish knows two escapes inside single quotes.
-std::string in_fish_quotes(std::string_view text) {
-  std::string out = "'";
-  for (const char character : text) {
-    if (character == '\'' || character == '\\') out += '\\';
+    if (characters.find(character) != characters.npos) out += escape;
     out += character;
   }
-  return out + "'";
+  return out;
 }
+
+// Text between single quotes of bash and zsh: '\'' closes, gives and opens one.
+std::string in_quotes(std::string_view text) { return "'" + escaped(text, "'", "'\\'") + "'"; }
+
+// fish knows two escapes inside single quotes.
+std::string in_fish_quotes(std::string_view text) { return "'" + escaped(text, "'\\", "\\") + "'"; }
+
+// Actions of a shell for words of each kind, in the order of the kinds.
+using Actions = std::array<std::string, 4>;
 
 // ---- bash
 
 // The command that sets COMPREPLY for such a word. Names of files may hold spaces: one a line.
 std::string bash_reply(const WordRow& row) {
-  switch (row.kind) {
-    case WordKind::choice:
-      return fmt::format("mapfile -t COMPREPLY < <(compgen -W {} -- \"$cur\")",
-                         in_quotes(spaced(row.choices)));
-    case WordKind::file:
-      return "_loadstone_files -f";
-    case WordKind::folder:
-      return "_loadstone_files -d";
-    case WordKind::text:
-      break;
-  }
-  return ":";
+  return Actions{":", "_loadstone_files -f", "_loadstone_files -d",
+                 fmt::format("mapfile -t COMPREPLY < <(compgen -W {} -- \"$cur\")",
+                             in_quotes(spaced(row.choices)))}[static_cast<std::size_t>(row.kind)];
 }
 
 std::string bash_command(const CommandRow& command) {
@@ -63,9 +50,7 @@ std::string bash_command(const CommandRow& command) {
   for (const WordRow& row : command.options) {
     names.insert(names.end(), row.names.begin(), row.names.end());
     if (!row.takes_value()) continue;
-    std::string pattern;
-    for (const std::string& name : row.names) pattern += (pattern.empty() ? "" : "|") + name;
-    text += fmt::format("        {}) {}; return ;;\n", pattern, bash_reply(row));
+    text += fmt::format("        {}) {}; return ;;\n", fmt::join(row.names, "|"), bash_reply(row));
   }
   text += fmt::format("      esac\n      options={}\n", in_quotes(spaced(names)));
   text += "      if [[ $cur != -* ]]; then ";
@@ -76,27 +61,11 @@ std::string bash_command(const CommandRow& command) {
 // ---- zsh
 
 // Inside a specification of _arguments a colon and brackets have a meaning.
-std::string zsh_text(std::string_view text) {
-  std::string out;
-  for (const char character : text) {
-    if (character == ':' || character == '[' || character == ']') out += '\\';
-    out += character;
-  }
-  return out;
-}
+std::string zsh_text(std::string_view text) { return escaped(text, ":[]", "\\"); }
 
 std::string zsh_action(const WordRow& row) {
-  switch (row.kind) {
-    case WordKind::choice:
-      return "(" + spaced(row.choices) + ")";
-    case WordKind::file:
-      return "_files";
-    case WordKind::folder:
-      return "_files -/";
-    case WordKind::text:
-      break;
-  }
-  return " ";
+  return Actions{" ", "_files", "_files -/",
+                 "(" + spaced(row.choices) + ")"}[static_cast<std::size_t>(row.kind)];
 }
 
 // Every name by itself, and again as often as somebody likes: many options repeat.
@@ -123,17 +92,9 @@ std::string zsh_command(const CommandRow& command) {
 // ---- fish
 
 std::string fish_action(const WordRow& row) {
-  switch (row.kind) {
-    case WordKind::choice:
-      return " -x -a " + in_fish_quotes(spaced(row.choices));
-    case WordKind::file:
-      return " -r -F";
-    case WordKind::folder:
-      return " -x -a '(__fish_complete_directories)'";
-    case WordKind::text:
-      break;
-  }
-  return row.takes_value() ? " -x" : "";
+  return Actions{
+      row.takes_value() ? " -x" : "", " -r -F", " -x -a '(__fish_complete_directories)'",
+      " -x -a " + in_fish_quotes(spaced(row.choices))}[static_cast<std::size_t>(row.kind)];
 }
 
 void add_fish_option(std::string& text, const std::string& condition, const WordRow& row) {

@@ -14,6 +14,17 @@
 #include "cli/output.h"
 #include "loadstone/error.h"
 
+namespace loadstone {
+
+void visit_fields(JsonWriter& json, Like<CodeInfo> auto& info) {
+  json.member("code", info.code);
+  json.member("meaning", info.meaning);
+  json.member("advice", info.advice);
+  json.member("exit_status", exit_status(info.code));
+}
+
+}  // namespace loadstone
+
 namespace loadstone::cli {
 
 namespace {
@@ -25,22 +36,11 @@ std::string unknown_code(const std::string& code) {
   return fmt::format("unknown code '{}'{}", printable(code), near);
 }
 
-void write_code(JsonWriter& json, const CodeInfo& info) {
-  json.begin_object();
-  json.member("code", info.code);
-  json.member("meaning", info.meaning);
-  json.member("advice", info.advice);
-  json.member("exit_status", exit_status(info.code));
-  json.end_object();
-}
-
 int explain_one(const std::string& code, bool json) {
   const CodeInfo* const info = find_code(code);
   if (info == nullptr) throw Error("usage", unknown_code(code));
   if (json) {
-    JsonWriter writer(2);
-    write_code(writer, *info);
-    print_line(writer.take());
+    print_line(json_text(*info, 2));
   } else {
     print(fmt::format("{}\n  {}\n  {}\n  As an error: exit status {}.\n", info->code, info->meaning,
                       info->advice, exit_status(info->code)));
@@ -50,11 +50,7 @@ int explain_one(const std::string& code, bool json) {
 
 int explain_all(bool json) {
   if (json) {
-    JsonWriter writer(2);
-    writer.begin_array();
-    for (const CodeInfo& info : all_codes()) write_code(writer, info);
-    writer.end_array();
-    print_line(writer.take());
+    print_line(json_text(all_codes(), 2));
     return 0;
   }
   std::size_t width = 0;

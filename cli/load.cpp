@@ -75,21 +75,17 @@ Plan planned(const LoadArgs& args, const std::vector<std::string>& typed) {
 void check_machine(const Plan& plan) {
   for (const PlannedTarget& target : plan.targets) {
     if (target.delivery != Delivery::memory || target.device == "cpu") continue;
-    Where where;
-    where.tensor = target.name;
     throw Error(
         "memory.device",
         fmt::format("is placed on {}, but this command loads into the machine's memory only",
                     target.device),
-        where);
+        {.tensor = target.name});
   }
   const auto needed = plan.peak_bytes.find("cpu");
   const auto available = available_memory_bytes();
   if (needed == plan.peak_bytes.end() || !available || needed->second <= *available) return;
-  Where where;
-  where.found = human_bytes(*available);
-  where.expected = human_bytes(needed->second);
-  throw Error("memory.host", "the load needs more memory than is free", where);
+  throw Error("memory.host", "the load needs more memory than is free",
+              {.found = human_bytes(*available), .expected = human_bytes(needed->second)});
 }
 
 Outcome do_load(const Plan& plan, const LoadArgs& args) {

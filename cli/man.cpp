@@ -1,5 +1,6 @@
 // loadstone(1), made of the table of commands.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <string>
 #include <string_view>
@@ -41,9 +42,7 @@ void add_row(std::string& page, const WordRow& row) {
   page += '\n' + roff(row.help) + '\n';
   // Codes have a command of their own that lists them.
   if (row.kind == WordKind::choice && row.names.front().starts_with('-')) {
-    std::string words;
-    for (const std::string& choice : row.choices) words += (words.empty() ? "" : ", ") + choice;
-    page += roff("One of " + words + ".") + '\n';
+    page += roff(fmt::format("One of {}.", fmt::join(row.choices, ", "))) + '\n';
   }
 }
 

@@ -23,10 +23,8 @@ namespace {
 constexpr std::size_t warnings_shown_max = 10;
 
 [[noreturn]] void fail_write(const std::string& path, int system_error) {
-  Where where;
-  where.path = path;
-  where.system_error = system_error;
-  throw Error(system_error == ENOSPC ? "io.no_space" : "io.write", "cannot write", where);
+  throw Error(system_error == ENOSPC ? "io.no_space" : "io.write", "cannot write",
+              {.path = path, .system_error = system_error});
 }
 
 void require_length(const std::string& path, std::uint64_t bytes, const TextLimit& limit) {

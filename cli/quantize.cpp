@@ -51,6 +51,9 @@ void add_quantize_options(Command command, QuantizeArgs& args) {
 QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
   QuantizeOptions options;
   options.allow_non_finite = args.allow_non_finite;
+  options.include = args.include;
+  options.exclude = args.exclude;
+  options.style = from_name<QuantizeStyle>(args.style);
   if (args.formats.empty()) {
     if (args.mode != "exact") {
       throw Error("usage", "--mode says how --quantize writes; it is not there");
@@ -58,9 +61,6 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
     if (!args.imatrix.empty()) {
       throw Error("usage", "--imatrix weighs what --quantize rounds; it is not there");
     }
-    options.include = args.include;
-    options.exclude = args.exclude;
-    options.style = from_name<QuantizeStyle>(args.style);
     return options;
   }
   const QuantizeMode mode = quantize_mode(args.mode).value_or(QuantizeMode::exact);
@@ -72,9 +72,6 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
     made.quantization = quantization_from_user(
         sign == std::string::npos ? text : text.substr(sign + 1), mode, format);
   }
-  options.include = args.include;
-  options.exclude = args.exclude;
-  options.style = from_name<QuantizeStyle>(args.style);
   if (!args.imatrix.empty()) {
     if (format != FileFormat::gguf) {
       throw Error("usage", "--imatrix is for NAME.gguf as TARGET: other files have no such blocks");

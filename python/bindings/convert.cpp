@@ -113,15 +113,11 @@ ConvertReport run(const Conversion& conversion, const std::string& target, nb::o
                   bool resume, std::optional<std::pair<std::uint32_t, std::uint32_t>> part,
                   bool finish, const std::string& receipt, const std::string& page_cache) {
   PythonObserver observer(std::move(callback));
-  try {
-    const auto storage = observer.storage_for(*conversion.plan.catalog);
-    const nb::gil_scoped_release release;
+  const auto storage = observer.storage_for(*conversion.plan.catalog);
+  return observer.watch([&] {
     return convert(conversion, target, &observer, storage.get(),
                    run_for(resume, part, finish, receipt, page_cache));
-  } catch (const Error&) {
-    observer.rethrow();
-    throw;
-  }
+  });
 }
 
 // Of each file the bytes of its data, and rows for the tensors there: name, shape, encoding, and

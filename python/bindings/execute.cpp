@@ -125,14 +125,10 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   options.storage = storage.get();
   // The report's folder may ask it later; rare, and some hundred bytes.
   if (!plan->offload_folder.empty()) static_cast<void>(storage.release());
-  try {
-    const nb::gil_scoped_release release;
+  return observer.watch([&] {
     return partial ? execute(without_offload(*plan), destinations, options)
                    : execute(*plan, destinations, options);
-  } catch (const Error&) {
-    observer.rethrow();
-    throw;
-  }
+  });
 }
 
 // One report of several calls that each loaded some of the targets. With `plan`: all of its targets

@@ -39,9 +39,17 @@ class PythonObserver final : public Observer {
     return make_stoppable(catalog.storage(), [stop = is_stopped_] { return stop->load(); });
   }
 
-  // What Python raised (KeyboardInterrupt, or an error of the callback) goes before "cancelled".
-  void rethrow() const {
-    if (raised_) std::rethrow_exception(raised_);
+  // Does the work without the interpreter's lock. What Python raised (KeyboardInterrupt, or an
+  // error of the callback) goes before "cancelled".
+  template <typename Work>
+  auto watch(const Work& work) const {
+    try {
+      const nb::gil_scoped_release release;
+      return work();
+    } catch (const Error&) {
+      if (raised_) std::rethrow_exception(raised_);
+      throw;
+    }
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <simdjson.h>
 
 #include <new>
+#include <optional>
 #include <string_view>
 
 namespace loadstone {
@@ -15,6 +16,13 @@ namespace dom = simdjson::dom;
   const auto result = parser.parse(text.data(), text.size());
   if (result.error() == simdjson::MEMALLOC) throw std::bad_alloc();
   return result;
+}
+
+// Nothing where an element, or a member that was looked for, is of another type or missing.
+template <typename Value>
+[[nodiscard]] std::optional<Value> json_as(const auto& found) {
+  Value value{};
+  return found.get(value) == simdjson::SUCCESS ? std::optional(value) : std::nullopt;
 }
 
 }  // namespace loadstone

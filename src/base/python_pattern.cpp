@@ -77,29 +77,18 @@ std::optional<char32_t> control(char32_t letter) {
   return meanings[at];
 }
 
-std::u32string code_points(std::string_view utf8) {
-  std::u32string points;
-  for (std::size_t i = 0; i < utf8.size();) {
-    const auto lead = static_cast<unsigned char>(utf8[i]);
-    const std::size_t size = lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-    char32_t point = size == 1 ? lead : lead & (0x7fU >> size);
-    for (std::size_t k = 1; k < size; ++k) {
-      point = point << 6 | (static_cast<unsigned char>(utf8[i + k]) & 0x3fU);
-    }
-    points.push_back(point);
-    i += size;
-  }
-  return points;
-}
-
 // A recursive descent over the grammar of CPython's re._parser, which writes RE2's syntax at once.
 // Not thread-safe.
 class Translator {
  public:
   Translator(std::string_view pattern, const char* code, const std::string& field)
       : shown_(pattern), code_(code), field_(field) {
-    if (!is_utf8(pattern)) refuse("it is not UTF-8");
-    text_ = code_points(pattern);
+    while (!pattern.empty()) {
+      const Character next = first_character(pattern);
+      if (next.bytes == 0) refuse("it is not UTF-8");
+      text_.push_back(next.code);
+      pattern.remove_prefix(next.bytes);
+    }
   }
 
   std::string run(Flags flags = {}) {

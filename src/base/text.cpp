@@ -59,23 +59,6 @@ constexpr auto unsafe_codes = std::to_array<CodeRange>({
     {0xe0000, 0xe0fff},  // tags, more variation selectors
 });
 
-struct Character {
-  std::uint32_t code;
-  std::size_t bytes;
-};
-
-// The first one of text that should be UTF-8; a byte of no character is one that nobody escapes.
-Character first_character(std::string_view text) noexcept {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return {lead, 1};
-  const std::size_t bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || bytes > text.size()) return {0xfffd, 1};
-  std::uint32_t code = lead & (0x7fu >> bytes);
-  for (std::size_t i = 1; i < bytes; ++i) code = (code << 6) | (byte(i) & 0x3fu);
-  return {code, bytes};
-}
-
 bool is_unsafe(std::uint32_t code) noexcept {
   return std::ranges::any_of(unsafe_codes, [&](const CodeRange& range) {
     return range.first <= code && code <= range.last;
@@ -91,8 +74,8 @@ std::string escaped(std::string_view text) {
     out.append(text.begin(), run);  // names are ASCII, and there may be a million
     text.remove_prefix(static_cast<std::size_t>(run - text.begin()));
     if (text.empty()) return out;
-    const Character found = first_character(text);
     const bool is_stray = !valid && static_cast<unsigned char>(text[0]) >= 0x80;
+    const Character found = first_character(text);
     const std::string_view bytes = text.substr(0, is_stray ? 1 : found.bytes);
     if (is_stray || is_unsafe(found.code)) {
       for (const char each : bytes) {
@@ -199,15 +182,16 @@ std::string visible_json(std::string_view text) {
   const auto add = [&](std::uint32_t unit) { out += fmt::format("\\u{:04x}", unit); };
   while (!text.empty()) {
     const Character found = first_character(text);
-    if (found.bytes == 1 || !is_unsafe(found.code)) {
-      out += text.substr(0, found.bytes);
+    const std::size_t bytes = std::max<std::size_t>(found.bytes, 1);
+    if (bytes == 1 || !is_unsafe(found.code)) {
+      out += text.substr(0, bytes);
     } else if (found.code < 0x10000) {
       add(found.code);
     } else {
       add(0xd800 + ((found.code - 0x10000) >> 10));
       add(0xdc00 + ((found.code - 0x10000) & 0x3ff));
     }
-    text.remove_prefix(found.bytes);
+    text.remove_prefix(bytes);
   }
   return out;
 }
@@ -277,25 +261,28 @@ bool parse_bytes(std::string_view text, std::uint64_t& bytes) {
   return false;
 }
 
+Character first_character(std::string_view text) noexcept {
+  constexpr Character none = {0xfffd, 0};
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  const std::size_t bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || bytes > text.size()) return none;
+  std::uint32_t code = lead & (0x7fu >> bytes);
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0u) != 0x80u) return none;
+    code = (code << 6) | (byte(i) & 0x3fu);
+  }
+  const bool overlong = (bytes == 3 && code < 0x800) || (bytes == 4 && code < 0x10000);
+  if (overlong || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) return none;
+  return {code, bytes};
+}
+
 bool is_utf8(std::string_view text) noexcept {
-  std::size_t at = 0;
-  const auto byte_at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  while (at < text.size()) {
-    const unsigned lead = byte_at(at);
-    if (lead < 0x80) {
-      ++at;
-      continue;
-    }
-    const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-    if (lead < 0xc2 || lead > 0xf4 || at + length > text.size()) return false;
-    std::uint32_t code = lead & (0x7fu >> length);
-    for (std::size_t i = 1; i < length; ++i) {
-      if ((byte_at(at + i) & 0xc0u) != 0x80u) return false;
-      code = (code << 6) | (byte_at(at + i) & 0x3fu);
-    }
-    const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-    if (overlong || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) return false;
-    at += length;
+  while (!text.empty()) {
+    const std::size_t bytes = first_character(text).bytes;
+    if (bytes == 0) return false;
+    text.remove_prefix(bytes);
   }
   return true;
 }

@@ -62,6 +62,13 @@ namespace loadstone {
 // "8GiB", "500MB", "1.5 GB", "4096": nothing when it is not a size.
 [[nodiscard]] bool parse_bytes(std::string_view text, std::uint64_t& bytes);
 
+struct Character {
+  std::uint32_t code;
+  std::size_t bytes;
+};
+// The first one of text that is not empty; of no bytes where it is not well-formed UTF-8.
+[[nodiscard]] Character first_character(std::string_view text) noexcept;
+
 // Whether the bytes are well-formed UTF-8.
 [[nodiscard]] bool is_utf8(std::string_view text) noexcept;
 

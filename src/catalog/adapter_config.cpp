@@ -16,6 +16,7 @@
 #include "base/python_json.h"
 #include "base/repeated_field.h"
 #include "base/text.h"
+#include "base/words.h"
 #include "catalog/assembled_file.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
@@ -40,12 +41,10 @@ constexpr std::uint64_t adapter_config_bytes_max = 16u << 20;
 // Nothing where the field is not there, or null.
 template <typename Value>
 std::optional<Value> typed_member(const dom::object& object, const std::string& field) {
-  dom::element element;
-  if (object[field].get(element) != simdjson::SUCCESS || element.is_null()) return std::nullopt;
-  Value value{};
-  if (element.get(value) != simdjson::SUCCESS) {
-    refuse_adapter("a field of the adapter's configuration has the wrong type", field);
-  }
+  const auto element = object[field];
+  if (element.error() != simdjson::SUCCESS || element.is_null()) return std::nullopt;
+  const auto value = json_as<Value>(element);
+  if (!value) refuse_adapter("a field of the adapter's configuration has the wrong type", field);
   return value;
 }
 
@@ -76,43 +75,35 @@ std::string text_of(ByteSource& file) {
 // Methods that change the base when an adapter is begun, and that peft repeats when it loads it.
 // Its product is the difference from another base than the one at hand. Those named here leave it.
 void refuse_other_base(const dom::object& object, const std::string& field) {
-  std::string_view method;
-  if (object[field].get(method) != simdjson::SUCCESS) return;
-  for (const std::string_view each : {"gaussian", "orthogonal", "eva"}) {
-    if (method == each) return;
-  }
+  const auto method = json_as<std::string_view>(object[field]);
+  if (!method || is_word(*method, "gaussian orthogonal eva")) return;
   refuse_adapter("the adapter was trained on a base that its method changed", "init_lora_weights",
-                 std::string(method), "an adapter that peft has converted to LoRA");
+                 std::string(*method), "an adapter that peft has converted to LoRA");
 }
 
 // Fields that make something else of an adapter than products that are added: peft's variants of
 // LoRA, layers that the base lacks, tensors that are no product.
-constexpr auto refused_fields = std::to_array<const char*>(
-    {"megatron_config", "corda_config", "lora_ga_config", "velora_config", "monteclora_config",
-     "kasa_config", "arrow_config", "use_bdlora", "use_qalora", "alora_invocation_tokens",
-     "layer_replication", "lora_bias", "trainable_token_indices", "target_parameters"});
+constexpr std::string_view refused_fields =
+    "megatron_config corda_config lora_ga_config velora_config monteclora_config kasa_config "
+    "arrow_config use_bdlora use_qalora alora_invocation_tokens layer_replication lora_bias "
+    "trainable_token_indices target_parameters";
 
 // Fields that are read here, and those that do not change the values of a merge. With the refused
 // ones these are all of peft 0.21.
-constexpr auto read_fields = std::to_array<const char*>(
-    {"alpha_pattern", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "modules_to_save",
-     "peft_type", "r", "rank_pattern", "use_dora", "use_rslora"});
-constexpr auto idle_fields = std::to_array<const char*>(
-    {"auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config",
-     "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
-     "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision",
-     "runtime_config", "target_modules", "task_type"});
+constexpr std::string_view read_fields =
+    "alpha_pattern fan_in_fan_out init_lora_weights lora_alpha modules_to_save peft_type r "
+    "rank_pattern use_dora use_rslora";
+constexpr std::string_view idle_fields =
+    "auto_mapping base_model_name_or_path bias ensure_weight_tying eva_config exclude_modules "
+    "inference_mode layers_pattern layers_to_transform loftq_config lora_dropout megatron_core "
+    "peft_version qalora_group_size revision runtime_config target_modules task_type";
 
 // false, null, [] and {} are a field that is not used.
 bool is_set(dom::element element) {
-  bool flag = false;
-  dom::array array;
-  dom::object object;
   if (element.is_null()) return false;
-  if (element.get(flag) == simdjson::SUCCESS) return flag;
-  if (element.get(array) == simdjson::SUCCESS) return array.begin() != array.end();
-  if (element.get(object) == simdjson::SUCCESS) return object.size() > 0;
-  return true;
+  if (const auto array = json_as<dom::array>(element)) return array->begin() != array->end();
+  if (const auto object = json_as<dom::object>(element)) return object->size() > 0;
+  return json_as<bool>(element).value_or(true);
 }
 
 // Throws Error for text that is not one.
@@ -127,15 +118,13 @@ dom::object object_of(dom::parser& parser, std::string_view text, const char* fi
   if (json.has_infinite) {
     refuse_adapter("a number of the adapter's configuration is NaN or infinite", field);
   }
-  dom::object object;
   const auto result = parsed_json(parser, json.text);
-  if (result.get(object) != simdjson::SUCCESS) {
-    refuse_adapter("the adapter's configuration is no JSON object", field);
-  }
+  const auto object = json_as<dom::object>(result);
+  if (!object) refuse_adapter("the adapter's configuration is no JSON object", field);
   if (auto twice = repeated_field(result.value_unsafe())) {
     refuse_adapter("a field appears twice in the adapter's configuration", *std::move(twice));
   }
-  return object;
+  return *object;
 }
 
 }  // namespace
@@ -143,19 +132,19 @@ dom::object object_of(dom::parser& parser, std::string_view text, const char* fi
 AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : prefix_(prefix) {
   dom::parser parser;
   const dom::object object = object_of(parser, text, config_name);
-  const auto field = [&](const char* name) { return prefix_ + name; };
+  const auto field = [&](std::string_view name) { return prefix_ + std::string(name); };
   refuse_other_base(object, field("init_lora_weights"));
   if (const auto type = typed_member<std::string_view>(object, field("peft_type"))) {
     if (*type != "LORA") {
       refuse_adapter("only adapters of LoRA are merged", "peft_type", std::string(*type), "LORA");
     }
   }
-  for (const char* const name : refused_fields) {
-    dom::element element;
-    if (object[field(name)].get(element) == simdjson::SUCCESS && is_set(element)) {
-      refuse_adapter("adapters of this kind are not merged", name);
+  for_each_word(refused_fields, [&](std::string_view name) {
+    const auto element = object[field(name)];
+    if (element.error() == simdjson::SUCCESS && is_set(element.value_unsafe())) {
+      refuse_adapter("adapters of this kind are not merged", std::string(name));
     }
-  }
+  });
   rank_ = rank_of(typed_member<double>(object, field("r")).value_or(8), "r");
   alpha_ = alpha_of(typed_member<double>(object, field("lora_alpha")).value_or(8), "lora_alpha");
   has_root_scale_ = typed_member<bool>(object, field("use_rslora")).value_or(false);
@@ -166,22 +155,20 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
     if (!patterns) return;
     std::vector<std::string_view> keys;
     for (const auto item : *patterns) {
-      double number = 0;
-      if (item.value.get(number) != simdjson::SUCCESS) refuse_adapter("no number", name);
+      const auto number = json_as<double>(item.value);
+      if (!number) refuse_adapter("no number", name);
       keys.push_back(item.key);
-      rules.numbers.push_back(checked(number, name));
+      rules.numbers.push_back(checked(*number, name));
     }
     rules.patterns = ModulePatterns(keys, adapter_code, name);
     rules.keys.assign(keys.begin(), keys.end());
     rules.are_sorted = std::ranges::is_sorted(keys);
   };
-  dom::array saved;
-  if (object[field("modules_to_save")].get(saved) == simdjson::SUCCESS) {
-    for (const auto item : saved) {
-      std::string_view name;
-      if (item.get(name) != simdjson::SUCCESS)
-        refuse_adapter("no name of a module", "modules_to_save");
-      saved_modules_.emplace_back(name);
+  if (const auto saved = json_as<dom::array>(object[field("modules_to_save")])) {
+    for (const auto item : *saved) {
+      const auto name = json_as<std::string_view>(item);
+      if (!name) refuse_adapter("no name of a module", "modules_to_save");
+      saved_modules_.emplace_back(*name);
     }
   }
   add_rules("rank_pattern", rank_of, ranks_);
@@ -190,10 +177,7 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
     std::string_view name = item.key;
     if (!name.starts_with(prefix_) || !is_set(item.value)) continue;
     name.remove_prefix(prefix_.size());
-    const auto is_known = [&](const auto& fields) {
-      return std::ranges::find(fields, name) != fields.end();
-    };
-    if (!is_known(read_fields) && !is_known(idle_fields)) unknown_.emplace_back(name);
+    if (!is_word(name, read_fields) && !is_word(name, idle_fields)) unknown_.emplace_back(name);
   }
 }
 

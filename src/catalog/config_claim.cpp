@@ -35,33 +35,39 @@ void add_block(QuantizationClaim& claim, const Block& block) {
 void add_block(QuantizationClaim& claim, const dom::element& value) {
   if (value.is_null()) return;
   Block block = {0, 0};
-  std::string_view text;
-  dom::array extents;
-  if (value.get(text) == simdjson::SUCCESS) {
-    const auto cross = std::min(text.find('x'), text.size());
-    std::from_chars(text.data(), text.data() + cross, block[0]);
-    if (cross < text.size()) {
-      std::from_chars(text.data() + cross + 1, text.data() + text.size(), block[1]);
+  const auto extents = json_as<dom::array>(value);
+  if (const auto text = json_as<std::string_view>(value)) {
+    const auto cross = std::min(text->find('x'), text->size());
+    std::from_chars(text->data(), text->data() + cross, block[0]);
+    if (cross < text->size()) {
+      std::from_chars(text->data() + cross + 1, text->data() + text->size(), block[1]);
     }
-  } else if (value.get(extents) == simdjson::SUCCESS && extents.size() == 2) {
+  } else if (extents && extents->size() == 2) {
     for (std::size_t i = 0; i < 2; ++i) {
-      if (extents.at(i).get(block[i]) != simdjson::SUCCESS) block[i] = 0;
+      block[i] = json_as<std::uint64_t>(extents->at(i)).value_or(0);
     }
   }
   add_block(claim, block[0] == 0 || block[1] == 0 ? Block{0, 0} : block);
 }
 
-// Of "fp8" and of compressed-tensors.
+// Groups of compressed-tensors.
+std::vector<dom::element> groups_of(const dom::object& section) {
+  std::vector<dom::element> groups;
+  const auto found = json_as<dom::object>(section["config_groups"]);
+  if (!found) return groups;
+  for (const auto group : *found) groups.push_back(group.value);
+  return groups;
+}
+
+// Adds the blocks of "fp8" and of compressed-tensors.
 void add_blocks(QuantizationClaim& claim, const dom::object& section) {
   dom::element block;
   if (section["weight_block_size"].get(block) == simdjson::SUCCESS) {
     claim.has_whole_scales = claim.has_whole_scales || block.is_null();
     add_block(claim, block);
   }
-  dom::object groups;
-  if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
-  for (const auto group : groups) {
-    if (group.value.at_pointer("/weights/block_structure").get(block) == simdjson::SUCCESS) {
+  for (const dom::element group : groups_of(section)) {
+    if (group.at_pointer("/weights/block_structure").get(block) == simdjson::SUCCESS) {
       add_block(claim, block);
     }
   }
@@ -78,8 +84,7 @@ void add_text(QuantizationClaim& claim, std::string_view text) {
 template <typename Value>
 std::optional<Value> member(const dom::object& section, std::initializer_list<const char*> keys) {
   for (const char* key : keys) {
-    Value value{};
-    if (section[key].get(value) == simdjson::SUCCESS) return value;
+    if (const auto value = json_as<Value>(section[key])) return value;
   }
   return std::nullopt;
 }
@@ -118,7 +123,7 @@ std::string method_of(const dom::object& section) {
   return method == "compressed_tensors" ? "compressed-tensors" : method;
 }
 
-// Of GPTQ and AWQ.
+// Adds the words of GPTQ and AWQ.
 void add_words(QuantizationClaim& claim, const dom::object& section) {
   claim.method = method_of(section);
   claim.layout = member<std::string_view>(
@@ -129,8 +134,8 @@ void add_words(QuantizationClaim& claim, const dom::object& section) {
   claim.is_symmetric = member<bool>(section, {"sym"});
   claim.is_reordered = member<bool>(section, {"desc_act"});
   const auto has_entries = [&](std::string_view field) {
-    dom::object entries;
-    return section[field].get(entries) == simdjson::SUCCESS && entries.size() > 0;
+    const auto entries = json_as<dom::object>(section[field]);
+    return entries && entries->size() > 0;
   };
   claim.has_exceptions = has_entries("dynamic") || has_entries("extra_config");
 }
@@ -138,11 +143,10 @@ void add_words(QuantizationClaim& claim, const dom::object& section) {
 // Visits the weights of compressed-tensors' groups.
 template <typename Visit>
 void for_each_group(const dom::object& section, const Visit& visit) {
-  dom::object groups;
-  if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
-  for (const auto group : groups) {
-    dom::object weights;
-    if (group.value.at_pointer("/weights").get(weights) == simdjson::SUCCESS) visit(weights);
+  for (const dom::element group : groups_of(section)) {
+    if (const auto weights = json_as<dom::object>(group.at_pointer("/weights"))) {
+      visit(*weights);
+    }
   }
 }
 
@@ -169,13 +173,13 @@ void add_groups(QuantizationClaim& claim, const dom::object& section) {
 void add_claim(QuantizationClaim& claim, const dom::element& value, const std::string& path) {
   claim.is_made = true;
   add_text(claim, std::string(simdjson::minify(value)));
-  dom::object section;
-  if (value.get(section) != simdjson::SUCCESS) return;
-  refuse_two_formats(section, path);
-  add_blocks(claim, section);
-  add_transforms(claim, section);
-  if (claim.method.empty()) add_words(claim, section);
-  if (claim.method == "compressed-tensors") add_groups(claim, section);
+  const auto section = json_as<dom::object>(value);
+  if (!section) return;
+  refuse_two_formats(*section, path);
+  add_blocks(claim, *section);
+  add_transforms(claim, *section);
+  if (claim.method.empty()) add_words(claim, *section);
+  if (claim.method == "compressed-tensors") add_groups(claim, *section);
 }
 
 QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& folder,
@@ -225,32 +229,39 @@ void warn_of_two(std::vector<Finding>& findings, std::string_view first, std::st
        .expected = std::move(expected)});
 }
 
+// The words that each file may have, by their names in it.
+template <typename Visit>
+void visit_words(const Visit& visit) {
+  visit("bits", &QuantizationClaim::bits);
+  visit("group_size", &QuantizationClaim::group_size);
+  visit("sym", &QuantizationClaim::is_symmetric);
+  visit("desc_act", &QuantizationClaim::is_reordered);
+}
+
 void warn_of_words(std::vector<Finding>& findings, const QuantizationClaim& claim,
                    const QuantizationClaim& other, const std::string& folder,
                    const std::string& path) {
-  const auto compare = [&](const char* field, const auto& first, const auto& second) {
+  const auto text = [](auto value) {
+    if constexpr (std::is_same_v<decltype(value), bool>) return fmt::format("{}", value);
+    return fmt::format("{}", static_cast<std::int64_t>(value));  // -1: one group
+  };
+  visit_words([&](const char* field, auto member) {
+    const auto& first = claim.*member;
+    const auto& second = other.*member;
     if (!first || !second || *first == *second) return;
-    const auto text = [&](const auto& value) { return fmt::format("{}", value); };
     warn_of_two(findings, join_path(folder, "config.json"), path, field, text(*second),
                 text(*first));
-  };
-  const auto whole = [](std::optional<std::uint64_t> size) {
-    return size ? std::optional(static_cast<std::int64_t>(*size)) : std::nullopt;
-  };
-  compare("bits", claim.bits, other.bits);
-  compare("group_size", whole(claim.group_size), whole(other.group_size));
-  compare("sym", claim.is_symmetric, other.is_symmetric);
-  compare("desc_act", claim.is_reordered, other.is_reordered);
+  });
 }
 
 // False if it is not a list of texts.
 bool add_texts(std::vector<std::string>& texts, const dom::object& object, std::string_view key) {
-  dom::array items;
-  if (object[key].get(items) != simdjson::SUCCESS) return false;
-  for (const dom::element item : items) {
-    std::string_view text;
-    if (item.get(text) != simdjson::SUCCESS) return false;
-    texts.emplace_back(text);
+  const auto items = json_as<dom::array>(object[key]);
+  if (!items) return false;
+  for (const dom::element item : *items) {
+    const auto text = json_as<std::string_view>(item);
+    if (!text) return false;
+    texts.emplace_back(*text);
   }
   return true;
 }
@@ -266,15 +277,12 @@ void add_lists(ConfigWords& words, const dom::object& section) {
     std::vector<std::string> entries;
     if (add_texts(entries, section, key) && !entries.empty()) push(key, std::move(entries));
   }
-  dom::object groups;
-  if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
   std::vector<std::string> targets;
-  for (const auto group : groups) {
-    dom::object members;
-    if (group.value.get(members) != simdjson::SUCCESS) return;
-    if (!add_texts(targets, members, targets_key)) return;
+  for (const dom::element group : groups_of(section)) {
+    const auto members = json_as<dom::object>(group);
+    if (!members || !add_texts(targets, *members, targets_key)) return;
   }
-  if (groups.size() > 0) push(targets_key, std::move(targets));
+  if (!groups_of(section).empty()) push(targets_key, std::move(targets));
 }
 
 void add_section(ConfigWords& words, const dom::object& section) {
@@ -285,11 +293,9 @@ void add_section(ConfigWords& words, const dom::object& section) {
     words.algorithm = word(section, "quant_algo");
     words.group_size = group_size_of(section);
   }
-  dom::object sparsity;
-  dom::element target;
-  if (section["sparsity_config"].get(sparsity) == simdjson::SUCCESS &&
-      sparsity.at_pointer("/targets/0").get(target) == simdjson::SUCCESS) {
-    words.sparsity = word(sparsity, "format");
+  const auto sparsity = json_as<dom::object>(section["sparsity_config"]);
+  if (sparsity && sparsity->at_pointer("/targets/0").error() == simdjson::SUCCESS) {
+    words.sparsity = word(*sparsity, "format");
   }
   for_each_group(section, [&](const dom::object& weights) {
     join(words.code_type, word(weights, "type"), !words.has_groups);
@@ -309,10 +315,10 @@ ConfigWords words_in_file(const FileOpener& opener, const std::string& folder, c
   for_each_section(root, [&](const dom::element& value) {
     words.file = join_path(folder, name);
     ++sections;
-    dom::object section;
-    if (value.get(section) != simdjson::SUCCESS) return;
-    add_section(words, section);
-    add_lists(words, section);
+    const auto section = json_as<dom::object>(value);
+    if (!section) return;
+    add_section(words, *section);
+    add_lists(words, *section);
   });
   if (sections > 1) words.lists.clear();  // names of modules are those within a part
   const bool is_of_diffusers = root["_class_name"].error() == simdjson::SUCCESS;
@@ -336,10 +342,9 @@ void complete(QuantizationClaim& claim, const QuantizationClaim& other, const st
   }
   claim.method = other.method;
   if (claim.layout.empty()) claim.layout = other.layout;
-  if (!claim.bits) claim.bits = other.bits;
-  if (!claim.group_size) claim.group_size = other.group_size;
-  if (!claim.is_symmetric) claim.is_symmetric = other.is_symmetric;
-  if (!claim.is_reordered) claim.is_reordered = other.is_reordered;
+  visit_words([&](const char*, auto member) {
+    if (!(claim.*member)) claim.*member = other.*member;
+  });
   claim.has_exceptions = claim.has_exceptions || other.has_exceptions;
 }
 

@@ -45,26 +45,23 @@ void require_no_dcp_part(const FileHeader& header) {
   for (const auto& [name, info] : all) {
     if (!begins_inside(info)) continue;
     refuse(header.shard.path,
-           {.code = "dcp.unsupported",
-            .message = "the file holds a rank's part of a tensor, which "
-                       "torch.distributed.checkpoint left to be consolidated",
-            .culprit = name,
-            .field = dcp_sharding_key,
-            .found = "saved_offsets that do not begin at 0",
-            .expected = "whole tensors (torch's consolidate_safetensors_files makes them, or "
-                        "enable_consolidation=True)"});
+           {"dcp.unsupported",
+            "the file holds a rank's part of a tensor, which "
+            "torch.distributed.checkpoint left to be consolidated",
+            dcp_sharding_key, "saved_offsets that do not begin at 0",
+            "whole tensors (torch's consolidate_safetensors_files makes them, or "
+            "enable_consolidation=True)"},
+           name);
   }
 }
 
 void require_common_dcp_metadata(const std::string& folder, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (!is_rank_metadata(name)) continue;
-    refuse(folder, {.code = "dcp.unsupported",
-                    .message = "each rank saved metadata of its own part, without coordination, "
-                               "and nothing says what the whole is",
-                    .field = "folder",
-                    .found = "'" + name + "'",
-                    .expected = "'.metadata' (save with use_collectives=True)"});
+    refuse(folder, {"dcp.unsupported",
+                    "each rank saved metadata of its own part, without coordination, "
+                    "and nothing says what the whole is",
+                    "folder", "'" + name + "'", "'.metadata' (save with use_collectives=True)"});
   }
 }
 

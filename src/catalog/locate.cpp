@@ -121,6 +121,18 @@ bool is_torch_model(std::string_view name) {
                               [&](std::string_view each) { return name.starts_with(each); });
 }
 
+// The names that are in the list.
+std::vector<std::string> among(std::vector<std::string> names,
+                               std::span<const std::string_view> list) {
+  std::erase_if(names, [&](const auto& name) { return std::ranges::count(list, name) == 0; });
+  return names;
+}
+
+std::vector<std::string> others_than(std::string_view name, std::vector<std::string> names) {
+  std::erase(names, name);
+  return names;
+}
+
 // Not thread-safe.
 class FolderSearch {
  public:
@@ -194,14 +206,11 @@ class FolderSearch {
   }
 
   bool take_index() {
-    std::vector<std::string> usual;
-    for (const std::string& name : indexes_) {
-      if (std::ranges::find(usual_indexes, name) != usual_indexes.end()) usual.push_back(name);
-    }
+    const std::vector<std::string> usual = among(indexes_, usual_indexes);
     const std::vector<std::string>& candidates = usual.empty() ? indexes_ : usual;
     if (candidates.empty()) return false;
     // An index of another kind beside a plain model.safetensors is that of a variant.
-    if (usual.empty() && !usual_present().empty()) return false;
+    if (usual.empty() && !among(safetensors_, usual_files).empty()) return false;
     if (candidates.size() > 1) {
       refuse("the folder holds several indexes; name the one that is meant", candidates);
     }
@@ -210,26 +219,14 @@ class FolderSearch {
     return true;
   }
 
-  [[nodiscard]] std::vector<std::string> usual_present() const {
-    std::vector<std::string> present;
-    for (const std::string& name : safetensors_) {
-      if (std::ranges::find(usual_files, name) != usual_files.end()) present.push_back(name);
-    }
-    return present;
-  }
-
   bool take_usual_file() {
-    const std::vector<std::string> present = usual_present();
+    const std::vector<std::string> present = among(safetensors_, usual_files);
     if (present.empty()) return false;
     if (present.size() > 1) {
       refuse("the folder holds two models; name the one that is meant", present);
     }
     files_.files = present;
-    std::vector<std::string> ignored;
-    for (const std::string& name : safetensors_) {
-      if (name != present.front()) ignored.push_back(name);
-    }
-    ignore_others(std::move(ignored));
+    ignore_others(others_than(present.front(), safetensors_));
     return true;
   }
 
@@ -264,15 +261,9 @@ class FolderSearch {
       std::ranges::copy_if(torch_, std::back_inserter(files_.ignored), is_torch_model);
       return;
     }
-    std::vector<std::string> usual;
+    const std::vector<std::string> usual = among(torch_, usual_torch_files);
     std::vector<std::string> others;
-    for (const std::string& name : torch_) {
-      if (std::ranges::find(usual_torch_files, name) != usual_torch_files.end()) {
-        usual.push_back(name);
-      } else if (is_torch_model(name)) {
-        others.push_back(name);
-      }
-    }
+    std::ranges::copy_if(torch_, std::back_inserter(others), is_torch_model);
     const std::vector<std::string>& candidates = usual.empty() ? others : usual;
     if (!torch_indexes_.empty() || candidates.size() != 1) {
       refuse(has_zero_ ? zero_message
@@ -282,9 +273,7 @@ class FolderSearch {
     }
     files_.files = candidates;
     files_.numbered_set = true;
-    for (const std::string& name : torch_) {
-      if (name != candidates.front()) files_.ignored.push_back(name);
-    }
+    files_.ignored = others_than(candidates.front(), torch_);
   }
 
   [[noreturn]] void refuse_empty() const {

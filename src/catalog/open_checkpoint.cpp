@@ -210,11 +210,8 @@ class CheckpointReader {
   [[noreturn]] static void refuse_split(const FileHeader& header, std::string message,
                                         std::string found, std::string expected,
                                         std::string field = "split.count") {
-    refuse(header.shard.path, {.code = "gg.split",
-                               .message = std::move(message),
-                               .field = field,
-                               .found = std::move(found),
-                               .expected = std::move(expected)});
+    refuse(header.shard.path,
+           {"gg.split", std::move(message), field, std::move(found), std::move(expected)});
   }
 
   // Each part knows its number and how many there are; all must say the same.

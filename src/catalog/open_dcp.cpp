@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/digest.h"
 #include "base/text.h"
 #include "catalog/index_check.h"
 #include "catalog/paths.h"
@@ -71,7 +70,8 @@ class DcpFolder {
     header_.shard.identity = source->identity();
     note_reads(*source, header_.shard);
     metadata_ = read_dcp_metadata(*source);
-    add_digest(*source);
+    header_.shard.data_begin = header_.shard.identity.bytes;
+    header_.shard.header_digest = header_digest(*source, header_.shard);
     open_files();
     require_apart();
     sort_tensors();
@@ -91,27 +91,7 @@ class DcpFolder {
     NameMap<std::size_t> names;
   };
 
-  [[noreturn]] static void refuse_item(const std::string& path, const DcpTensor& tensor,
-                                       HeaderProblem problem) {
-    problem.culprit = tensor.name;
-    refuse(path, std::move(problem));
-  }
-
-  void add_digest(ByteSource& source) {
-    Shard& shard = header_.shard;
-    shard.data_begin = shard.identity.bytes;
-    Digest digest;
-    std::vector<std::byte> buffer(64 << 10);
-    for (std::uint64_t at = 0; at < shard.data_begin; at += buffer.size()) {
-      const auto piece =
-          std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), shard.data_begin - at));
-      source.read(at, piece);
-      digest.update(piece);
-    }
-    shard.header_digest = digest.hex();
-  }
-
-  // Those that hold something of a tensor.
+  // Opens the files that hold a part of a tensor.
   void open_files() {
     std::vector<std::string> missing;
     for (const std::string& name : metadata_.files) {
@@ -130,13 +110,11 @@ class DcpFolder {
     }
     if (missing.empty()) return;
     const bool is_one = missing.size() == 1;
-    refuse(path_,
-           {.code = "ix.missing_shard",
-            .message = is_one ? "a file that the metadata name is missing"
-                              : "files that the metadata name are missing",
-            .field = "relative_path",
-            .found = no_files_text(missing),
-            .expected = is_one ? "the file beside .metadata" : "the files beside .metadata"});
+    refuse(path_, {"ix.missing_shard",
+                   is_one ? "a file that the metadata name is missing"
+                          : "files that the metadata name are missing",
+                   "relative_path", no_files_text(missing),
+                   is_one ? "the file beside .metadata" : "the files beside .metadata"});
   }
 
   // SerializationFormat.SAFETENSORS: the file says where its tensors are, and DCP does not.
@@ -156,23 +134,19 @@ class DcpFolder {
       for (const DcpChunk& chunk : tensor.chunks) {
         const File& file = files_[chunk.file];
         if (file.is_safetensors && !named.insert(chunk.file).second) {
-          refuse_item(file.source->path(), tensor,
-                      {.code = "dcp.item_overlap",
-                       .message = "a file of safetensors is named for two chunks of a tensor",
-                       .field = "relative_path",
-                       .found = "a second chunk",
-                       .expected = "one"});
+          refuse(file.source->path(),
+                 {"dcp.item_overlap", "a file of safetensors is named for two chunks of a tensor",
+                  "relative_path", "a second chunk", "one"},
+                 tensor.name);
         }
         if (file.is_safetensors) continue;
         const std::uint64_t bytes = file.identity.bytes;
         if (chunk.item_begin > bytes || chunk.item_bytes > bytes - chunk.item_begin) {
-          refuse_item(
-              file.source->path(), tensor,
-              {.code = "dcp.item_bounds",
-               .message = "an item does not lie in its file",
-               .field = "length",
-               .found = fmt::format("{} at {}", bytes_text(chunk.item_bytes), chunk.item_begin),
-               .expected = "a part of " + bytes_text(bytes)});
+          refuse(file.source->path(),
+                 {"dcp.item_bounds", "an item does not lie in its file", "length",
+                  fmt::format("{} at {}", bytes_text(chunk.item_bytes), chunk.item_begin),
+                  "a part of " + bytes_text(bytes)},
+                 tensor.name);
         }
         ranges.emplace_back(chunk.file, chunk.item_begin, chunk.item_begin + chunk.item_bytes,
                             &tensor);
@@ -183,13 +157,11 @@ class DcpFolder {
       const auto& [file, begin, end, tensor] = ranges[i];
       const auto& [other, other_begin, other_end, other_tensor] = ranges[i - 1];
       if (file != other || begin >= other_end) continue;
-      refuse_item(
-          files_[file].source->path(), *tensor,
-          {.code = "dcp.item_overlap",
-           .message = "two items share bytes of a file",
-           .field = "offset",
-           .found = fmt::format("[{}, {}) and [{}, {})", other_begin, other_end, begin, end),
-           .expected = "an item for each chunk"});
+      refuse(files_[file].source->path(),
+             {"dcp.item_overlap", "two items share bytes of a file", "offset",
+              fmt::format("[{}, {}) and [{}, {})", other_begin, other_end, begin, end),
+              "an item for each chunk"},
+             tensor->name);
     }
   }
 
@@ -242,12 +214,10 @@ class DcpFolder {
     const std::uint64_t bytes =
         info.encoding.byte_count(tensor.shape.numel().value_or(0)).value_or(0);
     if (tensor.chunks.size() > 1 || item.byte_count() != bytes) {
-      refuse_item(path_, tensor,
-                  {.code = "dcp.unsupported",
-                   .message = "the elements of a chunk do not stand in C order",
-                   .field = "stride",
-                   .found = Shape(item.strides).text(),
-                   .expected = "contiguous chunks, as DTensor and FSDP2 save them"});
+      refuse(path_,
+             {"dcp.unsupported", "the elements of a chunk do not stand in C order", "stride",
+              Shape(item.strides).text(), "contiguous chunks, as DTensor and FSDP2 save them"},
+             tensor.name);
     }
     info.strides = item.strides;
   }
@@ -259,13 +229,10 @@ class DcpFolder {
     const auto require = [&](bool fits, const char* code, const char* field, std::string found,
                              std::string expected) {
       if (fits) return;
-      refuse_item(file.source->path(), tensor,
-                  {.code = code,
-                   .message = "an item is not what the metadata say",
-                   .field = field,
-                   .found = std::move(found),
-                   .expected = std::move(expected),
-                   .byte_offset = chunk.item_begin});
+      refuse(file.source->path(),
+             {code, "an item is not what the metadata say", field, std::move(found),
+              std::move(expected), chunk.item_begin},
+             tensor.name);
     };
     require(item.encoding == Encoding(tensor.dtype), "dcp.dtype", "dtype",
             std::string(item.encoding.name()), std::string(name(tensor.dtype)));
@@ -276,12 +243,10 @@ class DcpFolder {
   static TensorInfo named_item(const File& file, const DcpTensor& tensor) {
     const auto found = file.names.find(tensor.name);
     if (found != file.names.end()) return file.tensors[found->second];
-    refuse_item(file.source->path(), tensor,
-                {.code = "dcp.item",
-                 .message = "the file does not hold the tensor",
-                 .field = "header",
-                 .found = "no tensor of this name",
-                 .expected = "the chunk that the metadata put there"});
+    refuse(file.source->path(),
+           {"dcp.item", "the file does not hold the tensor", "header", "no tensor of this name",
+            "the chunk that the metadata put there"},
+           tensor.name);
   }
 
   // Returns whether torch.save wrote memory of tensors with the object: DCP leaves tuples whole.
@@ -341,13 +306,10 @@ class DcpFolder {
       rethrow_as_item(error, tensor.name, chunk.item_begin);
     }
     if (header.tensors.size() != 1) {
-      refuse_item(file.source->path(), tensor,
-                  {.code = "dcp.item",
-                   .message = "an item is not what the metadata say",
-                   .field = "data.pkl",
-                   .found = fmt::format("{} tensors", header.tensors.size()),
-                   .expected = "one tensor",
-                   .byte_offset = chunk.item_begin});
+      refuse(file.source->path(),
+             {"dcp.item", "an item is not what the metadata say", "data.pkl",
+              fmt::format("{} tensors", header.tensors.size()), "one tensor", chunk.item_begin},
+             tensor.name);
     }
     TensorInfo item = std::move(header.tensors.front());
     item.offset_begin += chunk.item_begin;

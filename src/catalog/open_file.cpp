@@ -22,11 +22,9 @@ bool is_hub_blob(std::string_view file, std::string_view folder) {
 }
 
 [[noreturn]] void refuse_format(const ByteSource& source, FileKind kind) {
-  refuse(source.path(), {.code = "format.unknown",
-                         .message = "this is not a checkpoint in a format that loadstone reads",
-                         .field = "file",
-                         .found = std::string(describe(kind)),
-                         .expected = "safetensors, GGUF or torch"});
+  refuse(source.path(),
+         {"format.unknown", "this is not a checkpoint in a format that loadstone reads", "file",
+          std::string(describe(kind)), "safetensors, GGUF or torch"});
 }
 
 }  // namespace
@@ -37,12 +35,10 @@ std::shared_ptr<ByteSource> FileOpener::open(const std::string& path,
     const std::string real = storage.resolve(path);
     const std::string home = storage.resolve(folder);
     if (!is_below(real, home) && !is_hub_blob(real, home)) {
-      refuse(path, {.code = "ix.path_escape",
-                    .message = "a link leads out of the checkpoint's folder (the option "
-                               "allow_links, --allow-links, follows it)",
-                    .field = "file",
-                    .found = "'" + real + "'",
-                    .expected = "a file below '" + home + "'"});
+      refuse(path, {"ix.path_escape",
+                    "a link leads out of the checkpoint's folder (the option "
+                    "allow_links, --allow-links, follows it)",
+                    "file", "'" + real + "'", "a file below '" + home + "'"});
     }
   }
   try {

@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <string>
 
-#include "base/digest.h"
 #include "base/version_text.h"
 #include "catalog/assembled_file.h"
 #include "catalog/config_claim.h"
+#include "formats/file_header.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -39,19 +39,7 @@ std::string identity_text(const FileIdentity& identity, const FileIdentity& othe
 // hashed once a catalog. A version, which the storage compares at every read, says as much.
 void check_header(const Shard& shard, ByteSource& source) {
   if (shard.header_digest.empty() || !shard.identity.version.empty()) return;
-  Digest digest;
-  std::vector<std::byte> buffer(64 << 10);
-  const auto add = [&](std::uint64_t begin, std::uint64_t end) {
-    for (std::uint64_t at = begin; at < end; at += buffer.size()) {
-      const auto count = std::min<std::uint64_t>(buffer.size(), end - at);
-      const std::span<std::byte> piece = std::span(buffer).first(count);
-      source.read(at, piece);
-      digest.update(piece);
-    }
-  };
-  add(0, shard.data_begin);
-  if (shard.tail_begin != 0) add(shard.tail_begin, shard.identity.bytes);
-  const std::string found = digest.hex();
+  const std::string found = header_digest(source, shard);
   if (found != shard.header_digest) {
     refuse_changed(shard, "header digest " + found, shard.header_digest);
   }

@@ -14,13 +14,11 @@ namespace loadstone {
 namespace {
 
 std::string_view text_at(const dom::object& object, std::string_view key) {
-  std::string_view text;
-  return object[key].get(text) == simdjson::SUCCESS ? text : std::string_view();
+  return json_as<std::string_view>(object[key]).value_or("");
 }
 
 bool is_true(const dom::object& object, std::string_view key) {
-  bool flag = false;
-  return object[key].get(flag) == simdjson::SUCCESS && flag;
+  return json_as<bool>(object[key]).value_or(false);
 }
 
 void add(QuantizationClaim& claim, std::string name) {
@@ -31,15 +29,15 @@ void add(QuantizationClaim& claim, std::string name) {
 // compressed-tensors. All locations except those of weights are online (TransformLocation). The
 // library calls a transform's module by its group and location: "R4_input".
 void add_online_transforms(QuantizationClaim& claim, const dom::object& section) {
-  dom::object groups;
-  if (section["transform_config"]["config_groups"].get(groups) != simdjson::SUCCESS) return;
-  for (const auto group : groups) {
-    dom::array places;
-    if (group.value["apply"].get(places) != simdjson::SUCCESS) continue;
-    for (const dom::element each : places) {
-      dom::object place;
-      if (each.get(place) != simdjson::SUCCESS) continue;
-      const std::string_view location = text_at(place, "location");
+  const auto groups = json_as<dom::object>(section["transform_config"]["config_groups"]);
+  if (!groups) return;
+  for (const auto group : *groups) {
+    const auto places = json_as<dom::array>(group.value["apply"]);
+    if (!places) continue;
+    for (const dom::element each : *places) {
+      const auto place = json_as<dom::object>(each);
+      if (!place) continue;
+      const std::string_view location = text_at(*place, "location");
       if (location == "weight_input" || location == "weight_output") continue;
       add(claim, fmt::format("{}_{}", group.key, location));
     }
@@ -60,16 +58,16 @@ void add_rotations(QuantizationClaim& claim, const dom::object& config, std::str
 // Quark.
 void add_algorithms(QuantizationClaim& claim, const dom::object& section) {
   const auto take = [&](const dom::element& element) {
-    dom::object algorithm;
-    if (element.get(algorithm) != simdjson::SUCCESS) return;
-    const std::string_view name = text_at(algorithm, "name");
-    if (name == "rotation" || name == "quarot") add_rotations(claim, algorithm, name);
+    const auto algorithm = json_as<dom::object>(element);
+    if (!algorithm) return;
+    const std::string_view name = text_at(*algorithm, "name");
+    if (name == "rotation" || name == "quarot") add_rotations(claim, *algorithm, name);
   };
   dom::element value;
   if (section["algo_config"].get(value) != simdjson::SUCCESS) return;
-  dom::array algorithms;
-  if (value.get(algorithms) != simdjson::SUCCESS) return take(value);
-  for (const dom::element each : algorithms) take(each);
+  const auto algorithms = json_as<dom::array>(value);
+  if (!algorithms) return take(value);
+  for (const dom::element each : *algorithms) take(each);
 }
 
 }  // namespace
@@ -78,17 +76,15 @@ void add_transforms(QuantizationClaim& claim, const dom::object& section) {
   add_online_transforms(claim, section);
   add_algorithms(claim, section);
   for (const std::string_view key : {"rotation_config", "spinquant_config"}) {  // AutoRound
-    dom::object rotation;
-    if (section[key].get(rotation) != simdjson::SUCCESS) continue;
-    add_rotations(claim, rotation, "spinquant");
+    const auto rotation = json_as<dom::object>(section[key]);
+    if (!rotation) continue;
+    add_rotations(claim, *rotation, "spinquant");
     // Without SpinQuant's members, a Hadamard matrix rotates the input of each layer.
-    const std::string_view type = text_at(rotation, "hadamard_type");
+    const std::string_view type = text_at(*rotation, "hadamard_type");
     if (!type.empty()) add(claim, fmt::format("hadamard_type: {}", type));
   }
-  dom::object rotate;  // ModelOpt
-  const bool is_rotated = section["rotate"].get(rotate) == simdjson::SUCCESS
-                              ? is_true(rotate, "enable")
-                              : is_true(section, "rotate");
+  const auto rotate = json_as<dom::object>(section["rotate"]);  // ModelOpt
+  const bool is_rotated = rotate ? is_true(*rotate, "enable") : is_true(section, "rotate");
   if (is_rotated) add(claim, "rotate: true");
 }
 

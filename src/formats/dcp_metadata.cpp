@@ -69,7 +69,7 @@ std::optional<Dtype> dtype_of_global(std::string_view global) noexcept {
   return dtype && bits(*dtype) % 8 == 0 ? dtype : std::nullopt;
 }
 
-// Those that loadstone does not read are refused where a tensor has them.
+// Dtypes that loadstone does not read are refused if a tensor has one.
 bool is_torch_dtype(std::string_view global) noexcept {
   constexpr auto beginnings = std::to_array<std::string_view>(
       {"torch.float", "torch.bfloat", "torch.int", "torch.uint", "torch.bool", "torch.complex",
@@ -119,24 +119,21 @@ class DcpReader {
     std::uint32_t chunk;
   };
 
-  [[noreturn]] void refuse(HeaderProblem problem) const {
-    loadstone::refuse(path_, std::move(problem));
+  [[noreturn]] void refuse(HeaderProblem problem, std::string_view culprit = {}) const {
+    loadstone::refuse(path_, std::move(problem), culprit);
   }
   [[noreturn]] void bad(std::string_view culprit, std::string_view field, std::uint32_t node,
                         std::string expected) const {
-    refuse({.code = "dcp.metadata",
-            .message = "the metadata say something else than torch writes there",
-            .culprit = culprit,
-            .field = field,
-            .found = pickle_.describe(node),
-            .expected = std::move(expected)});
+    refuse({"dcp.metadata", "the metadata say something else than torch writes there", field,
+            pickle_.describe(node), std::move(expected)},
+           culprit);
   }
 
   void spend(std::uint64_t bytes) { budget_.take(path_, bytes, pickle_.bytes); }
 
   // ---- the pickle
 
-  // Of an object's attributes; none where it has not been set.
+  // Finds an attribute of an object; nothing if it is not set.
   [[nodiscard]] std::optional<std::uint32_t> find_member(std::uint32_t object,
                                                          std::string_view name) const {
     const auto& parts = pickle_.items(object);
@@ -199,13 +196,10 @@ class DcpReader {
       const bool is_plain =
           pickle_.kind(items[at + 1]) == PickleKind::dict && pickle_.items(items[at + 1]).empty();
       if (is_plain) continue;
-      refuse({.code = "dcp.unsupported",
-              .message = "Megatron-Core has saved the tensor in another shape than it has",
-              .culprit = pickle_.kind(items[at]) == PickleKind::text ? pickle_.text(items[at])
-                                                                     : std::string_view(),
-              .field = "mcore_data",
-              .found = pickle_.describe(items[at + 1]),
-              .expected = "tensors in their own shapes"});
+      refuse({"dcp.unsupported", "Megatron-Core has saved the tensor in another shape than it has",
+              "mcore_data", pickle_.describe(items[at + 1]), "tensors in their own shapes"},
+             pickle_.kind(items[at]) == PickleKind::text ? pickle_.text(items[at])
+                                                         : std::string_view());
     }
   }
 
@@ -215,12 +209,9 @@ class DcpReader {
     for (std::size_t at = 0; at + 1 < items.size(); at += 2) {
       const std::string name = text_of(items[at], {}, "state_dict_metadata");
       if (!is_utf8(name)) {
-        refuse({.code = "pt.utf8",
-                .message = "the tensor's name is not UTF-8",
-                .culprit = name,
-                .field = "state_dict_metadata",
-                .found = "'" + printable(name) + "'",
-                .expected = "UTF-8"});
+        refuse({"pt.utf8", "the tensor's name is not UTF-8", "state_dict_metadata",
+                "'" + printable(name) + "'", "UTF-8"},
+               name);
       }
       spend(sizeof(DcpTensor) / 4);
       const std::uint32_t value = items[at + 1];
@@ -232,12 +223,9 @@ class DcpReader {
       const auto index = static_cast<std::uint32_t>(metadata_.tensors.size());
       const std::size_t object = objects_begin + metadata_.objects.size();
       if (!names_.emplace(name, is_object ? object : index).second) {
-        refuse({.code = "dcp.duplicate",
-                .message = "a name is given twice",
-                .culprit = name,
-                .field = "state_dict_metadata",
-                .found = "a second value",
-                .expected = "one"});
+        refuse({"dcp.duplicate", "a name is given twice", "state_dict_metadata", "a second value",
+                "one"},
+               name);
       }
       if (is_object) {
         metadata_.objects.push_back({.name = name});
@@ -254,21 +242,15 @@ class DcpReader {
     tensor.dtype = read_dtype(name, member(node, "properties", name));
     tensor.shape = Shape(numbers_of(member(node, "size", name), name, "size"));
     if (tensor.shape.rank() > torch_rank_max) {
-      refuse({.code = "dcp.metadata",
-              .message = "more dimensions than a tensor of torch has",
-              .culprit = name,
-              .field = "size",
-              .found = std::to_string(tensor.shape.rank()),
-              .expected = fmt::format("at most {}", torch_rank_max)});
+      refuse({"dcp.metadata", "more dimensions than a tensor of torch has", "size",
+              std::to_string(tensor.shape.rank()), fmt::format("at most {}", torch_rank_max)},
+             name);
     }
     const auto numel = tensor.shape.numel();
     if (!numel || !Encoding(tensor.dtype).byte_count(*numel)) {
-      refuse({.code = "pt.overflow",
-              .message = "the size does not fit 64 bits",
-              .culprit = name,
-              .field = "size",
-              .found = tensor.shape.text(),
-              .expected = "fewer elements"});
+      refuse({"pt.overflow", "the size does not fit 64 bits", "size", tensor.shape.text(),
+              "fewer elements"},
+             name);
     }
     const std::uint32_t chunks = member(node, "chunks", name);
     if (pickle_.kind(chunks) != PickleKind::list) bad(name, "chunks", chunks, "a list");
@@ -301,12 +283,9 @@ class DcpReader {
     const bool is_global = pickle_.kind(parts[0]) == PickleKind::global;
     const auto dtype = is_global ? dtype_of_global(pickle_.text(parts[0])) : std::nullopt;
     if (dtype) return *dtype;
-    refuse({.code = "dcp.dtype",
-            .message = "a dtype that loadstone does not read",
-            .culprit = name,
-            .field = "dtype",
-            .found = pickle_.describe(parts[0]),
-            .expected = "torch.float32, torch.bfloat16 ..."});
+    refuse({"dcp.dtype", "a dtype that loadstone does not read", "dtype",
+            pickle_.describe(parts[0]), "torch.float32, torch.bfloat16 ..."},
+           name);
   }
 
   void require_strided(const std::string& name, std::uint32_t node) const {
@@ -318,12 +297,9 @@ class DcpReader {
         return;
       }
     }
-    refuse({.code = "dcp.unsupported",
-            .message = "a kind of tensor that loadstone does not read",
-            .culprit = name,
-            .field = "layout",
-            .found = pickle_.describe(node),
-            .expected = "torch.strided"});
+    refuse({"dcp.unsupported", "a kind of tensor that loadstone does not read", "layout",
+            pickle_.describe(node), "torch.strided"},
+           name);
   }
 
   // False for one without elements: a rank that has none of the tensor's rows.
@@ -335,12 +311,10 @@ class DcpReader {
       is_inside = end && *end <= shape[d];
     }
     if (!is_inside) {
-      refuse({.code = "dcp.chunk_bounds",
-              .message = "a chunk lies outside its tensor",
-              .culprit = tensor.name,
-              .field = "chunks",
-              .found = fmt::format("{} at {}", chunk.sizes.text(), Shape(chunk.offsets).text()),
-              .expected = "a part of " + shape.text()});
+      refuse({"dcp.chunk_bounds", "a chunk lies outside its tensor", "chunks",
+              fmt::format("{} at {}", chunk.sizes.text(), Shape(chunk.offsets).text()),
+              "a part of " + shape.text()},
+             tensor.name);
     }
     return std::ranges::find(chunk.sizes.extents(), 0u) == chunk.sizes.extents().end();
   }
@@ -401,12 +375,9 @@ class DcpReader {
     if (place == places_.end()) return;  // of a chunk without elements
     DcpChunk& chunk = metadata_.tensors[place->second.tensor].chunks[place->second.chunk];
     if (chunk.file != DcpChunk::no_file) {
-      refuse({.code = "dcp.duplicate",
-              .message = "a chunk is stored twice",
-              .culprit = name,
-              .field = "storage_data",
-              .found = "a second item at " + Shape(offsets).text(),
-              .expected = "one"});
+      refuse({"dcp.duplicate", "a chunk is stored twice", "storage_data",
+              "a second item at " + Shape(offsets).text(), "one"},
+             name);
     }
     if (pickle_.callee(info) != storage_info) bad(name, "storage_data", info, "_StorageInfo");
     require_untransformed(name, info);
@@ -416,7 +387,7 @@ class DcpReader {
     chunk.item_bytes = number_of(member(info, "length", name), name, "length");
   }
 
-  // Compressed by an extension, say.
+  // An extension may compress items.
   void require_untransformed(const std::string& name, std::uint32_t info) const {
     const auto given = find_member(info, "transform_descriptors");
     if (!given || pickle_.kind(*given) == PickleKind::none) return;
@@ -426,18 +397,16 @@ class DcpReader {
       if (pickle_.items(*given).empty()) return;
       found = pickle_.describe(pickle_.items(*given).front());
     }
-    refuse({.code = "dcp.transform",
-            .message = "the item went through a transform (compression, say) when it was saved",
-            .culprit = name,
-            .field = "transform_descriptors",
-            .found = std::move(found),
-            .expected = "items that are stored as they are"});
+    refuse(
+        {"dcp.transform", "the item went through a transform (compression, say) when it was saved",
+         "transform_descriptors", std::move(found), "items that are stored as they are"},
+        name);
   }
 
   [[nodiscard]] std::uint32_t file_of(const std::string& name, const std::string& file) {
     const auto known = files_.find(file);
     if (known != files_.end()) return known->second;
-    check_shard_name(path_, file, {.culprit = name, .field = "relative_path"});
+    check_shard_name(path_, file, "relative_path", name);
     spend(file.size());
     const auto index = static_cast<std::uint32_t>(metadata_.files.size());
     const std::string plain = plain_relative_path(file);
@@ -449,12 +418,9 @@ class DcpReader {
   void require_stored(const DcpTensor& tensor) const {
     for (const DcpChunk& chunk : tensor.chunks) {
       if (chunk.file != DcpChunk::no_file) continue;
-      refuse({.code = "dcp.item_missing",
-              .message = "the metadata do not say where a chunk is stored",
-              .culprit = tensor.name,
-              .field = "storage_data",
-              .found = "nothing for " + Shape(chunk.offsets).text(),
-              .expected = "a file and an offset"});
+      refuse({"dcp.item_missing", "the metadata do not say where a chunk is stored", "storage_data",
+              "nothing for " + Shape(chunk.offsets).text(), "a file and an offset"},
+             tensor.name);
     }
   }
 

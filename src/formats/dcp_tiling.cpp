@@ -56,12 +56,8 @@ std::string chunk_text(const DcpChunk& chunk) {
 void check_dcp_chunks(const std::string& path, const DcpTensor& tensor) {
   const auto bad = [&](const char* code, std::string message, std::string found,
                        std::string expected) {
-    refuse(path, {.code = code,
-                  .message = std::move(message),
-                  .culprit = tensor.name,
-                  .field = "chunks",
-                  .found = std::move(found),
-                  .expected = std::move(expected)});
+    refuse(path, {code, std::move(message), "chunks", std::move(found), std::move(expected)},
+           tensor.name);
   };
   const std::uint64_t numel = tensor.shape.numel().value_or(0);
   if (numel == 0) return;

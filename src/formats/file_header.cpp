@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <span>
 #include <tuple>
 
+#include "base/digest.h"
 #include "base/text.h"
 #include "loadstone/storage.h"
 
@@ -16,14 +18,29 @@ void note_reads(const ByteSource& source, Shard& shard) {
   shard.is_on_network = source.is_on_network();
 }
 
-void refuse(const std::string& path, HeaderProblem problem) {
+void refuse(const std::string& path, HeaderProblem problem, std::string_view culprit) {
   throw Error(problem.code, std::move(problem.message),
               {.path = path,
-               .tensor = std::string(problem.culprit),
+               .tensor = std::string(culprit),
                .field = std::string(problem.field),
                .found = std::move(problem.found),
                .expected = std::move(problem.expected),
                .byte_offset = problem.byte_offset});
+}
+
+std::string header_digest(ByteSource& source, const Shard& shard) {
+  Digest digest;
+  std::vector<std::byte> buffer(64 << 10);
+  const auto add = [&](std::uint64_t begin, std::uint64_t end) {
+    for (std::uint64_t at = begin; at < end; at += buffer.size()) {
+      const auto piece = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), end - at));
+      source.read(at, piece);
+      digest.update(piece);
+    }
+  };
+  add(0, shard.data_begin);
+  if (shard.tail_begin != 0) add(shard.tail_begin, shard.identity.bytes);
+  return digest.hex();
 }
 
 std::string bytes_text(std::uint64_t bytes) { return counted(bytes, "byte"); }

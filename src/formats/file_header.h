@@ -1,4 +1,4 @@
-// What one file says about itself, and the tools with which the readers of the formats say it.
+// The header of one file, and tools that the readers of all formats share.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,17 @@ void note_reads(const ByteSource& source, Shard& shard);
 struct HeaderProblem {
   const char* code = "internal";
   std::string message = {};
-  std::string_view culprit = {};  // tensor or metadata key
   std::string_view field = {};
   std::string found = {};
   std::string expected = {};
   std::optional<std::uint64_t> byte_offset = {};
 };
-[[noreturn]] void refuse(const std::string& path, HeaderProblem problem);
+// `culprit`: tensor or metadata key.
+[[noreturn]] void refuse(const std::string& path, HeaderProblem problem,
+                         std::string_view culprit = {});
+
+// The digest of all bytes before the data of a file, and behind them.
+[[nodiscard]] std::string header_digest(ByteSource& source, const Shard& shard);
 
 // "16 bytes", "1 byte"
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
@@ -41,7 +45,7 @@ struct HeaderProblem {
 // A tensor whose name an earlier one has already.
 [[nodiscard]] std::optional<std::size_t> second_of_a_name(const std::vector<TensorInfo>& tensors);
 
-// Warnings of one file. A file can break a rule once a tensor, so each code is told at most
+// Warnings of one file. A file can break a rule once a tensor, so each code is reported at most
 // `per_code_max` times and then counted. Not thread-safe.
 class Warnings {
  public:

@@ -54,14 +54,9 @@ void HeaderReader::refill(std::size_t needed_bytes) {
   source_.read(offset_, buffer_);
 }
 
-void GgufCursor::refuse(Problem problem) const {
-  loadstone::refuse(source.path(), {.code = problem.code,
-                                    .message = std::move(problem.message),
-                                    .culprit = culprit,
-                                    .field = problem.field,
-                                    .found = std::move(problem.found),
-                                    .expected = std::move(problem.expected),
-                                    .byte_offset = at});
+void GgufCursor::refuse(HeaderProblem problem) const {
+  problem.byte_offset = at;
+  loadstone::refuse(source.path(), std::move(problem), culprit);
 }
 
 void GgufCursor::file_ends(std::uint64_t wanted_bytes) const {

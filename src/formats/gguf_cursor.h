@@ -74,15 +74,8 @@ class GgufCursor {
   GgufCursor(const GgufCursor&) = delete;
   GgufCursor& operator=(const GgufCursor&) = delete;
 
-  struct Problem {
-    const char* code;
-    std::string message;
-    std::string_view field;
-    std::string found;
-    std::string expected;
-  };
   // Adds the file, the key or tensor at hand, and where it stands.
-  [[noreturn]] void refuse(Problem problem) const;
+  [[noreturn]] void refuse(HeaderProblem problem) const;
   // The file ends before what `reading` names is complete.
   [[noreturn]] void file_ends(std::uint64_t wanted_bytes) const;
 

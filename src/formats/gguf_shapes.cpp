@@ -50,20 +50,16 @@ void restore_gguf_shapes(const Metadata& metadata, const std::vector<Shard>& sha
     if (item == metadata.end()) continue;
     auto shape = shape_of(item->second);
     if (!shape) {
-      refuse(shard.path, {.code = "gg.kv_type",
-                          .message = "a shape is an array of integers",
-                          .culprit = tensor.name,
-                          .field = item->first,
-                          .found = type_name(item->second),
-                          .expected = "array of i32"});
+      refuse(shard.path,
+             {"gg.kv_type", "a shape is an array of integers", item->first, type_name(item->second),
+              "array of i32"},
+             tensor.name);
     }
     if (shape->numel() != tensor.shape.numel()) {
-      refuse(shard.path, {.code = "gg.dims",
-                          .message = "the original shape has another number of elements",
-                          .culprit = tensor.name,
-                          .field = item->first,
-                          .found = shape->text(),
-                          .expected = "as many as " + tensor.shape.text()});
+      refuse(shard.path,
+             {"gg.dims", "the original shape has another number of elements", item->first,
+              shape->text(), "as many as " + tensor.shape.text()},
+             tensor.name);
     }
     tensor.shape = *std::move(shape);
   }

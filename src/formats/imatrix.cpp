@@ -40,13 +40,10 @@ void require_importances(const ByteSource& source, std::string_view culprit, con
                          std::span<const float> numbers, std::uint64_t begin) {
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     if (is_importance(numbers[i])) continue;
-    refuse(source.path(), {.code = "im.value",
-                           .message = fmt::format("number {} is none that a sum can be", i),
-                           .culprit = culprit,
-                           .field = field,
-                           .found = number_text(numbers[i]),
-                           .expected = "a finite number from 0",
-                           .byte_offset = begin + i * sizeof(float)});
+    refuse(source.path(),
+           {"im.value", fmt::format("number {} is none that a sum can be", i), field,
+            number_text(numbers[i]), "a finite number from 0", begin + i * sizeof(float)},
+           culprit);
   }
 }
 
@@ -55,13 +52,10 @@ void add_entry(const ByteSource& source, ImportanceMatrix& matrix, std::string n
   auto shared = std::make_shared<const std::vector<float>>(std::move(numbers));
   const auto [place, is_new] = matrix.entries.try_emplace(std::move(name), std::move(shared));
   if (is_new) return;
-  refuse(source.path(), {.code = "im.duplicate",
-                         .message = "two entries have this name",
-                         .culprit = place->first,
-                         .field = "name",
-                         .found = "a second one",
-                         .expected = "one entry",
-                         .byte_offset = offset});
+  refuse(
+      source.path(),
+      {"im.duplicate", "two entries have this name", "name", "a second one", "one entry", offset},
+      place->first);
 }
 
 // What C reads of it: llama-quantize keeps names of datasets up to a NUL.
@@ -93,13 +87,8 @@ class BinaryReader {
 
   [[noreturn]] void fail(const char* code, std::string message, const char* field,
                          std::string found, std::string expected, std::uint64_t at) const {
-    refuse(source_.path(), {.code = code,
-                            .message = std::move(message),
-                            .culprit = culprit_,
-                            .field = field,
-                            .found = std::move(found),
-                            .expected = std::move(expected),
-                            .byte_offset = at});
+    refuse(source_.path(),
+           {code, std::move(message), field, std::move(found), std::move(expected), at}, culprit_);
   }
 
   void require(std::uint64_t bytes, const char* field) const {
@@ -200,11 +189,9 @@ class GgufMatrixReader {
     static_cast<void>(whole_number("imatrix.chunk_size"));
     for (const auto& [name, entry] : entries()) read_entry(std::string(name), entry, matrix);
     if (!matrix.entries.empty()) return matrix;
-    refuse(source_.path(), {.code = "im.empty",
-                            .message = "the file holds no importance of any tensor",
-                            .field = "tensors",
-                            .found = fmt::format("{} tensors", header_.tensors.size()),
-                            .expected = "NAME.in_sum2 and NAME.counts"});
+    refuse(source_.path(),
+           {"im.empty", "the file holds no importance of any tensor", "tensors",
+            fmt::format("{} tensors", header_.tensors.size()), "NAME.in_sum2 and NAME.counts"});
   }
 
  private:
@@ -240,12 +227,8 @@ class GgufMatrixReader {
 
   [[noreturn]] void fail_key(const char* key, std::string message, std::string found,
                              std::string expected) const {
-    refuse(source_.path(), {.code = "im.metadata",
-                            .message = std::move(message),
-                            .culprit = key,
-                            .field = key,
-                            .found = std::move(found),
-                            .expected = std::move(expected)});
+    refuse(source_.path(),
+           {"im.metadata", std::move(message), key, std::move(found), std::move(expected)}, key);
   }
 
   [[nodiscard]] std::uint64_t whole_number(const char* key) const {
@@ -272,13 +255,10 @@ class GgufMatrixReader {
   [[noreturn]] void fail_tensor(const char* code, const std::string& name, std::string message,
                                 const TensorInfo& tensor, std::string expected) const {
     refuse(source_.path(),
-           {.code = code,
-            .message = std::move(message),
-            .culprit = name,
-            .field = tensor.name,
-            .found = fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
-            .expected = std::move(expected),
-            .byte_offset = tensor.offset_begin});
+           {code, std::move(message), tensor.name,
+            fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()), std::move(expected),
+            tensor.offset_begin},
+           name);
   }
 
   [[nodiscard]] std::vector<float> floats(const std::string& name, const TensorInfo& tensor) const {

@@ -27,12 +27,15 @@ class MetadataJson {
  public:
   Metadata read(const JsonDocument& document) {
     JsonObject fields(reader_, document.root(), {});
-    if (reader_.string(fields.required("format"), fields.at("format")) != format_name) {
-      reader_.refuse(fields.at("format"), "no file of metadata", {}, std::string(format_name));
+    std::string format;
+    std::uint64_t version = 0;
+    fields.member("format", format);
+    if (format != format_name) {
+      fields.refuse("format", "no file of metadata", {}, std::string(format_name));
     }
-    const JsonPlace version = fields.at("version");
-    if (reader_.unsigned_number(fields.required("version"), version) != format_version) {
-      reader_.refuse(version, "unsupported version", {}, fmt::format("{}", format_version));
+    fields.member("version", version);
+    if (version != format_version) {
+      fields.refuse("version", "unsupported version", {}, fmt::format("{}", format_version));
     }
     const JsonPlace entries = fields.at("entries");
     Metadata metadata;
@@ -49,26 +52,26 @@ class MetadataJson {
 
   void read_entry(Element entry, const JsonPlace& place, Metadata& metadata) {
     JsonObject fields(reader_, entry, place);
-    const JsonPlace key_place = fields.at("key");
-    const std::string key(reader_.string(fields.required("key"), key_place));
+    std::string key;
+    fields.member("key", key);
     if (!is_metadata_key(key) || key.size() > gguf_key_bytes_max) {
-      reader_.refuse(
-          key_place, "not a key of GGUF", printable(key),
+      fields.refuse(
+          "key", "not a key of GGUF", printable(key),
           fmt::format("at most {} printable ASCII characters without spaces", gguf_key_bytes_max));
     }
-    const auto type = reader_.named<MetadataType>(fields.required("type"), fields.at("type"));
-    const auto items = fields.optional("items");
-    if (items.has_value() != (type == MetadataType::array)) {
-      reader_.refuse(fields.at("items"), "the type of items goes with an array, and with it only");
+    MetadataType type{};
+    MetadataType items{};
+    fields.member("type", type);
+    if (fields.optional("items", items) != (type == MetadataType::array)) {
+      fields.refuse("items", "the type of items goes with an array, and with it only");
     }
     const JsonPlace value_place = fields.at("value");
     const Element value = fields.required("value");
-    MetadataValue item = items ? read_array(reader_.named<MetadataType>(*items, fields.at("items")),
-                                            value, value_place)
-                               : read_item(type, value, value_place);
+    MetadataValue item = type == MetadataType::array ? read_array(items, value, value_place)
+                                                     : read_item(type, value, value_place);
     fields.done();
     if (!metadata.emplace(key, std::move(item)).second) {
-      reader_.refuse(key_place, "the key is given twice", printable(key));
+      fields.refuse("key", "the key is given twice", printable(key));
     }
   }
 
@@ -102,8 +105,6 @@ class MetadataJson {
         item.value = reader_.boolean(value, place);
         return item;
       case MetadataType::f32:
-        item.value = floating(value, place);
-        break;
       case MetadataType::f64:
         item.value = floating(value, place);
         break;

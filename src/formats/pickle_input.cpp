@@ -3,99 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "formats/file_header.h"
 #include "formats/torch_pickle.h"
 
 namespace loadstone {
-
-namespace {
-
-struct OpcodeName {
-  unsigned char code;
-  std::string_view name;
-};
-
-// The taken ones in the order of their groups below, then those that are refused by name.
-constexpr auto opcode_names = std::to_array<OpcodeName>({
-    {0x80, "PROTO"},
-    {0x95, "FRAME"},
-    {'.', "STOP"},
-    {'N', "NONE"},
-    {0x88, "NEWTRUE"},
-    {0x89, "NEWFALSE"},
-    {'J', "BININT"},
-    {'K', "BININT1"},
-    {'M', "BININT2"},
-    {0x8a, "LONG1"},
-    {'G', "BINFLOAT"},
-    {'X', "BINUNICODE"},
-    {0x8c, "SHORT_BINUNICODE"},
-    {0x8d, "BINUNICODE8"},
-    {'U', "SHORT_BINSTRING"},
-    {'T', "BINSTRING"},
-    {'C', "SHORT_BINBYTES"},
-    {'B', "BINBYTES"},
-    {0x8e, "BINBYTES8"},
-    {'(', "MARK"},
-    {'0', "POP"},
-    {'1', "POP_MARK"},
-    {'2', "DUP"},
-    {')', "EMPTY_TUPLE"},
-    {0x85, "TUPLE1"},
-    {0x86, "TUPLE2"},
-    {0x87, "TUPLE3"},
-    {'t', "TUPLE"},
-    {']', "EMPTY_LIST"},
-    {'}', "EMPTY_DICT"},
-    {0x8f, "EMPTY_SET"},
-    {'a', "APPEND"},
-    {'e', "APPENDS"},
-    {'s', "SETITEM"},
-    {'u', "SETITEMS"},
-    {0x90, "ADDITEMS"},
-    {0x91, "FROZENSET"},
-    {'q', "BINPUT"},
-    {'r', "LONG_BINPUT"},
-    {0x94, "MEMOIZE"},
-    {'h', "BINGET"},
-    {'j', "LONG_BINGET"},
-    {'c', "GLOBAL"},
-    {0x93, "STACK_GLOBAL"},
-    {'R', "REDUCE"},
-    {0x81, "NEWOBJ"},
-    {'b', "BUILD"},
-    {'Q', "BINPERSID"},
-    {'i', "INST"},
-    {'o', "OBJ"},
-    {0x82, "EXT1"},
-    {0x83, "EXT2"},
-    {0x84, "EXT4"},
-    {0x92, "NEWOBJ_EX"},
-    {'P', "PERSID"},
-    {'I', "INT"},
-    {'L', "LONG"},
-    {0x8b, "LONG4"},
-    {'F', "FLOAT"},
-    {'S', "STRING"},
-    {'V', "UNICODE"},
-    {'d', "DICT"},
-    {'l', "LIST"},
-    {'g', "GET"},
-    {'p', "PUT"},
-    {0x96, "BYTEARRAY8"},
-    {0x97, "NEXT_BUFFER"},
-    {0x98, "READONLY_BUFFER"},
-});
-
-}  // namespace
-
-std::string opcode_name(unsigned char code) {
-  const auto* found = std::ranges::find(opcode_names, code, &OpcodeName::code);
-  return found == opcode_names.end() ? fmt::format("0x{:02x}", code) : std::string(found->name);
-}
 
 std::optional<std::int64_t> long_number(std::span<const std::byte> bytes) noexcept {
   if (bytes.empty()) return 0;
@@ -157,13 +70,8 @@ std::string_view PickleInput::line() {
 void PickleInput::refuse(const char* code, std::string message, std::string found,
                          std::string expected) const {
   const std::string field = opcode_name(op_);
-  loadstone::refuse(source_.path(), {.code = code,
-                                     .message = std::move(message),
-                                     .culprit = {},
-                                     .field = field,
-                                     .found = std::move(found),
-                                     .expected = std::move(expected),
-                                     .byte_offset = op_begin_});
+  loadstone::refuse(source_.path(), {code, std::move(message), field, std::move(found),
+                                     std::move(expected), op_begin_});
 }
 
 }  // namespace loadstone

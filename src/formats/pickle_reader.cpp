@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <array>
 #include <map>
 #include <utility>
 
@@ -36,6 +37,113 @@ class PickleReader {
     return std::move(pickle_);
   }
 
+  // ---- opcodes: see the table below
+
+  void protocol() {
+    const auto protocol = in_.number<unsigned char>();
+    if (protocol <= protocol_max) return;
+    refuse("pt.protocol", "a protocol that does not exist", std::to_string(protocol), "at most 5");
+  }
+  void frame() {
+    const auto length = in_.number<std::uint64_t>();
+    if (length <= in_.remaining()) return;
+    warnings_.add("pt.truncated", "data.pkl", "FRAME", "a frame is longer than the file",
+                  bytes_text(length), bytes_text(in_.remaining()));
+  }
+
+  template <PickleKind kind, std::int64_t value = 0>
+  void constant() {
+    push({.kind = kind, .number = value});
+  }
+  template <typename Number>
+  void integer() {
+    push({.kind = PickleKind::integer, .number = in_.number<Number>()});
+  }
+  void long_integer() {
+    const auto bytes = in_.take(in_.number<std::uint8_t>());
+    const auto value = long_number(bytes);
+    if (value) return push({.kind = PickleKind::integer, .number = *value});
+    push(add_text(PickleKind::big_integer, as_text(bytes)));
+  }
+  void real() {
+    static_cast<void>(in_.take(8));  // no number with a point counts for a tensor
+    constant<PickleKind::real>();
+  }
+  template <PickleKind kind, typename Length>
+  void text() {
+    const auto bytes = in_.take(in_.number<Length>());
+    push(add_text(kind, as_text(bytes)));  // below pickle_bytes_max: 32 bits hold the length
+  }
+
+  void mark() { marks_.push_back(stack_.size()); }
+  void drop() { static_cast<void>(pop()); }
+  void drop_to_mark() { static_cast<void>(pop_to_mark()); }
+  void duplicate() { push(top()); }
+
+  template <PickleKind kind>
+  void empty() {
+    push(add_list(kind, {}));
+  }
+  template <std::size_t count>
+  void tuple_of() {
+    push(add_list(PickleKind::tuple, pop_count(count)));
+  }
+  template <PickleKind kind>
+  void collect() {
+    push(add_list(kind, pop_to_mark()));
+  }
+  template <PickleKind kind, std::size_t count>
+  void extend_by() {
+    extend(kind, pop_count(count));
+  }
+  template <PickleKind kind>
+  void extend_to_mark() {
+    extend(kind, pop_to_mark());
+  }
+
+  template <typename Index>
+  void put() {
+    remember(in_.number<Index>());
+  }
+  template <typename Index>
+  void get() {
+    recall(in_.number<Index>());
+  }
+  void memoize() { remember(static_cast<std::uint32_t>(memo_.size())); }
+
+  void global() {
+    std::string dotted(in_.line());
+    dotted += '.';
+    dotted += in_.line();
+    require_allowed(dotted);
+    push(add_text(PickleKind::global, dotted));
+  }
+  void stack_global() {
+    const auto names = pop_count(2);
+    const bool are_texts =
+        pickle_.kind(names[0]) == PickleKind::text && pickle_.kind(names[1]) == PickleKind::text;
+    if (!are_texts) refuse_stack("something else", "two strings");
+    const std::string_view module = pickle_.text(names[0]);
+    const std::string_view last = pickle_.text(names[1]);
+    budget_.take(path_, module.size() + last.size(), in_.consumed());
+    const std::string dotted = fmt::format("{}.{}", module, last);
+    require_allowed(dotted);
+    push(add_text(PickleKind::global, dotted));
+    pickle_.nodes[stack_.back()].from_stack = true;
+  }
+  void make() {
+    const auto parts = pop_count(2);
+    push(made(parts[0], parts[1]));
+  }
+  void build() {
+    const std::uint32_t state = pop();  // attributes, such as a state dict's _metadata
+    if (pickle_.kind(top()) != PickleKind::dict && !pickle_.is_foreign(top())) {
+      refuse_target(top(), "an object or a dict");
+    }
+    if (rules_.keeps_state && pickle_.kind(top()) != PickleKind::dict) keep_state(state);
+  }
+  void persistent_id() { push(add_storage(pop())); }
+
  private:
   // ---- errors
 
@@ -63,18 +171,12 @@ class PickleReader {
 
   void push(std::uint32_t node) { stack_.push_back(node); }
   void push(PickleNode node) { push(add(node)); }
-  void push_number(PickleKind kind, std::int64_t value) { push({.kind = kind, .number = value}); }
 
   std::uint32_t add_text(PickleKind kind, std::string_view text) {
     const auto begin = static_cast<std::int64_t>(pickle_.texts.size());
     pickle_.texts += text;
     return add(
         {.kind = kind, .text_bytes = static_cast<std::uint32_t>(text.size()), .number = begin});
-  }
-
-  void push_text(PickleKind kind, std::uint64_t length) {
-    const auto bytes = in_.take(length);  // below pickle_bytes_max, so 32 bits hold its length
-    push(add_text(kind, as_text(bytes)));
   }
 
   // Empty containers share one list until something is added: an opcode makes one of each byte.
@@ -114,7 +216,7 @@ class PickleReader {
     return items;
   }
 
-  // To add to.
+  // The items to add to.
   std::vector<std::uint32_t>& items_of(std::uint32_t node) {
     std::uint32_t& list = pickle_.nodes[node].items;
     if (list == 0) {
@@ -124,152 +226,8 @@ class PickleReader {
     return pickle_.lists[list];
   }
 
-  // ---- opcodes; each group says whether the opcode was one of its own
-
   // False at STOP.
-  bool step() {
-    if (op_ == '.') return false;
-    if (do_number() || do_text() || do_stack() || do_container() || do_memo() || do_global()) {
-      return true;
-    }
-    refuse_opcode();
-  }
-
-  bool do_number() {
-    switch (op_) {
-      case 0x80: {
-        const auto protocol = in_.number<unsigned char>();
-        if (protocol > protocol_max) {
-          refuse("pt.protocol", "a protocol that does not exist", std::to_string(protocol),
-                 "at most 5");
-        }
-        return true;
-      }
-      case 0x95: {
-        const auto length = in_.number<std::uint64_t>();
-        if (length > in_.remaining()) {
-          warnings_.add("pt.truncated", "data.pkl", "FRAME", "a frame is longer than the file",
-                        bytes_text(length), bytes_text(in_.remaining()));
-        }
-        return true;
-      }
-      case 'N':
-        push_number(PickleKind::none, 0);
-        return true;
-      case 0x88:
-      case 0x89:
-        push_number(PickleKind::boolean, op_ == 0x88 ? 1 : 0);
-        return true;
-      case 'J':
-        push_number(PickleKind::integer, in_.number<std::int32_t>());
-        return true;
-      case 'K':
-        push_number(PickleKind::integer, in_.number<std::uint8_t>());
-        return true;
-      case 'M':
-        push_number(PickleKind::integer, in_.number<std::uint16_t>());
-        return true;
-      case 'G':
-        static_cast<void>(in_.take(8));  // no number with a point counts for a tensor
-        push_number(PickleKind::real, 0);
-        return true;
-      case 0x8a:
-        push_long(in_.number<std::uint8_t>());
-        return true;
-      default:
-        return false;
-    }
-  }
-
-  void push_long(std::uint8_t length) {
-    const auto bytes = in_.take(length);
-    const auto value = long_number(bytes);
-    if (value) return push_number(PickleKind::integer, *value);
-    push(add_text(PickleKind::big_integer, as_text(bytes)));
-  }
-
-  bool do_text() {
-    const bool is_bytes = op_ == 'C' || op_ == 'B' || op_ == 0x8e;
-    const PickleKind kind = is_bytes ? PickleKind::bytes : PickleKind::text;
-    switch (op_) {
-      case 0x8c:
-      case 'U':
-      case 'C':
-        push_text(kind, in_.number<std::uint8_t>());
-        return true;
-      case 'X':
-      case 'T':
-      case 'B':
-        push_text(kind, in_.number<std::uint32_t>());
-        return true;
-      case 0x8d:
-      case 0x8e:
-        push_text(kind, in_.number<std::uint64_t>());
-        return true;
-      default:
-        return false;
-    }
-  }
-
-  bool do_stack() {
-    switch (op_) {
-      case '(':
-        marks_.push_back(stack_.size());
-        return true;
-      case '0':
-        static_cast<void>(pop());
-        return true;
-      case '1':
-        static_cast<void>(pop_to_mark());
-        return true;
-      case '2':
-        push(top());
-        return true;
-      case ')':
-        push(add_list(PickleKind::tuple, {}));
-        return true;
-      case 0x85:
-      case 0x86:
-      case 0x87:
-        push(add_list(PickleKind::tuple, pop_count(op_ - 0x84u)));
-        return true;
-      case 't':
-        push(add_list(PickleKind::tuple, pop_to_mark()));
-        return true;
-      case ']':
-        push(add_list(PickleKind::list, {}));
-        return true;
-      case '}':
-        push(add_list(PickleKind::dict, {}));
-        return true;
-      case 0x8f:
-        push(add_list(PickleKind::set, {}));
-        return true;
-      case 0x91:
-        push(add_list(PickleKind::set, pop_to_mark()));
-        return true;
-      default:
-        return false;
-    }
-  }
-
-  bool do_container() {
-    switch (op_) {
-      case 'a':
-      case 'e':
-        extend(PickleKind::list, op_ == 'a' ? pop_count(1) : pop_to_mark());
-        return true;
-      case 's':
-      case 'u':
-        extend(PickleKind::dict, op_ == 's' ? pop_count(2) : pop_to_mark());
-        return true;
-      case 0x90:
-        extend(PickleKind::set, pop_to_mark());
-        return true;
-      default:
-        return false;
-    }
-  }
+  bool step();
 
   // A tensor, a number or a function that is "extended" is the way of known attacks on readers that
   // call Python.
@@ -280,35 +238,13 @@ class PickleReader {
     }
     const PickleKind found = pickle_.kind(node);
     if (found != kind && !pickle_.is_foreign(node)) refuse_target(node, "a container of its kind");
-    // What an unknown class does with it is not known, so it is dropped.
+    // An unknown class may do anything with it, so it is dropped.
     if (found != kind || added.empty()) return;
     auto& items = items_of(node);
     items.insert(items.end(), added.begin(), added.end());
   }
 
   // ---- the memo
-
-  bool do_memo() {
-    switch (op_) {
-      case 'q':
-        remember(in_.number<std::uint8_t>());
-        return true;
-      case 'r':
-        remember(in_.number<std::uint32_t>());
-        return true;
-      case 0x94:
-        remember(static_cast<std::uint32_t>(memo_.size()));
-        return true;
-      case 'h':
-        recall(in_.number<std::uint8_t>());
-        return true;
-      case 'j':
-        recall(in_.number<std::uint32_t>());
-        return true;
-      default:
-        return false;
-    }
-  }
 
   // Whoever counts up needs a byte for each number, so a larger one is out of line, and is kept
   // where it costs no more than one entry.
@@ -335,54 +271,7 @@ class PickleReader {
     push(node);
   }
 
-  // ---- names of Python, and what is said to be made with them
-
-  bool do_global() {
-    switch (op_) {
-      case 'c': {
-        std::string dotted(in_.line());
-        dotted += '.';
-        dotted += in_.line();
-        require_allowed(dotted);
-        push(add_text(PickleKind::global, dotted));
-        return true;
-      }
-      case 0x93: {
-        const auto names = pop_count(2);
-        const bool are_texts = pickle_.kind(names[0]) == PickleKind::text &&
-                               pickle_.kind(names[1]) == PickleKind::text;
-        if (!are_texts) refuse_stack("something else", "two strings");
-        const std::string_view module = pickle_.text(names[0]);
-        const std::string_view last = pickle_.text(names[1]);
-        budget_.take(path_, module.size() + last.size(), in_.consumed());
-        const std::string dotted = fmt::format("{}.{}", module, last);
-        require_allowed(dotted);
-        const std::uint32_t node = add_text(PickleKind::global, dotted);
-        pickle_.nodes[node].from_stack = true;
-        push(node);
-        return true;
-      }
-      case 'R':
-      case 0x81: {
-        const auto parts = pop_count(2);
-        push(made(parts[0], parts[1]));
-        return true;
-      }
-      case 'b': {
-        const std::uint32_t state = pop();  // attributes, such as a state dict's _metadata
-        if (pickle_.kind(top()) != PickleKind::dict && !pickle_.is_foreign(top())) {
-          refuse_target(top(), "an object or a dict");
-        }
-        if (rules_.keeps_state && pickle_.kind(top()) != PickleKind::dict) keep_state(state);
-        return true;
-      }
-      case 'Q':
-        push(add_storage(pop()));
-        return true;
-      default:
-        return false;
-    }
-  }
+  // ---- names of Python, and calls of them
 
   void require_allowed(std::string_view global) const {
     if (rules_.is_allowed == nullptr || rules_.is_allowed(global)) return;
@@ -390,7 +279,7 @@ class PickleReader {
            "names that torch writes (nothing of a file is ever called)");
   }
 
-  // Of what is on top of the stack.
+  // Keeps the state of the top of the stack.
   void keep_state(std::uint32_t state) {
     auto& items = items_of(top());
     if (items.size() != 2) refuse_target(top(), "an object whose state is given once");
@@ -484,7 +373,105 @@ class PickleReader {
   std::map<std::uint32_t, std::uint32_t> far_memo_;
 };
 
+struct Opcode {
+  unsigned char code;
+  std::string_view name;
+  void (PickleReader::*run)() = nullptr;  // of one that torch.save writes
+};
+
+using R = PickleReader;
+using K = PickleKind;
+constexpr auto opcodes = std::to_array<Opcode>({
+    {0x80, "PROTO", &R::protocol},
+    {0x95, "FRAME", &R::frame},
+    {'.', "STOP"},
+    {'N', "NONE", &R::constant<K::none>},
+    {0x88, "NEWTRUE", &R::constant<K::boolean, 1>},
+    {0x89, "NEWFALSE", &R::constant<K::boolean>},
+    {'J', "BININT", &R::integer<std::int32_t>},
+    {'K', "BININT1", &R::integer<std::uint8_t>},
+    {'M', "BININT2", &R::integer<std::uint16_t>},
+    {0x8a, "LONG1", &R::long_integer},
+    {'G', "BINFLOAT", &R::real},
+    {'X', "BINUNICODE", &R::text<K::text, std::uint32_t>},
+    {0x8c, "SHORT_BINUNICODE", &R::text<K::text, std::uint8_t>},
+    {0x8d, "BINUNICODE8", &R::text<K::text, std::uint64_t>},
+    {'U', "SHORT_BINSTRING", &R::text<K::text, std::uint8_t>},
+    {'T', "BINSTRING", &R::text<K::text, std::uint32_t>},
+    {'C', "SHORT_BINBYTES", &R::text<K::bytes, std::uint8_t>},
+    {'B', "BINBYTES", &R::text<K::bytes, std::uint32_t>},
+    {0x8e, "BINBYTES8", &R::text<K::bytes, std::uint64_t>},
+    {'(', "MARK", &R::mark},
+    {'0', "POP", &R::drop},
+    {'1', "POP_MARK", &R::drop_to_mark},
+    {'2', "DUP", &R::duplicate},
+    {')', "EMPTY_TUPLE", &R::empty<K::tuple>},
+    {0x85, "TUPLE1", &R::tuple_of<1>},
+    {0x86, "TUPLE2", &R::tuple_of<2>},
+    {0x87, "TUPLE3", &R::tuple_of<3>},
+    {'t', "TUPLE", &R::collect<K::tuple>},
+    {']', "EMPTY_LIST", &R::empty<K::list>},
+    {'}', "EMPTY_DICT", &R::empty<K::dict>},
+    {0x8f, "EMPTY_SET", &R::empty<K::set>},
+    {'a', "APPEND", &R::extend_by<K::list, 1>},
+    {'e', "APPENDS", &R::extend_to_mark<K::list>},
+    {'s', "SETITEM", &R::extend_by<K::dict, 2>},
+    {'u', "SETITEMS", &R::extend_to_mark<K::dict>},
+    {0x90, "ADDITEMS", &R::extend_to_mark<K::set>},
+    {0x91, "FROZENSET", &R::collect<K::set>},
+    {'q', "BINPUT", &R::put<std::uint8_t>},
+    {'r', "LONG_BINPUT", &R::put<std::uint32_t>},
+    {0x94, "MEMOIZE", &R::memoize},
+    {'h', "BINGET", &R::get<std::uint8_t>},
+    {'j', "LONG_BINGET", &R::get<std::uint32_t>},
+    {'c', "GLOBAL", &R::global},
+    {0x93, "STACK_GLOBAL", &R::stack_global},
+    {'R', "REDUCE", &R::make},
+    {0x81, "NEWOBJ", &R::make},
+    {'b', "BUILD", &R::build},
+    {'Q', "BINPERSID", &R::persistent_id},
+    {'i', "INST"},
+    {'o', "OBJ"},
+    {0x82, "EXT1"},
+    {0x83, "EXT2"},
+    {0x84, "EXT4"},
+    {0x92, "NEWOBJ_EX"},
+    {'P', "PERSID"},
+    {'I', "INT"},
+    {'L', "LONG"},
+    {0x8b, "LONG4"},
+    {'F', "FLOAT"},
+    {'S', "STRING"},
+    {'V', "UNICODE"},
+    {'d', "DICT"},
+    {'l', "LIST"},
+    {'g', "GET"},
+    {'p', "PUT"},
+    {0x96, "BYTEARRAY8"},
+    {0x97, "NEXT_BUFFER"},
+    {0x98, "READONLY_BUFFER"},
+});
+
+constexpr auto rows_of_codes = [] {
+  std::array<const Opcode*, 256> rows = {};
+  for (const Opcode& each : opcodes) rows[each.code] = &each;
+  return rows;
+}();
+
+bool PickleReader::step() {
+  if (op_ == '.') return false;
+  const Opcode* const opcode = rows_of_codes[op_];
+  if (opcode == nullptr || opcode->run == nullptr) refuse_opcode();
+  (this->*opcode->run)();
+  return true;
+}
+
 }  // namespace
+
+std::string opcode_name(unsigned char code) {
+  const Opcode* const opcode = rows_of_codes[code];
+  return opcode == nullptr ? fmt::format("0x{:02x}", code) : std::string(opcode->name);
+}
 
 Pickle read_pickle(ByteSource& source, std::uint64_t begin, std::uint64_t end, Warnings& warnings,
                    const PickleRules& rules) {

@@ -21,7 +21,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::string_view metadata_name = "__metadata__";
-constexpr std::size_t name_bytes_max = 1024;  // longer ones are told about
+constexpr std::size_t name_bytes_max = 1024;  // longer ones are reported
 constexpr std::size_t rank_warned_max = 64;   // the same
 constexpr std::uint64_t length_bytes = 8;
 
@@ -60,88 +60,61 @@ class SafetensorsReader {
   }
 
  private:
-  [[noreturn]] void refuse(HeaderProblem problem) const {
-    loadstone::refuse(source_.path(), std::move(problem));
+  [[noreturn]] void refuse(HeaderProblem problem, std::string_view culprit = {}) const {
+    loadstone::refuse(source_.path(), std::move(problem), culprit);
   }
 
   // ---- the bytes around the header
 
   std::uint64_t read_length() {
     if (file_bytes_ < length_bytes) {
-      refuse({.code = "st.file_too_small",
-              .message = "the file is too small to hold a header_len",
-              .field = "header_len",
-              .found = "a file of " + bytes_text(file_bytes_),
-              .expected = "at least 8 bytes",
-              .byte_offset = 0});
+      refuse({"st.file_too_small", "the file is too small to hold a header_len", "header_len",
+              "a file of " + bytes_text(file_bytes_), "at least 8 bytes", 0});
     }
     const FileKind kind = sniff(source_);
     if (kind != FileKind::safetensors && kind != FileKind::unknown) {
-      refuse({.code = "st.not_safetensors",
-              .message = "this file is not in the safetensors format",
-              .field = "file",
-              .found = std::string(describe(kind)),
-              .expected = "a safetensors file",
-              .byte_offset = 0});
+      refuse({"st.not_safetensors", "this file is not in the safetensors format", "file",
+              std::string(describe(kind)), "a safetensors file", 0});
     }
     std::array<std::byte, length_bytes> raw;
     source_.read(0, raw);
     digest_.update(raw);
     std::uint64_t length = 0;
     std::memcpy(&length, raw.data(), sizeof length);
-    HeaderProblem problem{.field = "header_len", .found = bytes_text(length), .byte_offset = 0};
-    if (length > safetensors_header_bytes_max) {
-      problem.code = "st.header_too_large";
-      problem.message = "the header is larger than the format allows";
-      problem.expected = fmt::format("at most {} bytes", safetensors_header_bytes_max);
-      refuse(std::move(problem));
-    }
-    if (length > file_bytes_ - length_bytes) {
-      problem.code = "st.header_len";
-      problem.message = "the header is longer than the file";
-      problem.expected = fmt::format("at most {}, all that follows in the file",
-                                     bytes_text(file_bytes_ - length_bytes));
-      refuse(std::move(problem));
-    }
-    if (length == 0) {
-      problem.code = "st.header_json";
-      problem.message = "the header is empty";
-      problem.expected = "a JSON object";
-      refuse(std::move(problem));
-    }
+    const auto require = [&](bool fits, const char* code, const char* message,
+                             std::string expected) {
+      if (fits) return;
+      refuse({code, message, "header_len", bytes_text(length), std::move(expected), 0});
+    };
+    require(length <= safetensors_header_bytes_max, "st.header_too_large",
+            "the header is larger than the format allows",
+            fmt::format("at most {} bytes", safetensors_header_bytes_max));
+    const std::uint64_t rest = file_bytes_ - length_bytes;
+    require(length <= rest, "st.header_len", "the header is longer than the file",
+            fmt::format("at most {}, all that follows in the file", bytes_text(rest)));
+    require(length > 0, "st.header_json", "the header is empty", "a JSON object");
     return length;
   }
 
   void check_text(std::string_view text) const {
     if (!simdjson::validate_utf8(text.data(), text.size())) {
-      refuse({.code = "st.header_utf8",
-              .message = "the header is not UTF-8",
-              .field = "header",
-              .found = "bytes that are no UTF-8",
-              .expected = "UTF-8",
-              .byte_offset = length_bytes});
+      refuse({"st.header_utf8", "the header is not UTF-8", "header", "bytes that are no UTF-8",
+              "UTF-8", length_bytes});
     }
-    // An array or a number is told as wrong JSON; what stands before a '{' as a wrong start.
+    // An array or a number is reported as wrong JSON; text before a '{' as a wrong start.
     const bool other_json =
         std::string_view("[\"-0123456789tfn").find(text.front()) != std::string_view::npos;
     if (text.front() != '{' && !other_json) {
-      refuse({.code = "st.header_start",
-              .message = "the header does not begin with '{'",
-              .field = "header",
-              .found = fmt::format("byte 0x{:02x}", static_cast<unsigned char>(text.front())),
-              .expected = "'{' as its first byte",
-              .byte_offset = length_bytes});
+      refuse({"st.header_start", "the header does not begin with '{'", "header",
+              fmt::format("byte 0x{:02x}", static_cast<unsigned char>(text.front())),
+              "'{' as its first byte", length_bytes});
     }
     // Only spaces may pad the header; JSON's other white space would be taken by a JSON reader.
     const std::size_t end = text.find_last_not_of(' ');
     if (text[end] != '}') {
-      refuse(
-          {.code = "st.header_json",
-           .message = "the header is not a JSON object followed by spaces",
-           .field = "header",
-           .found = fmt::format("byte 0x{:02x} at its end", static_cast<unsigned char>(text[end])),
-           .expected = "'}'",
-           .byte_offset = length_bytes + end});
+      refuse({"st.header_json", "the header is not a JSON object followed by spaces", "header",
+              fmt::format("byte 0x{:02x} at its end", static_cast<unsigned char>(text[end])), "'}'",
+              length_bytes + end});
     }
   }
 
@@ -168,26 +141,20 @@ class SafetensorsReader {
         }
       });
     } catch (const JsonProblem& problem) {
-      refuse({.code = "st.header_json",
-              .message = "the header is not valid JSON: " + problem.message,
-              .culprit = entry.name,
-              .field = field.empty() ? "header" : field,
-              .found = {},
-              .expected = {},
-              .byte_offset = length_bytes + problem.offset});
+      refuse({"st.header_json", "the header is not valid JSON: " + problem.message,
+              field.empty() ? "header" : field, "", "", length_bytes + problem.offset},
+             entry.name);
     }
   }
 
   void read_metadata(StrictJson& json, StrictJson::Value& value) {
     const auto bad = [&](std::string_view key, std::string found) {
-      refuse({.code = "st.metadata",
-              .message = key.empty() ? "not an object of strings"
-                                     : fmt::format("the value of '{}' is not a string", key),
-              .culprit = metadata_name,
-              .field = metadata_name,
-              .found = std::move(found),
-              .expected = key.empty() ? "an object" : "a string",
-              .byte_offset = length_bytes + json.position()});
+      refuse({"st.metadata",
+              key.empty() ? "not an object of strings"
+                          : fmt::format("the value of '{}' is not a string", key),
+              metadata_name, std::move(found), key.empty() ? "an object" : "a string",
+              length_bytes + json.position()},
+             metadata_name);
     };
     if (json.kind(value) == JsonKind::null) {
       warnings_.add("st.metadata", metadata_name, metadata_name, "not an object", json.check(value),
@@ -199,13 +166,9 @@ class SafetensorsReader {
       if (json.kind(item) != JsonKind::string) bad(key, json.check(item));
       const MetadataValue text{.value = std::string(json.text(item))};
       if (header_.metadata.emplace(key, text).second) return;
-      refuse({.code = "st.duplicate",
-              .message = fmt::format("the key '{}' is given twice", printable(key)),
-              .culprit = metadata_name,
-              .field = metadata_name,
-              .found = "a second value",
-              .expected = "one value",
-              .byte_offset = length_bytes + json.position()});
+      refuse({"st.duplicate", fmt::format("the key '{}' is given twice", printable(key)),
+              metadata_name, "a second value", "one value", length_bytes + json.position()},
+             metadata_name);
     });
   }
 
@@ -213,13 +176,9 @@ class SafetensorsReader {
                   std::string_view& field) {
     if (json.kind(value) != JsonKind::object) {
       std::string found = json.check(value);
-      refuse({.code = "st.entry",
-              .message = "the header's entry is not an object",
-              .culprit = entry.name,
-              .field = "header",
-              .found = std::move(found),
-              .expected = "an object with dtype, shape and data_offsets",
-              .byte_offset = length_bytes + json.position()});
+      refuse({"st.entry", "the header's entry is not an object", "header", std::move(found),
+              "an object with dtype, shape and data_offsets", length_bytes + json.position()},
+             entry.name);
     }
     entry.position = json.position();
     json.visit_members(value, [&](std::string_view key, StrictJson::Value& item) {
@@ -227,13 +186,9 @@ class SafetensorsReader {
       const bool twice = (key == "dtype" && entry.dtype) || (key == "shape" && entry.shape) ||
                          (key == "data_offsets" && entry.offsets) || entry.others.contains(key);
       if (twice) {
-        refuse({.code = "st.duplicate",
-                .message = "the header gives this field twice",
-                .culprit = entry.name,
-                .field = key,
-                .found = "a second value",
-                .expected = "one value",
-                .byte_offset = length_bytes + json.position()});
+        refuse({"st.duplicate", "the header gives this field twice", key, "a second value",
+                "one value", length_bytes + json.position()},
+               entry.name);
       }
       if (key == "dtype") {
         entry.dtype = read_dtype(json, item, entry.name);
@@ -256,26 +211,18 @@ class SafetensorsReader {
   std::string_view read_dtype(StrictJson& json, StrictJson::Value& value, std::string_view name) {
     if (json.kind(value) == JsonKind::string) return json.text(value);
     std::string found = json.check(value);
-    refuse({.code = "st.dtype",
-            .message = "not a string",
-            .culprit = name,
-            .field = "dtype",
-            .found = std::move(found),
-            .expected = "the name of a dtype",
-            .byte_offset = length_bytes + json.position()});
+    refuse({"st.dtype", "not a string", "dtype", std::move(found), "the name of a dtype",
+            length_bytes + json.position()},
+           name);
   }
 
   // An array of integers that fit 64 bits. simdjson's own numbers would make 2^64 a parse error.
   void read_numbers(StrictJson& json, StrictJson::Value& value, std::string_view name,
                     std::string_view field, const char* code, std::vector<std::uint64_t>& numbers) {
     const auto bad = [&](std::string found) {
-      refuse({.code = code,
-              .message = "not an array of integers from 0 to 2^64 - 1",
-              .culprit = name,
-              .field = field,
-              .found = std::move(found),
-              .expected = "integers without sign",
-              .byte_offset = length_bytes + json.position()});
+      refuse({code, "not an array of integers from 0 to 2^64 - 1", field, std::move(found),
+              "integers without sign", length_bytes + json.position()},
+             name);
     };
     if (json.kind(value) != JsonKind::array) bad(json.check(value));
     json.visit_items(value, [&](StrictJson::Value& item) {
@@ -298,25 +245,18 @@ class SafetensorsReader {
     offsets_.clear();
     read_numbers(json, value, name, "data_offsets", "st.offsets", offsets_);
     if (offsets_.size() == 2 && offsets_[0] <= offsets_[1]) return {offsets_[0], offsets_[1]};
-    refuse({.code = "st.offsets",
-            .message = offsets_.size() == 2 ? "the end lies before the begin"
-                                            : "not a pair of begin and end",
-            .culprit = name,
-            .field = "data_offsets",
-            .found = Shape(offsets_).text(),
-            .expected = "[begin, end] with begin <= end",
-            .byte_offset = length_bytes + json.position()});
+    refuse({"st.offsets",
+            offsets_.size() == 2 ? "the end lies before the begin" : "not a pair of begin and end",
+            "data_offsets", Shape(offsets_).text(), "[begin, end] with begin <= end",
+            length_bytes + json.position()},
+           name);
   }
 
   [[noreturn]] void refuse_twice(std::string_view name, std::string_view field,
                                  std::uint64_t position) const {
-    refuse({.code = "st.duplicate",
-            .message = "the header names it twice",
-            .culprit = name,
-            .field = field,
-            .found = "a second entry",
-            .expected = "one entry",
-            .byte_offset = length_bytes + position});
+    refuse({"st.duplicate", "the header names it twice", field, "a second entry", "one entry",
+            length_bytes + position},
+           name);
   }
 
   void require_unique_names() const {
@@ -333,24 +273,18 @@ class SafetensorsReader {
                                      : !entry.offsets ? "data_offsets"
                                                       : "";
     if (!missing.empty()) {
-      refuse({.code = "st.field_missing",
-              .message = "the header's entry lacks this field",
-              .culprit = entry.name,
-              .field = missing,
-              .found = "nothing",
-              .expected = "dtype, shape and data_offsets",
-              .byte_offset = position});
+      refuse({"st.field_missing", "the header's entry lacks this field", missing, "nothing",
+              "dtype, shape and data_offsets", position},
+             entry.name);
     }
     const auto dtype = dtype_from_name(*entry.dtype);
     if (!dtype || !is_in_safetensors(*dtype)) {
-      refuse({.code = "st.dtype",
-              .message = dtype_from_user(*entry.dtype) ? "the format spells dtypes otherwise"
-                                                       : "unknown dtype",
-              .culprit = entry.name,
-              .field = "dtype",
-              .found = "'" + std::string(*entry.dtype) + "'",
-              .expected = "a dtype of the format, such as F32 or BF16",
-              .byte_offset = position});
+      refuse(
+          {"st.dtype",
+           dtype_from_user(*entry.dtype) ? "the format spells dtypes otherwise" : "unknown dtype",
+           "dtype", "'" + std::string(*entry.dtype) + "'",
+           "a dtype of the format, such as F32 or BF16", position},
+          entry.name);
     }
     check_size(entry, *dtype, position);
     warn_about(entry);
@@ -370,24 +304,22 @@ class SafetensorsReader {
     const auto bytes = numel ? Encoding(dtype).byte_count(*numel) : std::nullopt;
     const std::uint64_t declared = (*entry.offsets)[1] - (*entry.offsets)[0];
     if (bytes && *bytes == declared) return;
-    HeaderProblem problem{.culprit = entry.name,
-                          .field = "shape",
-                          .found = fmt::format("{} {}", *entry.dtype, entry.shape->text()),
-                          .expected = bytes_text(declared),
-                          .byte_offset = position};
-    if (numel && bits(dtype) < 8 && *numel % (bits(dtype) == 4 ? 2 : 4) != 0) {
-      problem.code = "st.subbyte";
-      problem.message = "the elements do not fill whole bytes";
-      problem.expected = fmt::format("a multiple of {} elements", bits(dtype) == 4 ? 2 : 4);
-    } else if (!bytes) {
-      problem.code = "st.overflow";
-      problem.message = "the tensor's size does not fit 64 bits";
-    } else {
-      problem.code = "st.size_mismatch";
-      problem.message = fmt::format("the shape takes {} but data_offsets hold {}",
-                                    bytes_text(*bytes), bytes_text(declared));
+    const auto bad = [&](const char* code, std::string message, std::string expected) {
+      refuse(
+          {code, std::move(message), "shape",
+           fmt::format("{} {}", *entry.dtype, entry.shape->text()), std::move(expected), position},
+          entry.name);
+    };
+    const unsigned together = bits(dtype) == 4 ? 2 : 4;
+    if (numel && bits(dtype) < 8 && *numel % together != 0) {
+      bad("st.subbyte", "the elements do not fill whole bytes",
+          fmt::format("a multiple of {} elements", together));
     }
-    refuse(std::move(problem));
+    if (!bytes) bad("st.overflow", "the tensor's size does not fit 64 bits", bytes_text(declared));
+    bad("st.size_mismatch",
+        fmt::format("the shape takes {} but data_offsets hold {}", bytes_text(*bytes),
+                    bytes_text(declared)),
+        bytes_text(declared));
   }
 
   void warn_about(const HeaderEntry& entry) {
@@ -436,24 +368,20 @@ class SafetensorsReader {
       before = &tensor;
     }
     if (expected == data_bytes) return;
-    refuse({.code = "st.trailing",
-            .message = fmt::format("{} follow the last tensor", bytes_text(data_bytes - expected)),
-            .field = "file",
-            .found = "a file of " + bytes_text(file_bytes_),
-            .expected = bytes_text(data_begin + expected),
-            .byte_offset = data_begin + expected});
+    refuse({"st.trailing",
+            fmt::format("{} follow the last tensor", bytes_text(data_bytes - expected)), "file",
+            "a file of " + bytes_text(file_bytes_), bytes_text(data_begin + expected),
+            data_begin + expected});
   }
 
   [[noreturn]] void refuse_truncated(const TensorInfo& tensor, std::uint64_t data_bytes) const {
     const auto needed = checked_add(header_.shard.data_begin, tensor.offset_end);
-    refuse({.code = "st.truncated",
-            .message = fmt::format("the file ends {} before the tensor does",
-                                   bytes_text(tensor.offset_end - data_bytes)),
-            .culprit = tensor.name,
-            .field = "data_offsets",
-            .found = "a file of " + bytes_text(file_bytes_),
-            .expected = needed ? "at least " + bytes_text(*needed) : "more than 2^64 bytes",
-            .byte_offset = file_bytes_});
+    refuse({"st.truncated",
+            fmt::format("the file ends {} before the tensor does",
+                        bytes_text(tensor.offset_end - data_bytes)),
+            "data_offsets", "a file of " + bytes_text(file_bytes_),
+            needed ? "at least " + bytes_text(*needed) : "more than 2^64 bytes", file_bytes_},
+           tensor.name);
   }
 
   [[noreturn]] void refuse_gap(const TensorInfo& tensor, const TensorInfo* before,
@@ -461,15 +389,13 @@ class SafetensorsReader {
     const bool hole = tensor.offset_begin > expected;
     const std::string neighbour =
         before == nullptr ? "the begin of the data" : "'" + printable(before->name) + "'";
-    refuse({.code = hole ? "st.hole" : "st.overlap",
-            .message = hole ? fmt::format("{} between {} and this tensor belong to none",
-                                          bytes_text(tensor.offset_begin - expected), neighbour)
-                            : fmt::format("it shares bytes with {}", neighbour),
-            .culprit = tensor.name,
-            .field = "data_offsets",
-            .found = fmt::format("[{}, {}]", tensor.offset_begin, tensor.offset_end),
-            .expected = fmt::format("a begin of {}", expected),
-            .byte_offset = header_.shard.data_begin + tensor.offset_begin});
+    refuse({hole ? "st.hole" : "st.overlap",
+            hole ? fmt::format("{} between {} and this tensor belong to none",
+                               bytes_text(tensor.offset_begin - expected), neighbour)
+                 : fmt::format("it shares bytes with {}", neighbour),
+            "data_offsets", fmt::format("[{}, {}]", tensor.offset_begin, tensor.offset_end),
+            fmt::format("a begin of {}", expected), header_.shard.data_begin + tensor.offset_begin},
+           tensor.name);
   }
 
   ByteSource& source_;

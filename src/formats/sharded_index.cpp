@@ -23,31 +23,26 @@ class IndexReader {
   ShardedIndex read() {
     const std::uint64_t file_bytes = source_.identity().bytes;
     if (file_bytes > index_bytes_max) {
-      refuse({.code = "ix.json",
-              .message = "the index is too large",
-              .field = "index",
-              .found = bytes_text(file_bytes),
-              .expected = fmt::format("at most {} bytes", index_bytes_max)});
+      refuse({"ix.json", "the index is too large", "index", bytes_text(file_bytes),
+              fmt::format("at most {} bytes", index_bytes_max)});
     }
     PaddedText text(file_bytes);
     source_.read(0, std::as_writable_bytes(std::span(text.data(), file_bytes)));
     if (!simdjson::validate_utf8(text.view().data(), text.view().size())) {
-      refuse({.code = "ix.json", .message = "the index is not UTF-8", .field = "index"});
+      refuse({"ix.json", "the index is not UTF-8", "index"});
     }
     parse(text);
     if (!has_weight_map_ || index_.entries.empty()) {
-      refuse({.code = "ix.weight_map",
-              .message = has_weight_map_ ? "weight_map is empty" : "weight_map is missing",
-              .field = weight_map_name,
-              .found = has_weight_map_ ? "an empty object" : "nothing",
-              .expected = "an object of tensor names and shard names"});
+      refuse({"ix.weight_map", has_weight_map_ ? "weight_map is empty" : "weight_map is missing",
+              weight_map_name, has_weight_map_ ? "an empty object" : "nothing",
+              "an object of tensor names and shard names"});
     }
     return std::move(index_);
   }
 
  private:
-  [[noreturn]] void refuse(HeaderProblem problem) const {
-    loadstone::refuse(source_.path(), std::move(problem));
+  [[noreturn]] void refuse(HeaderProblem problem, std::string_view culprit = {}) const {
+    loadstone::refuse(source_.path(), std::move(problem), culprit);
   }
 
   void parse(const PaddedText& text) {
@@ -66,23 +61,18 @@ class IndexReader {
         }
       });
     } catch (const JsonProblem& problem) {
-      refuse({.code = "ix.json",
-              .message = "the index is not valid JSON: " + problem.message,
-              .field = "index",
-              .byte_offset = problem.offset});
+      refuse({"ix.json", "the index is not valid JSON: " + problem.message, "index", "", "",
+              problem.offset});
     }
   }
 
   void require_new(NameSet& seen, std::string_view name, std::string_view culprit,
                    const StrictJson& json) const {
     if (seen.insert(name).second) return;
-    refuse({.code = "ix.duplicate",
-            .message = fmt::format("the index gives '{}' twice", printable(name)),
-            .culprit = culprit,
-            .field = culprit.empty() ? name : weight_map_name,
-            .found = "a second value",
-            .expected = "one value",
-            .byte_offset = json.position()});
+    refuse(
+        {"ix.duplicate", fmt::format("the index gives '{}' twice", printable(name)),
+         culprit.empty() ? name : weight_map_name, "a second value", "one value", json.position()},
+        culprit);
   }
 
   void read_metadata(StrictJson& json, StrictJson::Value& value) {
@@ -92,10 +82,8 @@ class IndexReader {
         return;
       }
       if (index_.total_size) {
-        refuse({.code = "ix.duplicate",
-                .message = "the index gives 'total_size' twice",
-                .field = "metadata.total_size",
-                .byte_offset = json.position()});
+        refuse({"ix.duplicate", "the index gives 'total_size' twice", "metadata.total_size", "", "",
+                json.position()});
       }
       index_.total_size = json.check(item);
     });
@@ -104,13 +92,9 @@ class IndexReader {
   void read_weight_map(StrictJson& json, StrictJson::Value& value) {
     has_weight_map_ = true;
     const auto bad = [&](std::string_view tensor, const char* message, std::string found) {
-      refuse({.code = "ix.weight_map",
-              .message = message,
-              .culprit = tensor,
-              .field = weight_map_name,
-              .found = std::move(found),
-              .expected = tensor.empty() ? "an object" : "the name of a shard",
-              .byte_offset = json.position()});
+      refuse({"ix.weight_map", message, weight_map_name, std::move(found),
+              tensor.empty() ? "an object" : "the name of a shard", json.position()},
+             tensor);
     };
     if (json.kind(value) != JsonKind::object) {
       bad({}, "weight_map is not an object", json.check(value));
@@ -124,9 +108,7 @@ class IndexReader {
       }
       const std::string_view shard = json.text(item);
       if (shard != checked) {
-        check_shard_name(
-            source_.path(), shard,
-            {.culprit = tensor, .field = weight_map_name, .byte_offset = json.position()});
+        check_shard_name(source_.path(), shard, weight_map_name, tensor, json.position());
       }
       checked = shard;
       index_.entries.push_back({std::string(tensor), std::string(shard)});
@@ -158,24 +140,23 @@ bool is_torch_index_name(std::string_view file_name) noexcept {
   return file_name.ends_with(".json") && file_name.find(".bin.index.") != std::string_view::npos;
 }
 
-void check_shard_name(const std::string& path, std::string_view shard, HeaderProblem problem) {
-  problem.found = "'" + std::string(shard) + "'";
+void check_shard_name(const std::string& path, std::string_view shard, std::string_view field,
+                      std::string_view culprit, std::optional<std::uint64_t> byte_offset) {
+  const auto bad = [&](const char* code, const char* message, const char* expected) {
+    refuse(path, {code, message, field, "'" + std::string(shard) + "'", expected, byte_offset},
+           culprit);
+  };
   const auto is_control = [](unsigned char byte) { return byte < 0x20 || byte == 0x7f; };
   if (std::ranges::any_of(shard, is_control) || plain_relative_path(shard).empty()) {
-    problem.code = "ix.path";
-    problem.message = "the shard's name cannot be the name of a file";
-    problem.expected = "a name without control characters";
-    refuse(path, std::move(problem));
+    bad("ix.path", "the shard's name cannot be the name of a file",
+        "a name without control characters");
   }
   const bool drive = shard.size() >= 2 && shard[1] == ':';
-  if (!shard.starts_with('/') && !drive && shard.find('\\') == std::string_view::npos &&
-      !climbs(shard)) {
-    return;
+  if (shard.starts_with('/') || drive || shard.find('\\') != std::string_view::npos ||
+      climbs(shard)) {
+    bad("ix.path_escape", "the shard's name leads out of the checkpoint's folder",
+        "a relative path without '..'");
   }
-  problem.code = "ix.path_escape";
-  problem.message = "the shard's name leads out of the checkpoint's folder";
-  problem.expected = "a relative path without '..'";
-  refuse(path, std::move(problem));
 }
 
 ShardedIndex read_sharded_index(ByteSource& source) { return IndexReader(source).read(); }

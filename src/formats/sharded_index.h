@@ -1,4 +1,4 @@
-// model.safetensors.index.json: which tensor stands in which shard.
+// model.safetensors.index.json: which shard holds which tensor.
 // Rules and codes: docs/formats/sharded-index.md.
 #pragma once
 
@@ -36,8 +36,9 @@ struct ShardedIndex {
 
 // One relative path below the folder of what names it, spelled so that no system reads it
 // otherwise.
-// `problem`: where the name stands. Throws Error "ix.path", "ix.path_escape".
-void check_shard_name(const std::string& path, std::string_view shard, HeaderProblem problem);
+// Throws Error "ix.path", "ix.path_escape" with what else is known of the place.
+void check_shard_name(const std::string& path, std::string_view shard, std::string_view field,
+                      std::string_view culprit, std::optional<std::uint64_t> byte_offset = {});
 
 // A shard's name without "." and empty parts, which would make two names of one file.
 [[nodiscard]] std::string plain_relative_path(std::string_view path);

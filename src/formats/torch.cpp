@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/digest.h"
 #include "base/text.h"
 #include "formats/sniff.h"
 #include "formats/torch_pickle.h"
@@ -26,13 +25,13 @@ namespace {
 constexpr std::string_view pickle_name = "data.pkl";
 constexpr std::uint64_t byteorder_bytes_max = 16;
 constexpr std::uint64_t numel_bytes = 8;
-// Of the archive's folder, which is a part of the name of each storage's record.
+// Length of the archive's folder, which is a part of the name of each storage's record.
 constexpr std::size_t root_bytes_max = 1024;
 // The number that begins a file of torch before 1.6, lowest byte first.
 constexpr std::string_view legacy_magic = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 constexpr std::int64_t legacy_protocol = 1001;
 
-// What both layouts end in. Not thread-safe.
+// The end of both layouts. Not thread-safe.
 class TorchReader {
  public:
   explicit TorchReader(ByteSource& source)
@@ -43,43 +42,22 @@ class TorchReader {
   }
 
  protected:
-  [[noreturn]] void refuse(HeaderProblem problem) const {
-    loadstone::refuse(path_, std::move(problem));
+  [[noreturn]] void refuse(HeaderProblem problem, std::string_view culprit = {}) const {
+    loadstone::refuse(path_, std::move(problem), culprit);
   }
 
   [[noreturn]] void refuse_byteorder(std::string_view field, std::string found) const {
-    refuse({.code = "pt.byteorder",
-            .message = "the file was written on a big-endian machine",
-            .field = field,
-            .found = std::move(found),
-            .expected = "little-endian numbers; torch.load and torch.save there write such"});
+    refuse({"pt.byteorder", "the file was written on a big-endian machine", field, std::move(found),
+            "little-endian numbers; torch.load and torch.save there write such"});
   }
 
   FileHeader finish(const Pickle& pickle, const TorchStorages& storages) {
     header_.tensors = read_state({path_, header_.shard.identity.bytes, pickle, storages}, warnings_,
                                  header_.findings);
     std::ranges::stable_sort(header_.tensors, {}, &TensorInfo::offset_begin);
-    add_digest();
+    header_.shard.header_digest = header_digest(source_, header_.shard);
     for (Finding& finding : warnings_.take()) header_.findings.push_back(std::move(finding));
     return std::move(header_);
-  }
-
-  // Of what stands before the data and behind them.
-  void add_digest() {
-    const Shard& shard = header_.shard;
-    Digest digest;
-    digest_range(digest, 0, shard.data_begin);
-    if (shard.tail_begin != 0) digest_range(digest, shard.tail_begin, shard.identity.bytes);
-    header_.shard.header_digest = digest.hex();
-  }
-
-  void digest_range(Digest& digest, std::uint64_t begin, std::uint64_t end) {
-    std::vector<std::byte> buffer(std::min<std::uint64_t>(end - begin, 64 << 10));
-    for (std::uint64_t at = begin; at < end; at += buffer.size()) {
-      const auto piece = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), end - at));
-      source_.read(at, piece);
-      digest.update(piece);
-    }
   }
 
   ByteSource& source_;
@@ -117,12 +95,7 @@ class TorchZipReader : TorchReader {
  private:
   [[noreturn]] void refuse_record(const char* code, std::string message, std::string_view record,
                                   std::string found, std::string expected) const {
-    refuse({.code = code,
-            .message = std::move(message),
-            .culprit = record,
-            .field = "zip",
-            .found = std::move(found),
-            .expected = std::move(expected)});
+    refuse({code, std::move(message), "zip", std::move(found), std::move(expected)}, record);
   }
 
   // The folder of the first pickle, with its slash.
@@ -163,7 +136,7 @@ class TorchZipReader : TorchReader {
     }
   }
 
-  // Files from before torch 2.1 do not say it, and are little-endian.
+  // Files from before torch 2.1 lack it, and are little-endian.
   void check_byteorder(const std::string& root) {
     const auto found = records_.find(root + "byteorder");
     if (found == records_.end()) return;
@@ -194,7 +167,7 @@ class TorchZipReader : TorchReader {
   void find_storages(const std::string& root, TorchStorages& storages) const {
     for (auto& [key, storage] : storages) {
       const auto found = records_.find(fmt::format("{}data/{}", root, key));
-      if (found == records_.end()) continue;  // told where a tensor wants it
+      if (found == records_.end()) continue;  // reported if a tensor wants it
       const ZipRecord& record = *found->second;
       require_stored(record);
       if (record.bytes != storage.bytes) {
@@ -235,20 +208,14 @@ class TorchLegacyReader : TorchReader {
     const Pickle magic = next_pickle();
     if (magic.kind(magic.root) != PickleKind::big_integer ||
         magic.text(magic.root) != legacy_magic) {
-      refuse({.code = "pt.not_torch",
-              .message = "a pickle that torch did not write",
-              .field = "magic",
-              .found = magic.describe(magic.root),
-              .expected = "torch's magic number"});
+      refuse({"pt.not_torch", "a pickle that torch did not write", "magic",
+              magic.describe(magic.root), "torch's magic number"});
     }
     const Pickle protocol = next_pickle();
     if (protocol.kind(protocol.root) != PickleKind::integer ||
         protocol.node(protocol.root).number != legacy_protocol) {
-      refuse({.code = "pt.protocol",
-              .message = "another protocol of torch's files",
-              .field = "protocol",
-              .found = protocol.describe(protocol.root),
-              .expected = std::to_string(legacy_protocol)});
+      refuse({"pt.protocol", "another protocol of torch's files", "protocol",
+              protocol.describe(protocol.root), std::to_string(legacy_protocol)});
     }
     check_machine(next_pickle());
     const Pickle pickle = next_pickle();
@@ -286,11 +253,8 @@ class TorchLegacyReader : TorchReader {
   }
 
   [[noreturn]] void refuse_machine(const Pickle& machine, std::uint32_t node) const {
-    refuse({.code = "pt.byteorder",
-            .message = "the file does not say how its numbers are written",
-            .field = "sys_info",
-            .found = machine.describe(node),
-            .expected = "{'little_endian': True, ...}"});
+    refuse({"pt.byteorder", "the file does not say how its numbers are written", "sys_info",
+            machine.describe(node), "{'little_endian': True, ...}"});
   }
 
   // In the order of the list: a count of elements, and that many.
@@ -309,12 +273,8 @@ class TorchLegacyReader : TorchReader {
 
   void find_storage(const std::string& key, TorchStorage& storage) {
     const auto bad = [&](std::string_view field, std::string found, std::string expected) {
-      refuse({.code = "pt.storage_size",
-              .message = fmt::format("storage '{}' has another size", key),
-              .field = field,
-              .found = std::move(found),
-              .expected = std::move(expected),
-              .byte_offset = at_});
+      refuse({"pt.storage_size", fmt::format("storage '{}' has another size", key), field,
+              std::move(found), std::move(expected), at_});
     };
     if (file_bytes_ - at_ < numel_bytes) {
       bad("file", bytes_text(file_bytes_ - at_), "8 bytes and the storage");
@@ -334,11 +294,8 @@ class TorchLegacyReader : TorchReader {
   }
 
   [[noreturn]] void refuse_key(const Pickle& keys, std::uint32_t node, std::string expected) const {
-    refuse({.code = "pt.storage_missing",
-            .message = "the list of storages is not that of the pickle",
-            .field = "storage",
-            .found = keys.describe(node),
-            .expected = std::move(expected)});
+    refuse({"pt.storage_missing", "the list of storages is not that of the pickle", "storage",
+            keys.describe(node), std::move(expected)});
   }
 
   std::uint64_t file_bytes_ = 0;
@@ -375,26 +332,19 @@ bool is_extra_state(std::string_view name) noexcept {
 FileHeader read_torch(ByteSource& source) {
   const std::uint64_t file_bytes = source.identity().bytes;
   if (file_bytes < 4) {
-    refuse(source.path(), {.code = "pt.file_too_small",
-                           .message = "the file is too small to hold anything",
-                           .field = "file",
-                           .found = "a file of " + bytes_text(file_bytes),
-                           .expected = "a checkpoint",
-                           .byte_offset = 0});
+    refuse(source.path(), {"pt.file_too_small", "the file is too small to hold anything", "file",
+                           "a file of " + bytes_text(file_bytes), "a checkpoint", 0});
   }
   const FileKind kind = sniff(source);
   if (kind == FileKind::torch_zip) return TorchZipReader(source).read();
   if (kind == FileKind::torch_pickle) return TorchLegacyReader(source).read();
   const bool is_tar = is_legacy_tar(source);
-  refuse(source.path(),
-         {.code = is_tar ? "pt.legacy_tar" : "pt.not_torch",
-          .message = is_tar ? "a tar archive of torch 0.1, which loadstone does not read; "
-                              "torch.load and torch.save write it anew"
-                            : "this file is not in one of torch's formats",
-          .field = "file",
-          .found = is_tar ? "a tar archive" : std::string(describe(kind)),
-          .expected = "a zip archive, or torch's pickles",
-          .byte_offset = 0});
+  refuse(source.path(), {is_tar ? "pt.legacy_tar" : "pt.not_torch",
+                         is_tar ? "a tar archive of torch 0.1, which loadstone does not read; "
+                                  "torch.load and torch.save write it anew"
+                                : "this file is not in one of torch's formats",
+                         "file", is_tar ? "a tar archive" : std::string(describe(kind)),
+                         "a zip archive, or torch's pickles", 0});
 }
 
 }  // namespace loadstone

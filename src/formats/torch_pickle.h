@@ -1,4 +1,4 @@
-// A pickle read as data: a tree of what it says, of which nothing is looked up, called or made.
+// A pickle read as data: a tree of values, of which nothing is looked up, called or made.
 // Opcodes that torch.save writes are taken, all others are refused. Rules and codes:
 // docs/formats/torch.md.
 #pragma once

@@ -62,13 +62,10 @@ class StateReader {
     } else if (kind == PickleKind::list || kind == PickleKind::tuple) {
       warn_top_level();
     } else {
-      refuse(path_, {.code = "pt.top_level",
-                     .message = "the pickle holds no state dict",
-                     .field = "data.pkl",
-                     .found = pickle_.describe(root),
-                     .expected = "a dict of tensors"});
+      refuse(path_, {"pt.top_level", "the pickle holds no state dict", "data.pkl",
+                     pickle_.describe(root), "a dict of tensors"});
     }
-    // Containers that stand in several places multiply; honest files hold each value a few times.
+    // Containers in several places multiply; honest files hold each value a few times.
     for (const auto& items : pickle_.lists) visits_left_ += 4 * items.size();
     visits_left_ = std::min(visits_left_ + 1000, visits_max);
     std::string prefix;
@@ -286,22 +283,19 @@ class StateReader {
 
   [[noreturn]] void refuse_foreign(std::uint32_t node, std::string_view name) const {
     const std::uint32_t global = pickle_.items(node)[0];
-    refuse(path_, {.code = "pt.global_refused",
-                   .message = "a value that something in Python would have to make",
-                   .culprit = name,
-                   .field = pickle_.node(global).from_stack ? "STACK_GLOBAL" : "GLOBAL",
-                   .found = pickle_.describe(node),
-                   .expected = "a tensor (nothing of a file is ever called)"});
+    refuse(path_,
+           {"pt.global_refused", "a value that something in Python would have to make",
+            pickle_.node(global).from_stack ? "STACK_GLOBAL" : "GLOBAL", pickle_.describe(node),
+            "a tensor (nothing of a file is ever called)"},
+           name);
   }
 
   void add_tensor(std::uint32_t node, std::string_view name, std::uint32_t owner) {
     if (!is_utf8(name)) {
-      refuse(path_, {.code = "pt.utf8",
-                     .message = "the tensor's name is not UTF-8",
-                     .culprit = name,
-                     .field = "SETITEMS",
-                     .found = "'" + printable(name) + "'",
-                     .expected = "UTF-8"});
+      refuse(path_,
+             {"pt.utf8", "the tensor's name is not UTF-8", "SETITEMS", "'" + printable(name) + "'",
+              "UTF-8"},
+             name);
     }
     spend_copy(name.size());
     TensorInfo tensor = read_torch_view(file_, budget_, node, name);
@@ -312,12 +306,10 @@ class StateReader {
       return;
     }
     if (found->second.owner != owner) {
-      refuse(path_, {.code = "pt.duplicate",
-                     .message = "two tensors come to the same name",
-                     .culprit = name,
-                     .field = "SETITEMS",
-                     .found = "a second tensor",
-                     .expected = "one"});
+      refuse(path_,
+             {"pt.duplicate", "two tensors come to the same name", "SETITEMS", "a second tensor",
+              "one"},
+             name);
     }
     warnings_.add("pt.duplicate", name, "SETITEMS", "a name is given twice; the last one counts",
                   "a second tensor", "one");
@@ -334,14 +326,11 @@ class StateReader {
         checked_mul(file_.bytes, view_bytes_per_file_byte).value_or(UINT64_MAX), view_bytes_least);
     if (view_bytes_ <= most) return;
     refuse(path_,
-           {.code = "pt.budget",
-            .message = "the tensors are views of the same numbers again and again",
-            .culprit = tensor.name,
-            .field = "size",
-            .found = fmt::format("more than {} in a file of {}", bytes_text(most),
-                                 bytes_text(file_.bytes)),
-            .expected = fmt::format("at most {} times the file's bytes, or {}",
-                                    view_bytes_per_file_byte, bytes_text(view_bytes_least))});
+           {"pt.budget", "the tensors are views of the same numbers again and again", "size",
+            fmt::format("more than {} in a file of {}", bytes_text(most), bytes_text(file_.bytes)),
+            fmt::format("at most {} times the file's bytes, or {}", view_bytes_per_file_byte,
+                        bytes_text(view_bytes_least))},
+           tensor.name);
   }
 
   struct Place {

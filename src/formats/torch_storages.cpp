@@ -46,12 +46,7 @@ const StorageClass* class_of(std::string_view global) {
 
 [[noreturn]] void refuse_id(const std::string& path, const char* code, std::string message,
                             std::string found, std::string expected) {
-  refuse(path, {.code = code,
-                .message = std::move(message),
-                .culprit = {},
-                .field = "BINPERSID",
-                .found = std::move(found),
-                .expected = std::move(expected)});
+  refuse(path, {code, std::move(message), "BINPERSID", std::move(found), std::move(expected)});
 }
 
 // A key becomes a part of a record's name.

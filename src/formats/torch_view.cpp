@@ -82,33 +82,23 @@ class ViewReader {
 
  private:
   [[noreturn]] void refuse(HeaderProblem problem) const {
-    problem.culprit = name_;
-    loadstone::refuse(path_, std::move(problem));
+    loadstone::refuse(path_, std::move(problem), name_);
   }
   [[noreturn]] void refuse_view(std::string_view field, std::string found,
                                 std::string expected) const {
-    refuse({.code = "pt.view_bounds",
-            .message = "the tensor is no view of its storage",
-            .field = field,
-            .found = std::move(found),
-            .expected = std::move(expected)});
+    refuse({"pt.view_bounds", "the tensor is no view of its storage", field, std::move(found),
+            std::move(expected)});
   }
   [[noreturn]] void refuse_arguments(std::uint32_t node) const {
-    refuse({.code = "pt.arguments",
-            .message = "the call that makes the tensor has other arguments",
-            .field = "REDUCE",
-            .found = pickle_.describe(node),
-            .expected = "a storage, its offset, a size and strides"});
+    refuse({"pt.arguments", "the call that makes the tensor has other arguments", "REDUCE",
+            pickle_.describe(node), "a storage, its offset, a size and strides"});
   }
   [[noreturn]] void refuse_maker(std::uint32_t node) const {
-    refuse({.code = "pt.unsupported",
-            .message = "a kind of tensor that loadstone does not read",
-            .field = "GLOBAL",
-            .found = printable(pickle_.callee(node)),
-            .expected = "a dense tensor"});
+    refuse({"pt.unsupported", "a kind of tensor that loadstone does not read", "GLOBAL",
+            printable(pickle_.callee(node)), "a dense tensor"});
   }
 
-  // What a parameter holds.
+  // The tensor of a parameter.
   [[nodiscard]] std::uint32_t unwrapped(std::uint32_t node) const {
     for (int i = 0; i < parameter_wrappers_max; ++i) {
       if (pickle_.kind(node) != PickleKind::call) refuse_arguments(node);
@@ -127,11 +117,8 @@ class ViewReader {
     const PickleKind kind = pickle_.kind(node);
     if (kind == PickleKind::none) return;
     if (kind == PickleKind::dict && pickle_.items(node).empty()) return;
-    refuse({.code = "pt.global_refused",
-            .message = "the tensor brings functions to call",
-            .field = "hooks",
-            .found = pickle_.describe(node),
-            .expected = "no hooks"});
+    refuse({"pt.global_refused", "the tensor brings functions to call", "hooks",
+            pickle_.describe(node), "no hooks"});
   }
 
   // {"conj": True} would be other numbers.
@@ -139,11 +126,8 @@ class ViewReader {
     const PickleKind kind = pickle_.kind(node);
     if (kind == PickleKind::none) return;
     if (kind == PickleKind::dict && pickle_.items(node).empty()) return;
-    refuse({.code = "pt.unsupported",
-            .message = "a tensor with a state of its own, such as a conjugate",
-            .field = "REDUCE",
-            .found = pickle_.describe(node),
-            .expected = "a plain tensor"});
+    refuse({"pt.unsupported", "a tensor with a state of its own, such as a conjugate", "REDUCE",
+            pickle_.describe(node), "a plain tensor"});
   }
 
   [[nodiscard]] std::int64_t number_of(std::uint32_t node, std::string_view field) const {
@@ -171,11 +155,8 @@ class ViewReader {
     const std::string_view key = pickle_.text(pickle_.items(node)[1]);
     const auto found = storages_.find(key);
     if (found != storages_.end() && found->second.is_found) return found->second;
-    refuse({.code = "pt.storage_missing",
-            .message = "the file does not hold the tensor's storage",
-            .field = "storage",
-            .found = "no data/" + printable(key),
-            .expected = "its numbers"});
+    refuse({"pt.storage_missing", "the file does not hold the tensor's storage", "storage",
+            "no data/" + printable(key), "its numbers"});
   }
 
   [[nodiscard]] Dtype dtype_of(std::uint32_t node) const {
@@ -185,24 +166,18 @@ class ViewReader {
       const auto dtype = dtype_from_user(spelled);
       if (dtype && (bits(*dtype) % 8 == 0 || *dtype == Dtype::f4)) return *dtype;
     }
-    refuse({.code = "pt.storage_type",
-            .message = "a dtype that loadstone does not read",
-            .field = "dtype",
-            .found = pickle_.describe(node),
-            .expected = "torch.uint16, torch.float8_e4m3fn ..."});
+    refuse({"pt.storage_type", "a dtype that loadstone does not read", "dtype",
+            pickle_.describe(node), "torch.uint16, torch.float8_e4m3fn ..."});
   }
 
-  // Where the elements stand: the range of the file from the first to the last of them.
+  // Sets the range of the file from the first to the last element.
   void place(TensorInfo& tensor, const TorchStorage& storage, Dtype dtype, std::uint64_t offset,
              const std::vector<std::uint64_t>& strides) const {
     const std::uint64_t element_bytes = bits(dtype) / 8;
     const auto numel = tensor.shape.numel();
     if (!numel || !Encoding(dtype).byte_count(*numel)) {
-      refuse({.code = "pt.overflow",
-              .message = "the size does not fit 64 bits",
-              .field = "size",
-              .found = tensor.shape.text(),
-              .expected = "fewer elements"});
+      refuse({"pt.overflow", "the size does not fit 64 bits", "size", tensor.shape.text(),
+              "fewer elements"});
     }
     if (*numel == 0) {
       tensor.offset_begin = tensor.offset_end = storage.file_begin;
@@ -230,11 +205,8 @@ class ViewReader {
     const auto last =
         extents.empty() ? std::nullopt : checked_mul(extents.back(), std::uint64_t{2});
     if (!last || !tensor.strides.empty()) {
-      refuse({.code = "pt.unsupported",
-              .message = "packed pairs of values in another order than the file's",
-              .field = "size",
-              .found = tensor.shape.text(),
-              .expected = "rows of pairs"});
+      refuse({"pt.unsupported", "packed pairs of values in another order than the file's", "size",
+              tensor.shape.text(), "rows of pairs"});
     }
     extents.back() = *last;
     tensor.shape = Shape(extents);

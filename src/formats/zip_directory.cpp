@@ -45,7 +45,7 @@ Number number_at(std::span<const std::byte> bytes, std::uint64_t at) {
   return number;
 }
 
-// What the end of the file says about the directory.
+// The directory, by the end of the file.
 struct End {
   std::uint64_t directory_begin = 0;
   std::uint64_t directory_bytes = 0;
@@ -82,13 +82,10 @@ class ZipReader {
   [[noreturn]] void refuse(std::string message, std::string found, std::string expected,
                            std::string_view record = {},
                            std::optional<std::uint64_t> offset = {}) const {
-    loadstone::refuse(source_.path(), {.code = "pt.zip",
-                                       .message = std::move(message),
-                                       .culprit = record,
-                                       .field = "zip",
-                                       .found = std::move(found),
-                                       .expected = std::move(expected),
-                                       .byte_offset = offset});
+    loadstone::refuse(
+        source_.path(),
+        {"pt.zip", std::move(message), "zip", std::move(found), std::move(expected), offset},
+        record);
   }
 
   // ---- the end of the file
@@ -132,7 +129,7 @@ class ZipReader {
     return end;
   }
 
-  // Large archives say it again in 64 bits; torch writes that part always.
+  // Large archives repeat it in 64 bits; torch writes that part always.
   void read_end64(End& end) const {
     if (end.end_begin < locator64_bytes + end64_bytes) return;
     std::array<std::byte, locator64_bytes> locator;
@@ -205,16 +202,13 @@ class ZipReader {
   }
 
   [[noreturn]] void refuse_twice(const ZipEntry& entry, std::uint64_t offset) const {
-    loadstone::refuse(source_.path(), {.code = "pt.duplicate",
-                                       .message = "the archive holds two records of this name",
-                                       .culprit = entry.name,
-                                       .field = "zip",
-                                       .found = "a second record",
-                                       .expected = "one",
-                                       .byte_offset = offset});
+    loadstone::refuse(source_.path(),
+                      {"pt.duplicate", "the archive holds two records of this name", "zip",
+                       "a second record", "one", offset},
+                      entry.name);
   }
 
-  // The 64-bit numbers stand one after the other, and only those that are asked for.
+  // The 64-bit numbers follow each other, and only those that are asked for.
   void read_extra(ZipEntry& entry, std::span<const std::byte> extra, std::uint64_t offset) const {
     while (extra.size() >= 4) {
       const auto id = number_at<std::uint16_t>(extra, 0);

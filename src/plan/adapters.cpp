@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <tuple>
 #include <utility>
@@ -155,26 +156,17 @@ class Adder {
     const bool is_embedding =
         parsed.role == AdapterRole::embedding_left || parsed.role == AdapterRole::embedding_right;
     module.is_embedding = module.is_embedding || is_embedding;
-    const auto place = [&]() -> std::optional<AdapterPart>& {
-      switch (parsed.role) {
-        case AdapterRole::left:
-        case AdapterRole::embedding_left:
-          return module.left;
-        case AdapterRole::right:
-        case AdapterRole::embedding_right:
-          return module.right;
-        case AdapterRole::magnitude:
-          return module.magnitude;
-        default:
-          return module.alpha;
-      }
-    };
-    if (place()) {
-      fail({name, place()->name}, "two tensors are the same part of a module");
+    using Part = std::optional<AdapterPart> AdapterModule::*;
+    constexpr std::array<Part, 6> parts = {&AdapterModule::right, &AdapterModule::left,
+                                           &AdapterModule::right, &AdapterModule::left,
+                                           &AdapterModule::alpha, &AdapterModule::magnitude};
+    auto& part = module.*parts.at(static_cast<std::size_t>(parsed.role));
+    if (part) {
+      fail({name, part->name}, "two tensors are the same part of a module");
       findings_.back().code = malformed;
       return;
     }
-    place() = AdapterPart{name, source};
+    part = AdapterPart{name, source};
   }
 
   // A tensor that was trained as a whole: modules_to_save, biases.

@@ -381,25 +381,16 @@ class Binder {
   // The rule of make_plan(), for whatever wrote the boxes.
   void check_codes() const {
     const Codes codes(*plan_.catalog);
-    std::vector<bool> delivered(plan_.catalog->tensors().size(), false);
+    const std::vector<bool> delivered = delivered_codes(plan_);
     for (const PlannedTarget& target : plan_.targets) {
-      if (target.recipe.merge != nullptr) continue;  // numbers, whatever it reads
-      for (const Box& box : target.recipe.boxes) {
-        if (box.decoding == no_decoding) delivered[box.source] = true;
-      }
-    }
-    for (const PlannedTarget& target : plan_.targets) {
-      const Dtype read_as = target.recipe.merge != nullptr ? Dtype::f32 : target.dtype;
-      for_each_box(target.recipe, [&](const Box& box) {
-        if (box.decoding != no_decoding) return;
-        const auto finding = codes.refuse_as_it_is(box.source, target.name, read_as, delivered);
-        if (!finding) return;
-        throw Error(finding->code, finding->message + "; " + finding->suggestion,
-                    {.path = plan_.catalog->root(),
-                     .tensor = target.name,
-                     .found = finding->found,
-                     .expected = finding->expected});
-      });
+      const auto lone = codes.find_lone(target, delivered);
+      if (!lone) continue;
+      const Finding& error = lone->error;
+      throw Error(error.code, error.message + "; " + error.suggestion,
+                  {.path = plan_.catalog->root(),
+                   .tensor = target.name,
+                   .found = error.found,
+                   .expected = error.expected});
     }
   }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/text.h"
+#include "boxes/merges.h"
 
 namespace loadstone {
 
@@ -144,6 +145,29 @@ std::optional<Finding> Codes::refuse_as_it_is(std::uint32_t tensor, std::string_
                     printable(target), data.encoding.name(), printable(data.name),
                     printable(catalog_.tensors()[*left].name));
   return finding;
+}
+
+std::optional<Codes::Lone> Codes::find_lone(const PlannedTarget& target,
+                                            const std::vector<bool>& delivered) const {
+  const Dtype read_as = target.recipe.merge != nullptr ? Dtype::f32 : target.dtype;
+  std::optional<Lone> first;
+  for_each_box(target.recipe, [&](const Box& box) {
+    if (box.decoding != no_decoding || first) return;
+    auto error = refuse_as_it_is(box.source, target.name, read_as, delivered);
+    if (error) first = {box.source, *std::move(error)};
+  });
+  return first;
+}
+
+std::vector<bool> delivered_codes(const Plan& plan) {
+  std::vector<bool> delivered(plan.catalog->tensors().size(), false);
+  for (const PlannedTarget& target : plan.targets) {
+    if (target.recipe.merge != nullptr) continue;  // numbers, whatever it reads
+    for (const Box& box : target.recipe.boxes) {
+      if (box.decoding == no_decoding) delivered[box.source] = true;
+    }
+  }
+  return delivered;
 }
 
 void Codes::mark_components(std::uint32_t tensor, std::vector<bool>& marked) const {

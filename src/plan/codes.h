@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "loadstone/finding.h"
+#include "loadstone/plan.h"
 #include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
@@ -40,12 +41,15 @@ class Codes {
   // The error for a target that takes neither a component nor numbers.
   [[nodiscard]] Finding refuse(std::uint32_t tensor, std::string_view target, Dtype asked) const;
 
-  // An error for a tensor that a plan delivers as it is, without a decoding: where it holds codes
-  // of another dtype than the target's, or where nothing takes their scales. `delivered` says of
-  // each tensor of the catalog whether something takes it.
-  [[nodiscard]] std::optional<Finding> refuse_as_it_is(std::uint32_t tensor,
-                                                       std::string_view target, Dtype dtype,
-                                                       const std::vector<bool>& delivered) const;
+  // The first tensor that the target gets as it is, without a decoding, where it holds codes of
+  // another dtype than the target's, or where nothing takes their scales. `delivered` says of each
+  // tensor of the catalog whether something takes it.
+  struct Lone {
+    std::uint32_t tensor;
+    Finding error;
+  };
+  [[nodiscard]] std::optional<Lone> find_lone(const PlannedTarget& target,
+                                              const std::vector<bool>& delivered) const;
 
   // Null: the tensor holds no codes of a quantized tensor.
   [[nodiscard]] const QuantizedTensor* find(std::uint32_t tensor) const noexcept {
@@ -55,6 +59,9 @@ class Codes {
   void mark_components(std::uint32_t tensor, std::vector<bool>& marked) const;
 
  private:
+  [[nodiscard]] std::optional<Finding> refuse_as_it_is(std::uint32_t tensor,
+                                                       std::string_view target, Dtype dtype,
+                                                       const std::vector<bool>& delivered) const;
   [[nodiscard]] const QuantizedTensor* owner_of(std::uint32_t tensor) const;
   [[nodiscard]] Finding between(const QuantizedTensor& quantized, std::string_view target) const;
 
@@ -63,5 +70,8 @@ class Codes {
   std::vector<bool> is_taken_;
   std::vector<bool> is_known_;
 };
+
+// Of each tensor of the catalog whether the plan delivers it as it is, without a decoding.
+[[nodiscard]] std::vector<bool> delivered_codes(const Plan& plan);
 
 }  // namespace loadstone

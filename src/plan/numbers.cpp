@@ -202,27 +202,17 @@ void Planner::refuse_transforms() {
 // Once all recipes are known: codes whose scales nothing takes mean nothing, whatever their dtype.
 void Planner::refuse_lone_codes() {
   if (plan_.catalog->quantized().empty()) return;
-  std::vector<bool> delivered(plan_.catalog->tensors().size(), false);
-  for (const PlannedTarget& target : plan_.targets) {
-    if (target.recipe.merge != nullptr) continue;  // numbers, whatever it reads
-    for (const Box& box : target.recipe.boxes) {
-      if (box.decoding == no_decoding) delivered[box.source] = true;
-    }
-  }
+  std::vector<bool> delivered = delivered_codes(plan_);
   for (const std::string& name : options_.caller.known_sources) {
     if (const auto known = plan_.catalog->find(name)) delivered[*known] = true;
   }
   for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
     const PlannedTarget& target = plan_.targets[i];
     if (options_.caller.explained.contains(target.name)) continue;
-    const Dtype read_as = target.recipe.merge != nullptr ? Dtype::f32 : target.dtype;
-    std::optional<Finding> first;
-    for_each_box(target.recipe, [&](const Box& box) {
-      if (box.decoding != no_decoding || first) return;
-      first = codes_.refuse_as_it_is(box.source, target.name, read_as, delivered);
-      if (first) codes_.mark_components(box.source, accounted_);
-    });
-    if (first) fail(i, *std::move(first));
+    auto lone = codes_.find_lone(target, delivered);
+    if (!lone) continue;
+    codes_.mark_components(lone->tensor, accounted_);
+    fail(i, std::move(lone->error));
   }
 }
 

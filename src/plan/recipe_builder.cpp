@@ -147,31 +147,35 @@ struct RecipeBuilder::Impl {
   // A copy that `change` makes another view of.
   template <typename Change>
   Value changed(std::string_view operation, Value value, Change change) {
-    Tensor tensor = view_at(operation, value);
-    tensor.is_source = false;
-    require(operation, change(tensor.view));
-    return keep(std::move(tensor));
+    return only_errors([&] {
+      Tensor tensor = view_at(operation, value);
+      tensor.is_source = false;
+      require(operation, change(tensor.view));
+      return keep(std::move(tensor));
+    });
   }
 
   template <typename Join>
   Value joined(std::string_view operation, const std::vector<Value>& items, Join join) {
-    if (items.empty()) refuse_operation(operation, "nothing to join");
-    Tensor result;
-    result.dtype = view_at(operation, items.front()).dtype;
-    std::vector<View> parts;
-    parts.reserve(items.size());
-    for (const Value item : items) {
-      const Tensor& part = view_at(operation, item);
-      if (part.dtype != result.dtype) {
-        refuse_operation(operation, "the values to join have different dtypes",
-                         fmt::format("{} and {}", name(result.dtype), name(part.dtype)),
-                         std::string(name(result.dtype)));
+    return only_errors([&] {
+      if (items.empty()) refuse_operation(operation, "nothing to join");
+      Tensor result;
+      result.dtype = view_at(operation, items.front()).dtype;
+      std::vector<View> parts;
+      parts.reserve(items.size());
+      for (const Value item : items) {
+        const Tensor& part = view_at(operation, item);
+        if (part.dtype != result.dtype) {
+          refuse_operation(operation, "the values to join have different dtypes",
+                           fmt::format("{} and {}", name(result.dtype), name(part.dtype)),
+                           std::string(name(result.dtype)));
+        }
+        result.rounded = result.rounded || part.rounded;
+        parts.push_back(part.view);
       }
-      result.rounded = result.rounded || part.rounded;
-      parts.push_back(part.view);
-    }
-    require(operation, join(std::move(parts), result.view));
-    return keep(std::move(result));
+      require(operation, join(std::move(parts), result.view));
+      return keep(std::move(result));
+    });
   }
 };
 
@@ -282,58 +286,46 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count
 }
 
 RecipeBuilder::Value RecipeBuilder::transpose(Value value, std::int64_t dim_a, std::int64_t dim_b) {
-  return only_errors([&] {
-    return impl_->changed("transpose", value,
-                          [&](View& view) { return loadstone::transpose(view, dim_a, dim_b); });
-  });
+  return impl_->changed("transpose", value,
+                        [&](View& view) { return loadstone::transpose(view, dim_a, dim_b); });
 }
 
 RecipeBuilder::Value RecipeBuilder::permute(Value value, const std::vector<std::int64_t>& order) {
-  return only_errors([&] {
-    return impl_->changed("permute", value,
-                          [&](View& view) { return loadstone::permute(view, order); });
-  });
+  return impl_->changed("permute", value,
+                        [&](View& view) { return loadstone::permute(view, order); });
 }
 
 RecipeBuilder::Value RecipeBuilder::slice(Value value, std::int64_t dim, std::uint64_t start,
                                           std::uint64_t size, std::uint64_t step) {
-  return only_errors([&]() -> RecipeBuilder::Value {
-    return impl_->changed("slice", value, [&](View& view) -> MaybeMisfit {
-      const auto index = dim_index(dim, view.shape.rank());
-      if (step == 1 || size < 2 || !index) return loadstone::slice(view, dim, start, size);
-      const auto last = checked_mul_add(size - 1, step, start);
-      if (step == 0 || !last || *last >= view.shape[*index]) {
-        return Misfit{fmt::format("{} indices from {} on, {} apart, leave dimension {}", size,
-                                  start, step, dim),
-                      view.shape.text(),
-                      {}};
-      }
-      if (view.shape.numel() == 0u) return loadstone::slice(view, dim, start, size);
-      return slice_steps(view, *index, start, size, step);
-    });
+  return impl_->changed("slice", value, [&](View& view) -> MaybeMisfit {
+    const auto index = dim_index(dim, view.shape.rank());
+    if (step == 1 || size < 2 || !index) return loadstone::slice(view, dim, start, size);
+    const auto last = checked_mul_add(size - 1, step, start);
+    if (step == 0 || !last || *last >= view.shape[*index]) {
+      return Misfit{fmt::format("{} indices from {} on, {} apart, leave dimension {}", size, start,
+                                step, dim),
+                    view.shape.text(),
+                    {}};
+    }
+    if (view.shape.numel() == 0u) return loadstone::slice(view, dim, start, size);
+    return slice_steps(view, *index, start, size, step);
   });
 }
 
 RecipeBuilder::Value RecipeBuilder::reshape(Value value, const Shape& shape) {
-  return only_errors([&] {
-    return impl_->changed("reshape", value,
-                          [&](View& view) { return loadstone::reshape(view, shape); });
-  });
+  return impl_->changed("reshape", value,
+                        [&](View& view) { return loadstone::reshape(view, shape); });
 }
 
 RecipeBuilder::Value RecipeBuilder::concat(const std::vector<Value>& values, std::int64_t dim) {
-  return only_errors([&] {
-    return impl_->joined("concat", values, [&](std::vector<View> parts, View& result) {
-      return loadstone::concat(std::move(parts), dim, result);
-    });
+  return impl_->joined("concat", values, [&](std::vector<View> parts, View& result) {
+    return loadstone::concat(std::move(parts), dim, result);
   });
 }
 
 RecipeBuilder::Value RecipeBuilder::stack(const std::vector<Value>& values, std::int64_t dim) {
-  return only_errors([&] {
-    return impl_->joined("stack", values, [&](std::vector<View> parts, View& result) {
-      return loadstone::stack(std::move(parts), dim, result);
-    });
+  return impl_->joined("stack", values, [&](std::vector<View> parts, View& result) {
+    return loadstone::stack(std::move(parts), dim, result);
   });
 }
 
