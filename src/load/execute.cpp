@@ -146,7 +146,8 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   report.bytes_read = compare_ties(plan, storage, report.findings, options.observer);
   const Budget budget =
       limits_of(plan, values)
-          .load_budget(promise_of(plan), options.threads != 0 ? options.threads : plan.threads,
+          .load_budget(promise_of(plan),
+                       options.threads != 0 ? thread_count(options.threads, 1) : plan.threads,
                        std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
   const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
@@ -173,9 +174,9 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   if (digests) report.receipt = digests->finish(budget.threads);
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
-  if (!options.holds_offload) offload->commit();
   fill_report(plan, sink, done, report);
   report.staging_bytes_peak = memory.bytes_peak();
+  if (!options.holds_offload) offload->commit();  // nothing that can fail comes after it
   report.sync_seconds = offload->sync_seconds();
   if (options.holds_offload) report.offload = offload;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -7,11 +7,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
-#include <limits>
 #include <map>
-#include <utility>
 
 #include "loadstone/convert.h"
 #include "support/errors.h"
@@ -96,48 +93,6 @@ class Resume : public ::testing::Test {
   std::string work = folder / ".loadstone-out.part";
   std::string files = work + "/files/";
 };
-
-// Codes of runs of one conversion, where the last value of one of two shards is wrong once it is
-// cast or quantized.
-std::vector<std::string> codes_of(float wrong, const std::string& to,
-                                  const std::vector<ConvertRun>& runs) {
-  const TemporaryFolder folder;
-  std::vector<FileTensor> tensors;
-  for (const std::string layer : {"0", "1"}) {
-    std::vector<float> values(64UL * 64, 1.0F);
-    if (layer == "1") values.back() = wrong;
-    std::string bytes(values.size() * sizeof(float), '\0');
-    std::memcpy(bytes.data(), values.data(), bytes.size());
-    tensors.push_back({"model.layers." + layer + ".mlp.up_proj.weight", "F32", {64, 64}, bytes});
-  }
-  const std::string source = folder.write("in/source.safetensors", safetensors_bytes(tensors, {}));
-  ConvertOptions options = {.one_file = false, .shard_bytes_max = 3000, .threads = 1};
-  if (to == "f16") {
-    options.dtype = Dtype::f16;
-  } else {
-    options.quantize.formats = {{.quantization = quantization_from_user(to)}};
-  }
-  const Conversion plan = make_conversion(open_checkpoint(source), options);
-  EXPECT_EQ(plan.files.size(), 2u);
-  std::vector<std::string> codes;
-  for (const ConvertRun& run : runs) {
-    codes.push_back(code_of([&] { convert(plan, folder / "out", nullptr, nullptr, run); }));
-  }
-  return codes;
-}
-
-TEST(ResumeAfterAFailure, AFileWithAWrongValueIsNeverFinished) {
-  for (const std::string to : {"f16", "fp8", "nf4", "int8"}) {
-    SCOPED_TRACE(to);
-    const float wrong = to == "f16" ? 1e6F : std::numeric_limits<float>::infinity();
-    const std::string code = to == "f16" ? "convert.overflow" : "q.nan";
-    EXPECT_THAT(codes_of(wrong, to, {resume, resume}), ElementsAre(code, code));
-    EXPECT_THAT(codes_of(wrong, to, {part(1, 2), part(2, 2), finish}),
-                ElementsAre("", code, "convert.incomplete"));
-    // The control: values that fit.
-    EXPECT_THAT(codes_of(1, to, {part(1, 2), part(2, 2), finish}), ElementsAre("", "", ""));
-  }
-}
 
 TEST_F(Resume, FinishedShardsAreKept) {
   for (const std::uint64_t bytes : {0u, 100'000u, 300'000u, 500'000u}) {
