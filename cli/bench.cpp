@@ -148,7 +148,7 @@ void require_local_files(const Plan& plan) {
 }
 
 std::uint64_t sample_bytes_max(const BenchArgs& args) {
-  const std::uint64_t wanted = bytes_from_user("--sample", args.sample, 1);
+  const std::uint64_t wanted = parse_size("--sample", args.sample, 1);
   const auto available = available_memory_bytes();
   return available ? std::min(wanted, *available / 4) : wanted;
 }

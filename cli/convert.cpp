@@ -32,7 +32,7 @@ struct ConvertArgs {
 ConvertOptions convert_options(const ConvertArgs& args, const Catalog& catalog) {
   ConvertOptions options = write_options(args.write, args.open.paths.front(), catalog);
   if (!args.rules_path.empty()) {
-    RulesOrRecipes given = rules_from_user(args.rules_path, catalog);
+    RulesOrRecipes given = read_rules(args.rules_path, catalog);
     options.rules = std::move(given.rules);
     options.recipes = std::move(given.recipes);
   }

@@ -96,7 +96,7 @@ Outcome do_load(const Plan& plan, const LoadArgs& args) {
   options.threads = args.plan.options.threads;
   options.interleave = args.interleave;
   if (!args.read_ahead.empty()) {
-    options.read_ahead_bytes = bytes_from_user("--read-ahead", args.read_ahead);
+    options.read_ahead_bytes = parse_size("--read-ahead", args.read_ahead);
   }
   if (!args.receipt.empty()) options.receipt = digest_kind(args.receipt);
   options.observer = &watch;

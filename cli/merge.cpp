@@ -29,13 +29,13 @@ int merge(const MergeArgs& args, bool json) {
   }
   check_write(args.write);
   MergeOptions options = args.options;
-  options.method = merge_method(args.method).value();
+  options.method = parse_merge_method(args.method).value();
   if (args.normalise) options.normalise = true;
   options.weights.clear();
   std::vector<std::shared_ptr<const Catalog>> checkpoints;
   std::string base;
   for (const std::string& text : args.open.paths) {
-    auto [path, weight] = weighted_from_user(text);
+    auto [path, weight] = parse_weighted(text);
     checkpoints.push_back(open_checkpoint(path, args.open.options()));
     options.weights.push_back(weight);
     if (base.empty()) base = std::move(path);

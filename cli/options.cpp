@@ -35,12 +35,12 @@ constexpr std::size_t map_bytes_max = 64u << 20;
 }
 
 // "D=SIZE". A device may hold no '=', so the first one ends it.
-std::pair<std::string, std::uint64_t> limit_from_user(const std::string& text) {
+std::pair<std::string, std::uint64_t> parse_limit(const std::string& text) {
   const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
     refuse_value("--max-memory", text, "limit; write DEVICE=SIZE, as in cpu=8GiB");
   }
-  return {text.substr(0, equals), bytes_from_user("--max-memory", text.substr(equals + 1))};
+  return {text.substr(0, equals), parse_size("--max-memory", text.substr(equals + 1))};
 }
 
 // Returns whether a value of --device-map that is not a known word is the path of a file.
@@ -94,7 +94,7 @@ void add_host_capacity(PlanOptions& options) {
 
 std::vector<std::pair<std::string, std::uint64_t>> memory_limits(const PlanArgs& args) {
   std::vector<std::pair<std::string, std::uint64_t>> limits;
-  for (const auto& text : args.max_memory) limits.push_back(limit_from_user(text));
+  for (const auto& text : args.max_memory) limits.push_back(parse_limit(text));
   return limits;
 }
 
@@ -106,21 +106,20 @@ PlanOptions plan_options(const PlanArgs& args) {
   } else if (!args.dtype.empty()) {
     options.dtype = dtype_option("--dtype", args.dtype, {"auto"});
   }
-  if (!args.device_map.empty()) options.device_map = device_map_from_user(args.device_map);
+  if (!args.device_map.empty()) options.device_map = parse_device_map(args.device_map);
   options.max_memory = memory_limits(args);
   if (options.device_map.mode) add_host_capacity(options);
   options.missing = from_name<MissingPolicy>(args.missing).value();
   options.unexpected = from_name<UnexpectedPolicy>(args.unexpected).value();
   if (!args.staging.empty()) {
-    options.staging_bytes_max = bytes_from_user("--staging", args.staging, 1);
+    options.staging_bytes_max = parse_size("--staging", args.staging, 1);
   }
   return options;
 }
 
 }  // namespace
 
-std::uint64_t bytes_from_user(std::string_view option, const std::string& text,
-                              std::uint64_t least) {
+std::uint64_t parse_size(std::string_view option, const std::string& text, std::uint64_t least) {
   std::uint64_t bytes = 0;
   if (!parse_bytes(text, bytes)) refuse_value(option, text, "size such as 8GiB, 500MB or 4096");
   if (bytes >= least) return bytes;
@@ -130,7 +129,7 @@ std::uint64_t bytes_from_user(std::string_view option, const std::string& text,
 
 Dtype dtype_option(std::string_view option, const std::string& text,
                    std::vector<std::string> others) {
-  if (const auto dtype = dtype_from_user(text)) return *dtype;
+  if (const auto dtype = parse_dtype(text)) return *dtype;
   throw Error("usage", fmt::format("{}: {}", option, unknown_dtype(text, std::move(others))));
 }
 
@@ -169,7 +168,7 @@ std::shared_ptr<const Catalog> open_paths(const OpenArgs& args) {
                                 : open_checkpoint(args.paths, args.options());
 }
 
-Weighted weighted_from_user(const std::string& text) {
+Weighted parse_weighted(const std::string& text) {
   std::error_code problem;
   const auto colon = text.rfind(':');
   if (colon == std::string::npos || std::filesystem::exists(text, problem)) return {text};
@@ -194,7 +193,7 @@ std::vector<MergeAdapter> AdapterArgs::open(
   }
   std::vector<MergeAdapter> opened;
   for (const std::string& text : adapters) {
-    const auto [path, factor] = weighted_from_user(text);
+    const auto [path, factor] = parse_weighted(text);
     checkpoints.push_back(open_checkpoint(path, how.options()));
     opened.push_back({.factor = factor, .ignore = ignore});
   }
@@ -245,7 +244,7 @@ Command add_plan_options(Command command, PlanArgs& args) {
   return plan;
 }
 
-RulesOrRecipes rules_from_user(const std::string& path, const Catalog& catalog) {
+RulesOrRecipes read_rules(const std::string& path, const Catalog& catalog) {
   return parse_file(path, [&](const std::string& text) {
     RulesOrRecipes given;
     if (is_rules_json(text)) {
@@ -270,7 +269,7 @@ Plan make_plan(const PlanArgs& args) {
   if (checkpoints.size() > 1) catalog = std::make_shared<const Catalog>(std::move(checkpoints));
   if (!has_skeleton) skeleton = Skeleton::from_catalog(*catalog);
   if (!args.rules_path.empty()) {
-    RulesOrRecipes given = rules_from_user(args.rules_path, *catalog);
+    RulesOrRecipes given = read_rules(args.rules_path, *catalog);
     options.rules = std::move(given.rules);
     options.recipes = std::move(given.recipes);
   }
@@ -307,7 +306,7 @@ void add_html_option(Command command, std::string& path) {
   command.add_option("--html", path, "FILE", "Also write the plan as a page to look at");
 }
 
-DeviceMap device_map_from_user(const std::string& text) {
+DeviceMap parse_device_map(const std::string& text) {
   DeviceMap map;
   map.mode = from_name<DeviceMapMode>(text);
   if (map.mode) return map;

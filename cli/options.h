@@ -38,7 +38,7 @@ struct Weighted {
   std::string path;
   float weight = 1;
 };
-[[nodiscard]] Weighted weighted_from_user(const std::string& text);
+[[nodiscard]] Weighted parse_weighted(const std::string& text);
 
 // Adapters to merge, as typed.
 struct AdapterArgs {
@@ -83,7 +83,7 @@ struct RulesOrRecipes {
   Rules rules;
   Recipes recipes;
 };
-[[nodiscard]] RulesOrRecipes rules_from_user(const std::string& path, const Catalog& catalog);
+[[nodiscard]] RulesOrRecipes read_rules(const std::string& path, const Catalog& catalog);
 
 // The page of --html, if it was asked for; `loaded`: of the load that followed.
 void write_page(const Plan& plan, const PlanArgs& args,
@@ -108,13 +108,13 @@ void add_receipt_option(Command command, std::string& kind, const std::string& h
 }
 
 // Values of options as they were typed. Throw Error "usage".
-[[nodiscard]] std::uint64_t bytes_from_user(std::string_view option, const std::string& text,
-                                            std::uint64_t least = 0);
+[[nodiscard]] std::uint64_t parse_size(std::string_view option, const std::string& text,
+                                       std::uint64_t least = 0);
 // `others`: words that the option takes besides dtypes.
 [[nodiscard]] Dtype dtype_option(std::string_view option, const std::string& text,
                                  std::vector<std::string> others = {});
 
 // The device map that a word, a list "prefix=device,...", JSON text or a JSON file means.
-[[nodiscard]] DeviceMap device_map_from_user(const std::string& text);
+[[nodiscard]] DeviceMap parse_device_map(const std::string& text);
 
 }  // namespace loadstone::cli

@@ -69,8 +69,8 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
     const auto sign = text.rfind('=');
     QuantizeFormat& made = options.formats.emplace_back();
     if (sign != std::string::npos) made.pattern = text.substr(0, sign);
-    made.quantization = quantization_from_user(
-        sign == std::string::npos ? text : text.substr(sign + 1), mode, format);
+    made.quantization =
+        parse_quantization(sign == std::string::npos ? text : text.substr(sign + 1), mode, format);
   }
   if (!args.imatrix.empty()) {
     if (format != FileFormat::gguf) {

@@ -47,7 +47,7 @@ ConvertRun run_options(const WriteArgs& args) {
   ConvertRun run = {.resume = args.resume, .part = {}, .finish = args.finish};
   if (!args.part.empty()) run.part = part_option(args.part);
   if (!args.receipt.empty()) run.receipt = digest_kind(args.receipt);
-  run.page_cache = page_cache_from_user(args.page_cache);
+  run.page_cache = parse_page_cache(args.page_cache);
   if (run.part && run.finish) {
     throw Error("usage", "--finish comes when all parts are done, not with --part");
   }
@@ -180,10 +180,10 @@ ConvertOptions write_options(const WriteArgs& args, const std::string& source,
     options.block_dtype = dtype_option("--block-dtype", args.block_dtype);
   }
   if (!args.shard_size.empty()) {
-    options.shard_bytes_max = bytes_from_user("--shard-size", args.shard_size, 1);
+    options.shard_bytes_max = parse_size("--shard-size", args.shard_size, 1);
   }
   if (!args.max_memory.empty()) {
-    options.memory_bytes_max = bytes_from_user("--max-memory", args.max_memory, 1);
+    options.memory_bytes_max = parse_size("--max-memory", args.max_memory, 1);
   }
   options.threads = args.threads;
   options.quantize = quantize_options(args.quantize, options.format);

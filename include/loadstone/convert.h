@@ -62,8 +62,8 @@ enum class QuantizeMode : std::uint8_t { exact, compat };
 // An encoding as users write it: "nf4", "NVFP4", "nf4:128" with a block size, "none"; for files of
 // GGUF also mixes ("q4_k_m") and plain types ("bf16"). Throws Error "plan.options".
 [[nodiscard]] LOADSTONE_API Quantization
-quantization_from_user(std::string_view text, QuantizeMode mode = QuantizeMode::exact,
-                       FileFormat format = FileFormat::safetensors);
+parse_quantization(std::string_view text, QuantizeMode mode = QuantizeMode::exact,
+                   FileFormat format = FileFormat::safetensors);
 
 // Which tensors are quantized: weights of linear layers inside decoder layers, less what servers
 // want plain (src/convert/quantize_rules.cpp says which), plus `include`, less `exclude`.
@@ -272,7 +272,7 @@ enum class PageCache : std::uint8_t { automatic, keep, release };
 // "auto", "keep", "release"
 [[nodiscard]] LOADSTONE_API std::string_view name(PageCache choice) noexcept;
 // Throws Error "plan.options".
-[[nodiscard]] LOADSTONE_API PageCache page_cache_from_user(std::string_view text);
+[[nodiscard]] LOADSTONE_API PageCache parse_page_cache(std::string_view text);
 
 // What one call does of a conversion. As it stands: all of it, from the beginning.
 struct ConvertRun {

@@ -153,9 +153,9 @@ inline constexpr std::size_t element_bytes_max =
 }
 // None where no dtype has the name. The exact name only: "f32" is no dtype of the format, and files
 // that say so are refused.
-[[nodiscard]] LOADSTONE_API std::optional<Dtype> dtype_from_name(std::string_view name) noexcept;
+[[nodiscard]] LOADSTONE_API std::optional<Dtype> parse_dtype_name(std::string_view name) noexcept;
 // What people type: any case, and torch's names ("bfloat16", "float8_e4m3fn", "half").
-[[nodiscard]] LOADSTONE_API std::optional<Dtype> dtype_from_user(std::string_view name) noexcept;
+[[nodiscard]] LOADSTONE_API std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
 
 // Block formats of GGUF, in the order of their type ids.
 enum class BlockFormat : std::uint8_t {

@@ -24,7 +24,8 @@ enum class MergeMethod : std::uint8_t {
 
 // "linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"
 [[nodiscard]] LOADSTONE_API std::string_view name(MergeMethod method) noexcept;
-[[nodiscard]] LOADSTONE_API std::optional<MergeMethod> merge_method(std::string_view name) noexcept;
+[[nodiscard]] LOADSTONE_API std::optional<MergeMethod> parse_merge_method(
+    std::string_view name) noexcept;
 
 // The other names of a tied tensor when an adapter changes one of its names.
 enum class TiePolicy : std::uint8_t {

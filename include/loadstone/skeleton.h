@@ -24,7 +24,7 @@ enum class TargetKind : std::uint8_t {
 
 // "parameter", "persistent_buffer", "non_persistent_buffer", "attribute"
 [[nodiscard]] LOADSTONE_API std::string_view name(TargetKind kind) noexcept;
-[[nodiscard]] LOADSTONE_API std::optional<TargetKind> target_kind_from_name(
+[[nodiscard]] LOADSTONE_API std::optional<TargetKind> parse_target_kind(
     std::string_view name) noexcept;
 
 // A tensor with memory, in a model at hand.

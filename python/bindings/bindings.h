@@ -53,7 +53,7 @@ void bind_scaled(nb::module_& module);
 
 // Python hands over names ("BF16"); an unknown one is a mistake of the caller.
 [[nodiscard]] inline Dtype dtype_argument(std::string_view text) {
-  const auto dtype = dtype_from_user(text);
+  const auto dtype = parse_dtype(text);
   if (!dtype) throw Error("usage", unknown_dtype(text), {.field = "dtype"});
   return *dtype;
 }

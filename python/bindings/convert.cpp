@@ -20,7 +20,7 @@ MergeOptions merge_options(const std::vector<float>& weights, const AdapterRows&
                            std::optional<float> scale, std::optional<double> density,
                            std::optional<std::uint64_t> seed, std::string_view tie) {
   const auto known =
-      require_known(merge_method(method), "method", "method", method,
+      require_known(parse_merge_method(method), "method", "method", method,
                     {"linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"});
   return {.weights = weights,
           .adapters = adapters_of(adapters),
@@ -41,7 +41,7 @@ QuantizeOptions quantize_options(NamedOptions& named, FileFormat format) {
   for (const auto& [pattern, encoding] :
        named.take<std::vector<std::pair<std::string, std::string>>>("formats")) {
     options.formats.push_back(
-        {.pattern = pattern, .quantization = quantization_from_user(encoding, written, format)});
+        {.pattern = pattern, .quantization = parse_quantization(encoding, written, format)});
   }
   if (options.formats.empty() && written != QuantizeMode::exact) {
     throw Error("plan.options", "mode specifies how quantize writes, and nothing is to be",
@@ -104,7 +104,7 @@ ConvertRun run_for(bool resume, std::optional<std::pair<std::uint32_t, std::uint
                    bool finish, const std::string& receipt, std::string_view page_cache) {
   ConvertRun run = {.resume = resume, .part = {}, .finish = finish};
   if (!receipt.empty()) run.receipt = digest_kind(receipt);
-  run.page_cache = page_cache_from_user(page_cache);
+  run.page_cache = parse_page_cache(page_cache);
   if (part) run.part = ConvertPart{.index = part->first, .count = part->second};
   return run;
 }

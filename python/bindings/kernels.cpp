@@ -130,8 +130,8 @@ void bind_kernels(nb::module_& module) {
              nb::arg("dtype"), nb::arg("mode") = "exact");
   module.def("gguf_layout", &gguf_layout, nb::arg("format"));
   // The safetensors name of what a user calls a dtype ("torch.bfloat16", "bf16"); None: nothing.
-  module.def("dtype_from_user", [](std::string_view text) -> std::optional<std::string_view> {
-    const auto dtype = dtype_from_user(text);
+  module.def("parse_dtype", [](std::string_view text) -> std::optional<std::string_view> {
+    const auto dtype = parse_dtype(text);
     return dtype ? std::optional(name(*dtype)) : std::nullopt;
   });
   module.def("dtypes", [] {

@@ -100,7 +100,7 @@ def dtype_argument(dtype: object) -> str:
     Raises:
         PlanError: the dtype is unknown (``plan.dtype``).
     """
-    name = _core.dtype_from_user(str(dtype))
+    name = _core.parse_dtype(str(dtype))
     if name is None or not is_dtype(name):
         raise make("plan.dtype", _core.unknown_dtype(str(dtype)), field="dtype")
     return name

@@ -26,8 +26,8 @@
 #include "convert/output.h"
 #include "convert/recorder.h"
 #include "convert/work_folder.h"
-#include "engine/run.h"
 #include "engine/box_read.h"
+#include "engine/run.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "plan/values.h"
@@ -461,7 +461,7 @@ std::string_view name(PageCache choice) noexcept {
   return {};
 }
 
-PageCache page_cache_from_user(std::string_view text) {
+PageCache parse_page_cache(std::string_view text) {
   if (const auto choice = from_name<PageCache>(text)) return *choice;
   refuse_option("page_cache", "no such choice for the page cache", std::string(text),
                 "auto, keep or release");

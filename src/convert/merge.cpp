@@ -463,7 +463,7 @@ std::string_view name(MergeMethod method) noexcept {
   return index < std::size(methods) ? methods[index].name : std::string_view();
 }
 
-std::optional<MergeMethod> merge_method(std::string_view text) noexcept {
+std::optional<MergeMethod> parse_merge_method(std::string_view text) noexcept {
   return from_name<MergeMethod>(text);
 }
 

@@ -188,7 +188,7 @@ std::string with_dtype_of(const Plan& plan, std::string_view config) {
         text = text.substr(1, text.size() - 2);
         const bool has_prefix = text.starts_with(prefix);
         if (has_prefix) text.remove_prefix(prefix.size());
-        const auto declared = dtype_from_user(text);
+        const auto declared = parse_dtype(text);
         if (!declared || kind(*declared) != DtypeKind::floating) return std::nullopt;
         if (!is_wide_float(*declared) && keeps(plan, *declared)) return std::nullopt;
         std::string name = has_prefix ? "\"torch." : "\"";
@@ -344,7 +344,7 @@ std::optional<QuantizeMode> quantize_mode(std::string_view text) noexcept {
   return from_name<QuantizeMode>(text);
 }
 
-Quantization quantization_from_user(std::string_view text, QuantizeMode mode, FileFormat format) {
+Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFormat format) {
   return only_errors([&] {
     Quantization quantization;
     const auto colon = text.find(':');

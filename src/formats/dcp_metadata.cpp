@@ -65,7 +65,7 @@ bool is_class(std::string_view global, std::string_view name) noexcept {
 std::optional<Dtype> dtype_of_global(std::string_view global) noexcept {
   constexpr std::string_view module = "torch.";
   if (!global.starts_with(module)) return std::nullopt;
-  const auto dtype = dtype_from_user(global.substr(module.size()));
+  const auto dtype = parse_dtype(global.substr(module.size()));
   return dtype && bits(*dtype) % 8 == 0 ? dtype : std::nullopt;
 }
 

@@ -277,14 +277,13 @@ class SafetensorsReader {
               "dtype, shape and data_offsets", position},
              entry.name);
     }
-    const auto dtype = dtype_from_name(*entry.dtype);
+    const auto dtype = parse_dtype_name(*entry.dtype);
     if (!dtype || !is_in_safetensors(*dtype)) {
-      refuse(
-          {"st.dtype",
-           dtype_from_user(*entry.dtype) ? "the format spells dtypes otherwise" : "unknown dtype",
-           "dtype", "'" + std::string(*entry.dtype) + "'",
-           "a dtype of the format, such as F32 or BF16", position},
-          entry.name);
+      refuse({"st.dtype",
+              parse_dtype(*entry.dtype) ? "the format spells dtypes otherwise" : "unknown dtype",
+              "dtype", "'" + std::string(*entry.dtype) + "'",
+              "a dtype of the format, such as F32 or BF16", position},
+             entry.name);
     }
     check_size(entry, *dtype, position);
     warn_about(entry);

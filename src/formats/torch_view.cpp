@@ -163,7 +163,7 @@ class ViewReader {
     constexpr std::string_view module = "torch.";
     if (pickle_.kind(node) == PickleKind::global && pickle_.text(node).starts_with(module)) {
       const std::string_view spelled = pickle_.text(node).substr(module.size());
-      const auto dtype = dtype_from_user(spelled);
+      const auto dtype = parse_dtype(spelled);
       if (dtype && (bits(*dtype) % 8 == 0 || *dtype == Dtype::f4)) return *dtype;
     }
     refuse({"pt.storage_type", "a dtype that loadstone does not read", "dtype",

@@ -43,7 +43,7 @@ static std::uint64_t first_odd_block(const QuantizeForm& form, std::uint64_t beg
                                      std::uint64_t end, const std::byte* blocks) noexcept {
   const BlockLayout block = layout(form.block);
   for (std::uint64_t at = begin; at < end; at += block.elements, blocks += block.bytes) {
-    if (has_odd_scale(form.block, blocks)) return at;
+    if (has_nonfinite_scale(form.block, blocks)) return at;
   }
   return end;
 }

@@ -32,7 +32,7 @@ Codes::Codes(const Catalog& catalog)
       is_taken_(catalog.tensors().size(), false),
       is_known_(catalog.tensors().size(), false) {}
 
-Taking Codes::taking(std::uint32_t tensor, Dtype asked, const Shape* shape) const {
+SourceUse Codes::source_use(std::uint32_t tensor, Dtype asked, const Shape* shape) const {
   const bool is_floating = kind(asked) == DtypeKind::floating;
   const Encoding encoding = catalog_.tensors()[tensor].encoding;
   const QuantizedTensor* const quantized = quantized_.find(tensor);
@@ -42,21 +42,21 @@ Taking Codes::taking(std::uint32_t tensor, Dtype asked, const Shape* shape) cons
   if (!encoding.is_dtype()) {  // blocks, which hold their scales, or all except one
     const bool is_whole =
         quantized == nullptr || std::ranges::all_of(quantized->scales, is_provided);
-    if (asked == Dtype::u8) return is_whole ? Taking::component : Taking::neither;
-    return is_floating ? Taking::numbers : Taking::neither;
+    if (asked == Dtype::u8) return is_whole ? SourceUse::component : SourceUse::neither;
+    return is_floating ? SourceUse::numbers : SourceUse::neither;
   }
   if (quantized == nullptr) {
-    if (!quantized_.is_companion(tensor)) return Taking::plain;
-    return encoding == Encoding(asked) ? Taking::component : Taking::neither;
+    if (!quantized_.is_companion(tensor)) return SourceUse::plain;
+    return encoding == Encoding(asked) ? SourceUse::component : SourceUse::neither;
   }
   const auto is_taken = [&](std::uint32_t scale) { return is_taken_[scale]; };
   if (encoding == Encoding(asked) &&
       (shape == nullptr || *shape == catalog_.tensors()[tensor].shape)) {
-    return std::ranges::all_of(needed(*quantized), is_provided) ? Taking::component
-                                                                : Taking::neither;
+    return std::ranges::all_of(needed(*quantized), is_provided) ? SourceUse::component
+                                                                : SourceUse::neither;
   }
   const bool is_alone = std::ranges::none_of(quantized->companions(), is_taken);
-  return is_floating && is_alone ? Taking::numbers : Taking::neither;
+  return is_floating && is_alone ? SourceUse::numbers : SourceUse::neither;
 }
 
 Finding Codes::between(const QuantizedTensor& quantized, std::string_view target) const {

@@ -14,7 +14,7 @@
 namespace loadstone {
 
 // How a target takes the tensor that it gets.
-enum class Taking : std::uint8_t {
+enum class SourceUse : std::uint8_t {
   plain,      // its numbers, as they are in the file or cast
   component,  // a part of a quantized tensor, as it is: never cast
   numbers,    // those that its codes stand for
@@ -36,7 +36,7 @@ class Codes {
   // the component's dtype and shape, and all scales that the codes need have targets too. It gets
   // numbers where it is floating, no likeness of the codes, and no scale of theirs has a target.
   // `shape`: the target's, where it takes the whole tensor; else null, and dtypes alone say it.
-  [[nodiscard]] Taking taking(std::uint32_t tensor, Dtype asked, const Shape* shape) const;
+  [[nodiscard]] SourceUse source_use(std::uint32_t tensor, Dtype asked, const Shape* shape) const;
 
   // The error for a target that takes neither a component nor numbers.
   [[nodiscard]] Finding refuse(std::uint32_t tensor, std::string_view target, Dtype asked) const;

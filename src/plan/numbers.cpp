@@ -39,30 +39,31 @@ void Planner::mark_taken_codes() {
 }
 
 // Sources that are taken as numbers become so. Where they are neither, `culprit` is the first.
-Taking Planner::choose_taking(const Target& target, Produced& produced, std::uint32_t& culprit) {
-  Taking all = Taking::plain;
-  const auto join = [&](Taking one, std::uint32_t source) {
-    if (one == Taking::plain || all == Taking::neither) return;
-    const bool is_mixed = all != Taking::plain && all != one;
-    if (one == Taking::neither || is_mixed) culprit = source;
-    all = is_mixed ? Taking::neither : one;
+SourceUse Planner::choose_source_use(const Target& target, Produced& produced,
+                                     std::uint32_t& culprit) {
+  SourceUse all = SourceUse::plain;
+  const auto join = [&](SourceUse one, std::uint32_t source) {
+    if (one == SourceUse::plain || all == SourceUse::neither) return;
+    const bool is_mixed = all != SourceUse::plain && all != one;
+    if (one == SourceUse::neither || is_mixed) culprit = source;
+    all = is_mixed ? SourceUse::neither : one;
   };
   if (produced.recipe == Produced::none) {
     const Shape* const shape = production_.is_whole(produced) ? &target.shape : nullptr;
     for (Member& member : produced.members) {
-      Taking one = codes_.taking(member.source, target.dtype, shape);
-      if (member.is_numbers && one != Taking::numbers) one = Taking::neither;
+      SourceUse one = codes_.source_use(member.source, target.dtype, shape);
+      if (member.is_numbers && one != SourceUse::numbers) one = SourceUse::neither;
       join(one, member.source);
-      member.is_numbers = one == Taking::numbers;
+      member.is_numbers = one == SourceUse::numbers;
     }
     return all;
   }
   for (const Box& box : options_.recipes.targets[produced.recipe].boxes) {
     const bool is_source = box.source < plan_.catalog->tensors().size();
     if (!is_source || box.decoding != no_decoding) continue;
-    Taking one = codes_.taking(box.source, target.dtype, nullptr);
+    SourceUse one = codes_.source_use(box.source, target.dtype, nullptr);
     const bool has_blocks = !plan_.catalog->tensors()[box.source].encoding.is_dtype();
-    if (has_blocks && one == Taking::component) one = Taking::neither;  // boxes count numbers
+    if (has_blocks && one == SourceUse::component) one = SourceUse::neither;  // boxes count numbers
     join(one, box.source);
   }
   return all;
@@ -70,17 +71,17 @@ Taking Planner::choose_taking(const Target& target, Produced& produced, std::uin
 
 // True: the target has failed, because what it gets is neither component nor numbers, or because
 // the codes cannot be read.
-bool Planner::refuse_codes(std::size_t root, const Produced& produced, Taking taking,
+bool Planner::refuse_codes(std::size_t root, const Produced& produced, SourceUse taking,
                            std::uint32_t culprit) {
   const Target& target = skeleton_.targets[root];
-  if (taking == Taking::neither) {
+  if (taking == SourceUse::neither) {
     // The caller tells what is wrong with it.
     if (options_.caller.explained.contains(target.name)) return false;
     codes_.mark_components(culprit, accounted_);
     fail(root, codes_.refuse(culprit, target.name, target.dtype));
     return true;
   }
-  if (taking != Taking::numbers) return false;
+  if (taking != SourceUse::numbers) return false;
   for (const Member& member : produced.members) {
     const QuantizedTensor* const quantized = codes_.find(member.source);
     if (quantized == nullptr || quantized->is_readable()) continue;

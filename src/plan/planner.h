@@ -62,14 +62,15 @@ class Planner {
   void resolve(std::size_t root);
   void resolve_unsaved(std::size_t root);
   [[nodiscard]] bool refuse_gaps(std::size_t root, const Produced& produced);
-  [[nodiscard]] bool find_boxes(std::size_t root, const Produced& produced, Taking taking);
-  [[nodiscard]] bool find_recipe_boxes(std::size_t root, const Produced& produced, Taking taking);
+  [[nodiscard]] bool find_boxes(std::size_t root, const Produced& produced, SourceUse taking);
+  [[nodiscard]] bool find_recipe_boxes(std::size_t root, const Produced& produced,
+                                       SourceUse taking);
   [[nodiscard]] bool set_boxes(std::size_t root, std::vector<Box> boxes);
   [[nodiscard]] bool take_constant(std::size_t root, const TargetRecipe& made);
   [[nodiscard]] bool check_dtypes(std::size_t root, const Produced* produced);
   void quantize(std::size_t root);
   [[nodiscard]] Dtype final_dtype(const Target& target, const Produced* produced,
-                                  Taking taking) const;
+                                  SourceUse taking) const;
   void resolve_missing(std::size_t root);
   [[nodiscard]] MissingPolicy missing_policy(std::size_t root) const;
   [[nodiscard]] bool keep(std::size_t root);
@@ -96,9 +97,9 @@ class Planner {
   // numbers.cpp: quantized tensors
   void mark_taken_codes();
   void report_unused_scales();
-  [[nodiscard]] Taking choose_taking(const Target& target, Produced& produced,
-                                     std::uint32_t& culprit);
-  [[nodiscard]] bool refuse_codes(std::size_t root, const Produced& produced, Taking taking,
+  [[nodiscard]] SourceUse choose_source_use(const Target& target, Produced& produced,
+                                            std::uint32_t& culprit);
+  [[nodiscard]] bool refuse_codes(std::size_t root, const Produced& produced, SourceUse taking,
                                   std::uint32_t culprit);
   [[nodiscard]] std::uint32_t decoding_of(std::uint32_t tensor, Dtype dtype);
   [[nodiscard]] std::uint32_t rounded_decoding(std::uint32_t given, Dtype dtype);

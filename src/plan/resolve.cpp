@@ -35,8 +35,8 @@ void Planner::resolve(std::size_t root) {
   }
   Produced* const produced = choose_produced(root);
   std::uint32_t culprit = 0;
-  const Taking taking =
-      produced == nullptr ? Taking::plain : choose_taking(target, *produced, culprit);
+  const SourceUse taking =
+      produced == nullptr ? SourceUse::plain : choose_source_use(target, *produced, culprit);
   planned.dtype = final_dtype(target, produced, taking);
   if (!Encoding(planned.dtype).byte_count(target.shape.numel().value_or(0))) {
     fail(root, {.code = "plan.shape",
@@ -152,7 +152,7 @@ void Planner::quantize(std::size_t root) {
 }
 
 // False: the target has failed.
-bool Planner::find_boxes(std::size_t root, const Produced& produced, Taking taking) {
+bool Planner::find_boxes(std::size_t root, const Produced& produced, SourceUse taking) {
   const Target& target = skeleton_.targets[root];
   const auto sources = [&] { return production_.source_names(produced); };
   if (produced.recipe != Produced::none) {
@@ -171,7 +171,7 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, Taking taki
   }
   if (view.shape != target.shape) {
     Finding finding = {.code = "plan.shape", .sources = sources()};
-    if (taking != Taking::plain) {
+    if (taking != SourceUse::plain) {
       finding = codes_.refuse(produced.members.front().source, target.name, target.dtype);
     }
     finding.message =
@@ -204,7 +204,7 @@ bool Planner::set_boxes(std::size_t root, std::vector<Box> boxes) {
 }
 
 // False: the target has failed.
-bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Taking taking) {
+bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, SourceUse taking) {
   const Target& target = skeleton_.targets[root];
   const TargetRecipe& made = options_.recipes.targets[produced.recipe];
   Recipe& recipe = plan_.targets[root].recipe;
@@ -230,7 +230,7 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Taki
                        .expected = defect->expected});
   }
   if (made.merge != nullptr) return take_merge(root, made.merge);
-  if (taking == Taking::numbers && !decode_recipe(root)) return false;
+  if (taking == SourceUse::numbers && !decode_recipe(root)) return false;
   const Dtype wanted = plan_.targets[root].dtype;
   const bool is_rounded = decoded_dtype(made.dtype) != Dtype::f32;
   for (Box& box : recipe.boxes) {
@@ -332,12 +332,12 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
   return true;
 }
 
-Dtype Planner::final_dtype(const Target& target, const Produced* produced, Taking taking) const {
-  const bool is_component = taking == Taking::component;
+Dtype Planner::final_dtype(const Target& target, const Produced* produced, SourceUse taking) const {
+  const bool is_component = taking == SourceUse::component;
   if (kind(target.dtype) != DtypeKind::floating || is_component) return target.dtype;
   if (options_.dtype) return *options_.dtype;
   // The dtype of codes is none of numbers.
-  const bool is_plain = produced != nullptr && taking == Taking::plain;
+  const bool is_plain = produced != nullptr && taking == SourceUse::plain;
   if (!options_.dtype_from_file || !is_plain) return target.dtype;
   if (produced->recipe != Produced::none) {
     const Dtype made = options_.recipes.targets[produced->recipe].dtype;

@@ -72,7 +72,7 @@ std::string_view name(TargetKind kind) noexcept {
   return name_among({"parameter", "persistent_buffer", "non_persistent_buffer", "attribute"}, kind);
 }
 
-std::optional<TargetKind> target_kind_from_name(std::string_view name) noexcept {
+std::optional<TargetKind> parse_target_kind(std::string_view name) noexcept {
   return from_name<TargetKind>(name);
 }
 

@@ -19,8 +19,8 @@ struct UserDtype {
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                UserDtype into) {
   const std::string_view text = reader.string(value, place);
-  auto dtype = dtype_from_name(text);
-  if (!dtype) dtype = dtype_from_user(text);
+  auto dtype = parse_dtype_name(text);
+  if (!dtype) dtype = parse_dtype(text);
   if (!dtype) reader.refuse(place, "unknown dtype", printable(text), "F32, BF16, I64 ...");
   into.dtype = *dtype;
 }

@@ -66,12 +66,12 @@ std::optional<std::uint8_t> row_of(const Rows& rows, std::string_view name) noex
 
 }  // namespace
 
-std::optional<Dtype> dtype_from_name(std::string_view name) noexcept {
+std::optional<Dtype> parse_dtype_name(std::string_view name) noexcept {
   const auto* const found = std::ranges::find(dtype_table, name, &DtypeInfo::name);
   return found == dtype_table.end() ? std::nullopt : std::optional(found->dtype);
 }
 
-std::optional<Dtype> dtype_from_user(std::string_view name) noexcept {
+std::optional<Dtype> parse_dtype(std::string_view name) noexcept {
   constexpr std::string_view prefix = "torch.";
   if (same_letters(name.substr(0, prefix.size()), prefix)) name.remove_prefix(prefix.size());
   if (const auto found = row_of(dtype_table, name)) return static_cast<Dtype>(*found);

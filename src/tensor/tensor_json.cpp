@@ -14,7 +14,7 @@ void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPl
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                Dtype& dtype) {
   const std::string_view text = reader.string(value, place);
-  const auto known = dtype_from_name(text);
+  const auto known = parse_dtype_name(text);
   if (!known) reader.refuse(place, "unknown dtype", printable(text));
   dtype = *known;
 }

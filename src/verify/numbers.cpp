@@ -133,13 +133,13 @@ void Numbers::fill(std::uint32_t tensor, std::byte byte) {
   filled_.push_back({info.shard, info.offset_begin, info.offset_begin + info.byte_count(), byte});
 }
 
-std::vector<double> Numbers::slack(std::uint64_t begin, std::uint64_t end) {
-  std::vector<double> slack(end - begin, bound_ == nullptr ? 0 : bound_->constant);
-  if (bound_ == nullptr) return slack;
+std::vector<double> Numbers::tolerance(std::uint64_t begin, std::uint64_t end) {
+  std::vector<double> tolerance(end - begin, bound_ == nullptr ? 0 : bound_->constant);
+  if (bound_ == nullptr) return tolerance;
   const auto add = [&](double part) {
     const std::vector<float>& reach = read(begin, end);
-    for (std::size_t i = 0; i < slack.size(); ++i) {
-      slack[i] += part * std::min(std::abs(double{reach[i]}), reach_max);
+    for (std::size_t i = 0; i < tolerance.size(); ++i) {
+      tolerance[i] += part * std::min(std::abs(double{reach[i]}), reach_max);
     }
   };
   for (const Decoding& decoding : value_->decodings) {
@@ -156,10 +156,10 @@ std::vector<double> Numbers::slack(std::uint64_t begin, std::uint64_t end) {
     if (has_outer) add(bound_->of_outer);
   }
   filled_.clear();
-  return slack;
+  return tolerance;
 }
 
-double Numbers::slack_max(double of_group, double of_tensor) const noexcept {
+double Numbers::tolerance_max(double of_group, double of_tensor) const noexcept {
   // Tensors that share a scale have the largest one's; scales that are powers of two reach up to
   // twice as far as the numbers.
   constexpr double shared = 4;

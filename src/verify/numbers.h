@@ -33,7 +33,7 @@ class Numbers {
   const std::vector<float>& read(std::uint64_t begin, std::uint64_t end);
 
   // Whether the numbers are exact, or a bound is known of their distance from the real ones: at
-  // most relative() times the real number's magnitude, and slack().
+  // most relative() times the real number's magnitude, and tolerance().
   [[nodiscard]] bool is_bounded() const noexcept { return is_exact_ || bound_ != nullptr; }
   [[nodiscard]] bool is_exact() const noexcept { return is_exact_; }
   // Where no bound is known: the relative error of all numbers together that is no sign of a wrong
@@ -41,9 +41,9 @@ class Numbers {
   [[nodiscard]] double error_max() const noexcept { return error_max_; }
   [[nodiscard]] double relative() const noexcept { return is_exact_ ? 0 : bound_->relative; }
   // Of each of these numbers. Reads scales only.
-  std::vector<double> slack(std::uint64_t begin, std::uint64_t end);
+  std::vector<double> tolerance(std::uint64_t begin, std::uint64_t end);
   // The most that it can be for scales made for numbers of at most these magnitudes.
-  [[nodiscard]] double slack_max(double of_group, double of_tensor) const noexcept;
+  [[nodiscard]] double tolerance_max(double of_group, double of_tensor) const noexcept;
 
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return reader_.bytes_read(); }
 

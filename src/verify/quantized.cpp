@@ -83,11 +83,11 @@ struct Comparison {
 
 // Scales that are far larger than the numbers make bounds as wide as these, and any code is near.
 // So where numbers have lost most of their value, the scale must be one that they need. Numbers
-// with the same slack have the same scale.
+// with the same tolerance have the same scale.
 class ScaleCheck {
  public:
   void add(const std::vector<float>& numbers, const std::vector<float>& decoded,
-           const std::vector<double>& slack) {
+           const std::vector<double>& tolerance) {
     struct Sums {
       double difference = 0;
       double power = 0;
@@ -95,7 +95,7 @@ class ScaleCheck {
     std::unordered_map<double, Sums> groups;
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       const double step = double{numbers[i]} - double{decoded[i]};
-      Sums& sums = groups[slack[i]];
+      Sums& sums = groups[tolerance[i]];
       sums.difference += step * step;
       sums.power += double{numbers[i]} * double{numbers[i]};
     }
@@ -110,18 +110,18 @@ class ScaleCheck {
     double of_tensor = 0;
     for (std::uint64_t at = 0; at < elements; at += part_elements) {
       const std::uint64_t end = std::min(at + part_elements, elements);
-      const std::vector<double> slack = quantized.slack(at, end);
+      const std::vector<double> tolerance = quantized.tolerance(at, end);
       const std::vector<float>& numbers = real.read(at, end);
-      for (std::size_t i = 0; i < slack.size(); ++i) {
+      for (std::size_t i = 0; i < tolerance.size(); ++i) {
         const double number = std::abs(double{numbers[i]});
         of_tensor = std::max(of_tensor, number);
-        const auto found = largest_.find(slack[i]);
+        const auto found = largest_.find(tolerance[i]);
         if (found == largest_.end()) continue;
         if (number >= found->second.number) found->second = {number, at + i};
       }
     }
-    for (const auto& [slack, largest] : largest_) {
-      if (slack <= quantized.slack_max(largest.number, of_tensor)) continue;
+    for (const auto& [tolerance, largest] : largest_) {
+      if (tolerance <= quantized.tolerance_max(largest.number, of_tensor)) continue;
       return fmt::format(
           "codes that lose most of their numbers, of which the largest is {:.3g} (element {}), and "
           "a scale for larger ones",
@@ -140,7 +140,7 @@ class ScaleCheck {
   static constexpr double least = 0x1p-120;
   static constexpr std::uint64_t part_elements = 1 << 18;
 
-  std::map<double, Largest> largest_;  // by slack
+  std::map<double, Largest> largest_;  // by tolerance
 };
 
 // Both sides stand for the same real numbers. They are those of an exact side; else each is at most
@@ -150,13 +150,13 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
   const std::vector<float> a = first.read(begin, end);
   const std::vector<float> b = second.read(begin, end);
   const bool is_bounded = first.is_bounded() && second.is_bounded();
-  std::vector<double> a_slack;
-  std::vector<double> b_slack;
+  std::vector<double> a_tolerance;
+  std::vector<double> b_tolerance;
   if (is_bounded) {
-    a_slack = first.slack(begin, end);
-    b_slack = second.slack(begin, end);
-    if (!first.is_exact()) scales[0].add(b, a, a_slack);
-    if (!second.is_exact()) scales[1].add(a, b, b_slack);
+    a_tolerance = first.tolerance(begin, end);
+    b_tolerance = second.tolerance(begin, end);
+    if (!first.is_exact()) scales[0].add(b, a, a_tolerance);
+    if (!second.is_exact()) scales[1].add(a, b, b_tolerance);
   }
   made.is_bounded = is_bounded;
   made.numbers += a.size();
@@ -167,8 +167,9 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
     if (!is_bounded) continue;
     const double real = second.is_exact()
                             ? std::abs(double{b[i]})
-                            : (std::abs(double{a[i]}) + a_slack[i]) / (1 - first.relative());
-    const double bound = (first.relative() + second.relative()) * real + a_slack[i] + b_slack[i];
+                            : (std::abs(double{a[i]}) + a_tolerance[i]) / (1 - first.relative());
+    const double bound =
+        (first.relative() + second.relative()) * real + a_tolerance[i] + b_tolerance[i];
     made.allowed += bound * bound;
     // Not where either is no number.
     const bool is_explained = std::abs(step) <= bound * (1 + rounding);

@@ -103,7 +103,7 @@ ValueCounts count_values(Encoding encoding, std::span<const std::byte> bytes) no
   ValueCounts counts;
   const std::size_t block = unit_bytes(encoding);
   for (std::size_t i = 0; i + block <= bytes.size(); i += block) {
-    counts.bad_scales += has_odd_scale(encoding.block_format(), bytes.data() + i) ? 1 : 0;
+    counts.bad_scales += has_nonfinite_scale(encoding.block_format(), bytes.data() + i) ? 1 : 0;
   }
   return counts;
 }

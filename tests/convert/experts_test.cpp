@@ -50,7 +50,7 @@ ConvertOptions option(const char* what) {
   if (what == std::string_view("fused")) options.experts = ExpertLayout::fused;
   if (what == std::string_view("separate")) options.experts = ExpertLayout::separate;
   if (what == std::string_view("nvfp4")) {
-    options.quantize.formats = {{.quantization = quantization_from_user("nvfp4")}};
+    options.quantize.formats = {{.quantization = parse_quantization("nvfp4")}};
   }
   return options;
 }

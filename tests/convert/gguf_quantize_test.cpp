@@ -68,13 +68,13 @@ ConvertOptions llama_options(const std::string& format) {
                       {"llama.attention.head_count_kv", number(1)}};
   options.quantize.formats = {
       {.pattern = {},
-       .quantization = quantization_from_user(format, QuantizeMode::exact, FileFormat::gguf)}};
+       .quantization = parse_quantization(format, QuantizeMode::exact, FileFormat::gguf)}};
   return options;
 }
 
 QuantizeFormat format_for(const std::string& pattern, const std::string& name) {
   return {.pattern = pattern,
-          .quantization = quantization_from_user(name, QuantizeMode::exact, FileFormat::gguf)};
+          .quantization = parse_quantization(name, QuantizeMode::exact, FileFormat::gguf)};
 }
 
 std::vector<std::string> types_in(const std::string& path) {
@@ -234,15 +234,14 @@ TEST_F(GgufQuantize, BlocksOfTheTypeStayAndOthersAreRoundedOnceMore) {
 
 TEST_F(GgufQuantize, WhatDoesNotGoTogetherIsRefused) {
   const auto parse = [](const char* text, FileFormat format) {
-    return code_of([&] { (void)quantization_from_user(text, QuantizeMode::exact, format); });
+    return code_of([&] { (void)parse_quantization(text, QuantizeMode::exact, format); });
   };
   EXPECT_EQ(parse("q4_k_m", FileFormat::gguf), "");
   EXPECT_EQ(parse("q4_k_m", FileFormat::safetensors), "plan.options");
   EXPECT_EQ(parse("q9_k_m", FileFormat::gguf), "plan.options");
-  EXPECT_EQ(code_of([] {
-              (void)quantization_from_user("q4_k_m", QuantizeMode::compat, FileFormat::gguf);
-            }),
-            "plan.options");
+  EXPECT_EQ(
+      code_of([] { (void)parse_quantization("q4_k_m", QuantizeMode::compat, FileFormat::gguf); }),
+      "plan.options");
   const auto refused = [&](const ConvertOptions& options) {
     return code_of([&] { (void)planned(options); });
   };
@@ -452,7 +451,7 @@ TEST_F(GgufQuantize, AnImportanceIsForBlocksOnly) {
   options.quantize.formats.clear();
   EXPECT_EQ(refused(options), "plan.options");
   options = ConvertOptions{};
-  options.quantize.formats = {{.pattern = {}, .quantization = quantization_from_user("nf4")}};
+  options.quantize.formats = {{.pattern = {}, .quantization = parse_quantization("nf4")}};
   EXPECT_EQ(refused(options), "");
   options.quantize.importance = std::make_shared<const ImportanceMatrix>(llama_importance());
   EXPECT_EQ(refused(options), "plan.options");

@@ -46,7 +46,7 @@ Change quantized(const std::string& encoding, std::optional<QuantizeStyle> style
                  QuantizeMode mode = QuantizeMode::exact) {
   return [=](ConvertOptions& options) {
     options.quantize.formats.push_back(
-        {.quantization = quantization_from_user(encoding, mode, options.format)});
+        {.quantization = parse_quantization(encoding, mode, options.format)});
     options.quantize.style = style;
   };
 }
@@ -59,7 +59,7 @@ Change for_names(const std::string& pattern, const std::string& encoding) {
   return [=](ConvertOptions& options) {
     options.quantize.formats.push_back(
         {.pattern = pattern,
-         .quantization = quantization_from_user(encoding, QuantizeMode::exact, options.format)});
+         .quantization = parse_quantization(encoding, QuantizeMode::exact, options.format)});
   };
 }
 
@@ -375,7 +375,7 @@ void add_merges(Conversions& all) {
   for (const char* const each :
        {"linear", "task-arithmetic", "ties", "dare-linear", "dare-ties"}) {  // slerp needs libm
     const std::string method = each;
-    MergeOptions options = {.weights = {1, 0.5F}, .method = *merge_method(method)};
+    MergeOptions options = {.weights = {1, 0.5F}, .method = *parse_merge_method(method)};
     merge(method, "moe+moe2", options);
     options.density = 0.5;
     if (method != "ties") options.seed = 3;

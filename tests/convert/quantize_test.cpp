@@ -91,7 +91,7 @@ std::string model_folder(const TemporaryFolder& folder) {
 ConvertOptions quantizing(const std::string& encoding, const std::string& source) {
   ConvertOptions options;
   options.one_file = false;
-  options.quantize.formats = {{.quantization = quantization_from_user(encoding)}};
+  options.quantize.formats = {{.quantization = parse_quantization(encoding)}};
   options.folder = read_model_folder(source);
   return options;
 }
@@ -260,7 +260,7 @@ TEST(QuantizeFiles, StylesHaveNamesAndShapesOfTheirOwn) {
   const std::string config = read_file(folder / "compressed/config.json");
   EXPECT_THAT(config, HasSubstr("\"nvfp4-pack-quantized\""));
   EXPECT_THAT(config, HasSubstr("\"model_type\": \"qwen3_moe\",\n  \"num_hidden_layers\": 2,"));
-  options.quantize.formats = {{.quantization = quantization_from_user("int4-awq")}};
+  options.quantize.formats = {{.quantization = parse_quantization("int4-awq")}};
   EXPECT_EQ(code_of([&] { static_cast<void>(make_conversion(open_checkpoint(source), options)); }),
             "plan.options");
 }

@@ -42,7 +42,7 @@ std::vector<std::string> codes_of(float wrong, const std::string& to,
   if (to == "f16") {
     options.dtype = Dtype::f16;
   } else {
-    options.quantize.formats = {{.quantization = quantization_from_user(to)}};
+    options.quantize.formats = {{.quantization = parse_quantization(to)}};
   }
   const Conversion plan = make_conversion(open_checkpoint(source), options);
   EXPECT_EQ(plan.files.size(), 2u);

@@ -182,7 +182,7 @@ TEST_F(MemoryFaults, Converting) {
       safetensors_bytes(
           {{"model.layers.0.mlp.up_proj.weight", "F32", {32, 64}, some_bytes(32 * 64 * 4)}})));
   ConvertOptions options;
-  options.quantize.formats = {{.quantization = quantization_from_user("nf4")}};
+  options.quantize.formats = {{.quantization = parse_quantization("nf4")}};
   options.quantize.allow_non_finite = true;
   options.one_file = false;
   const std::string target = folder_ / "converted";

@@ -118,7 +118,7 @@ TEST_P(HostileBounds, HoldForAllThatTheLibraryDoes) {
   options.experts = ExpertLayout::fused;
   convert_within(options, "fuse");
   options.experts = ExpertLayout::separate;
-  options.quantize.formats = {{.quantization = quantization_from_user("nvfp4")}};
+  options.quantize.formats = {{.quantization = parse_quantization("nvfp4")}};
   convert_within(options, "quantize");
 }
 

@@ -138,9 +138,9 @@ TEST(Skeleton, OfACatalogIsEachTensorAsItIs) {
 TEST(Skeleton, KindsHaveNames) {
   for (const TargetKind kind : {TargetKind::parameter, TargetKind::persistent_buffer,
                                 TargetKind::non_persistent_buffer, TargetKind::attribute}) {
-    EXPECT_EQ(target_kind_from_name(name(kind)), kind);
+    EXPECT_EQ(parse_target_kind(name(kind)), kind);
   }
-  EXPECT_FALSE(target_kind_from_name("Parameter"));
+  EXPECT_FALSE(parse_target_kind("Parameter"));
 }
 
 }  // namespace

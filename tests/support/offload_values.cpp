@@ -27,7 +27,7 @@ Bytes value_in(const fs::path& path, std::string_view name, std::string_view dty
   const auto catalog = open_checkpoint(path.string());
   for (const TensorInfo& tensor : catalog->tensors()) {
     if (tensor.name != name) continue;
-    if (dtype_from_user(dtype) != tensor.encoding.dtype()) {
+    if (parse_dtype(dtype) != tensor.encoding.dtype()) {
       throw std::runtime_error("the index says another dtype than the file");
     }
     return read_part(path, tensor.offset_begin, tensor.offset_end);

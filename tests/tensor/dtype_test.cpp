@@ -13,27 +13,27 @@ constexpr int block_format_count = static_cast<int>(BlockFormat::q2_0) + 1;
 TEST(DtypeNames, RoundTripExactlyAndInAnyCase) {
   for (std::size_t i = 0; i < dtype_count; ++i) {
     const auto dtype = static_cast<Dtype>(i);
-    EXPECT_EQ(dtype_from_name(name(dtype)), dtype);
+    EXPECT_EQ(parse_dtype_name(name(dtype)), dtype);
     std::string lower(name(dtype));
     for (char& each : lower) each = static_cast<char>(std::tolower(each));
-    EXPECT_FALSE(dtype_from_name(lower)) << lower;
-    EXPECT_EQ(dtype_from_user(lower), dtype);
+    EXPECT_FALSE(parse_dtype_name(lower)) << lower;
+    EXPECT_EQ(parse_dtype(lower), dtype);
     EXPECT_EQ(Encoding::from_name(lower), Encoding(dtype));
   }
-  EXPECT_FALSE(dtype_from_name(""));
-  EXPECT_FALSE(dtype_from_name("F128"));
+  EXPECT_FALSE(parse_dtype_name(""));
+  EXPECT_FALSE(parse_dtype_name("F128"));
 }
 
 TEST(DtypeNames, TorchsNamesAreKnown) {
-  EXPECT_EQ(dtype_from_user("torch.bfloat16"), Dtype::bf16);
-  EXPECT_EQ(dtype_from_user("float8_e4m3fn"), Dtype::f8_e4m3);
-  EXPECT_EQ(dtype_from_user("float8_e8m0fnu"), Dtype::f8_e8m0);
-  EXPECT_EQ(dtype_from_user("half"), Dtype::f16);
-  EXPECT_EQ(dtype_from_user("Long"), Dtype::i64);
-  EXPECT_EQ(dtype_from_user("bool"), Dtype::boolean);
-  EXPECT_EQ(dtype_from_user("complex64"), Dtype::c64);
-  EXPECT_FALSE(dtype_from_user("float9"));
-  EXPECT_FALSE(dtype_from_user(""));
+  EXPECT_EQ(parse_dtype("torch.bfloat16"), Dtype::bf16);
+  EXPECT_EQ(parse_dtype("float8_e4m3fn"), Dtype::f8_e4m3);
+  EXPECT_EQ(parse_dtype("float8_e8m0fnu"), Dtype::f8_e8m0);
+  EXPECT_EQ(parse_dtype("half"), Dtype::f16);
+  EXPECT_EQ(parse_dtype("Long"), Dtype::i64);
+  EXPECT_EQ(parse_dtype("bool"), Dtype::boolean);
+  EXPECT_EQ(parse_dtype("complex64"), Dtype::c64);
+  EXPECT_FALSE(parse_dtype("float9"));
+  EXPECT_FALSE(parse_dtype(""));
 }
 
 TEST(Encodings, BlockFormatsRoundTrip) {

@@ -151,7 +151,7 @@ std::vector<Written> written_files() {
 std::string converted(const TemporaryFolder& folder, const std::string& source,
                       const Written& written) {
   ConvertOptions options;
-  options.quantize.formats = {{.quantization = quantization_from_user(written.encoding.name)}};
+  options.quantize.formats = {{.quantization = parse_quantization(written.encoding.name)}};
   options.quantize.style = written.style;
   const std::string target = folder / written.name;
   convert(make_conversion(open_checkpoint(source), options), target);

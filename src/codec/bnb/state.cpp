@@ -39,7 +39,7 @@ BnbState parse(std::string_view text, const std::string& name) {
   }
   state.shape = Shape(std::move(extents));
   const std::string dtype(reader.string(fields.required("dtype"), fields.at("dtype")));
-  const auto known = dtype_from_user(dtype);
+  const auto known = parse_dtype(dtype);
   if (!known || (*known != Dtype::bf16 && *known != Dtype::f16 && *known != Dtype::f32)) {
     refuse(name, "not a dtype to decode to", "dtype", printable(dtype));
   }

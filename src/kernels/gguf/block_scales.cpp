@@ -71,7 +71,7 @@ std::uint16_t iq1_m_scale(const std::byte* block) noexcept {
 
 }  // namespace
 
-bool has_odd_scale(BlockFormat format, const std::byte* block) noexcept {
+bool has_nonfinite_scale(BlockFormat format, const std::byte* block) noexcept {
   if (format == BlockFormat::iq1_m) return half_is_odd(iq1_m_scale(block));
   if (format == BlockFormat::q8_k) {
     return (load<std::uint32_t>(block) & 0x7f80'0000u) == 0x7f80'0000u;

@@ -8,6 +8,6 @@
 namespace loadstone {
 
 // Whether one of the block's scales is NaN or infinite: such a block has no numbers.
-[[nodiscard]] bool has_odd_scale(BlockFormat format, const std::byte* block) noexcept;
+[[nodiscard]] bool has_nonfinite_scale(BlockFormat format, const std::byte* block) noexcept;
 
 }  // namespace loadstone
