@@ -58,7 +58,7 @@ std::vector<std::string> names_of_codes() {
   return names;
 }
 
-// The placeholder in the help says what a value is.
+// The placeholder in the help names the kind of value.
 WordKind kind_of(std::string_view value) {
   static constexpr std::array files = {"FILE", "PATH",   "ADAPTER", "TARGET", "CHECKPOINT",
                                        "M",    "SOURCE", "MODEL",   "A",      "B"};

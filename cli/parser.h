@@ -43,7 +43,7 @@ class Command {
   [[nodiscard]] Command in_group(const std::string& heading) const;
   // `value` is written when the command line is parsed, and holds the default until then. The help
   // calls it `type`. An option whose value is a list takes one word each time that it is typed:
-  // more would swallow what follows.
+  // more would swallow the next arguments.
   template <typename Value>
   Option add_option(const std::string& names, Value& value, const std::string& type,
                     const std::string& help) const;

@@ -1,5 +1,5 @@
 // The commands and their options as data, which Program::table() reads from the parser: the man
-// page and the completions of shells are made of it, so that no list is kept beside the parser.
+// page and the completions of shells are made of it, so that the parser is the only list.
 #pragma once
 
 #include <string>

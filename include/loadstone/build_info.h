@@ -1,4 +1,4 @@
-// How this copy of the library was built: for reports of defects, and for packagers.
+// The build of this copy of the library: for reports of defects, and for packagers.
 #pragma once
 
 #include <string>

@@ -56,7 +56,7 @@ struct CallerKnowledge {
   // Names that the checkpoint does not hold are passed over.
   std::vector<std::string> known_sources;
   bool knows_all_sources = false;  // the caller answers for every one that no recipe reads
-  // Of targets that the checkpoint lacks: the name that the source should have, and the policy,
+  // For targets that the checkpoint lacks: the name that the source should have, and the policy,
   // which goes before all others. Those `explained` have a finding of the caller's, and none of
   // their own.
   std::map<std::string, std::string, std::less<>> expected_sources;

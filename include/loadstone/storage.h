@@ -154,9 +154,9 @@ class LOADSTONE_API WritableStorage {
   // None where nothing has the name. Throws Error "io.denied", "io.open".
   [[nodiscard]] std::optional<FileStatus> status(const std::string& path,
                                                  bool follows_link = false);
-  // Sorted names; none where there is no folder, or access is denied. Throws Error "io.read".
+  // Sorted names; none if the folder is missing or access is denied. Throws Error "io.read".
   [[nodiscard]] std::vector<std::string> list(const std::string& folder);
-  // As try_open().
+  // Like try_open().
   [[nodiscard]] int open(const std::string& path, std::shared_ptr<ByteSource>& file);
   // At most so many bytes of a regular file; none where there is no such file, or access is denied.
   // Throws Error "io.read".
@@ -164,7 +164,7 @@ class LOADSTONE_API WritableStorage {
                                                       std::size_t bytes_max);
   // The path itself where the system cannot resolve it.
   [[nodiscard]] std::string real_path(const std::string& path);
-  // None where the system cannot tell.
+  // None if the system does not report it.
   [[nodiscard]] std::optional<std::uint64_t> free_bytes(const std::string& folder);
   // False: they stay as they were.
   bool permit(const std::string& path, std::uint32_t permissions) noexcept;
@@ -197,7 +197,7 @@ class LOADSTONE_API Storage {
   // As open(), for a reader that knows nothing of the file yet. Where a file of another machine
   // was opened before, open() may go on with what it knows, and reads tell that it has changed.
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open_anew(const std::string& path);
-  // What stands at `path`, links followed, so never a link. Throws Error "io.not_found",
+  // The entry at `path`, links followed, so never a link. Throws Error "io.not_found",
   // "io.denied".
   [[nodiscard]] virtual EntryKind kind(const std::string& path) = 0;
   // Names (not paths) in a folder, sorted. Throws Error "io.not_found", "io.denied", "io.read".

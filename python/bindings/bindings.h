@@ -29,7 +29,7 @@ namespace loadstone::python {
 namespace nb = nanobind;
 
 using Extents = std::vector<std::uint64_t>;
-// Of each adapter its factor, and the patterns of what is left out of it.
+// The factor of each adapter, and the patterns of tensors that it leaves out.
 using AdapterRows = std::vector<std::pair<float, std::vector<std::string>>>;
 
 // For each function that may read or write files: they can be on another machine. The interpreter's

@@ -168,7 +168,7 @@ def differences(found: Any, expected: Any) -> list[str]:
 
 @contextlib.contextmanager
 def logged_lines() -> Iterator[list[str]]:
-    """What the library logs about a single file."""
+    """Return the lines that the library logs about a single file."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

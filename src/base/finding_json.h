@@ -26,7 +26,7 @@ void visit_fields(Visitor& visitor, Like<Finding> auto& finding) {
   visitor.member("expected", finding.expected);
 }
 
-// How a number of several reports becomes one. Of a bool: whether all have it.
+// The way to join a number of several reports. A bool is true if all of them have it.
 enum class Joined : std::uint8_t { sum, largest };
 
 // The numbers of a report in the order of its JSON: visit(name, member, how they are joined).

@@ -1,4 +1,4 @@
-// What the terms of merges read, whether they fit their target, and what memory they
+// The boxes that the terms of merges read, the check that they fit, and the memory that they
 // take.
 #pragma once
 

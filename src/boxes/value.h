@@ -1,4 +1,4 @@
-// Values as plain data: all that the engine is told of a plan, a conversion or one tensor.
+// Values as plain data: the engine's only view of a plan, a conversion or one tensor.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@
 
 namespace loadstone {
 
-// One tensor to be made. A view: the owner of what it refers to must live as long.
+// A tensor to make. A view: everything it refers to must outlive it.
 struct Value {
   std::string_view name{};  // for errors and findings
   const Shape* shape = nullptr;
-  Dtype dtype = Dtype::f32;                          // the final one, or of what is quantized
+  Dtype dtype = Dtype::f32;                          // the final one, or before quantizing
   std::span<const Box> boxes{};                      // none: zeros, or the constant
   const Merge* merge = nullptr;                      // null: the boxes are all there is
   const std::vector<std::byte>* constant = nullptr;  // the bytes of all elements
@@ -40,7 +40,7 @@ struct ValueSet {
   const Catalog& catalog;
   std::vector<Value> list{};
   std::span<const Decoding> decodings{};  // that boxes copy from
-  bool allows_non_finite = false;         // in what is quantized
+  bool allows_non_finite = false;         // in quantized values
 
   [[nodiscard]] const Value& operator[](std::size_t index) const noexcept { return list[index]; }
   [[nodiscard]] std::size_t size() const noexcept { return list.size(); }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "loadstone/error.h"
+#include "storage/forwarding.h"
 
 namespace loadstone {
 
@@ -51,10 +52,7 @@ class AssembledFile final : public ByteSource {
 
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
-    for (const std::span<std::byte> piece : pieces) {
-      read_piece(offset, piece);
-      offset += piece.size();
-    }
+    read_by_pieces(offset, pieces, [&](auto at, auto piece) { read_piece(at, piece); });
   }
 
  private:

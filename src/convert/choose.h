@@ -71,7 +71,7 @@ class Chooser {
     std::size_t made = 0;     // that get it
   };
 
-  // Throws Error "plan.options" for a pattern that is no regular expression.
+  // Throws Error "plan.options" for an invalid regular expression.
   Chooser(const QuantizeOptions& options, std::string_view config);
 
   [[nodiscard]] bool is_excluded(const std::string& name) const;
@@ -88,7 +88,7 @@ class Chooser {
   // Returns the first rule of this use that matches; null without one, or if it is of a kind that
   // is read.
   [[nodiscard]] const PlainRule* first_rule(RuleUse use, const std::string& name) const;
-  // The first whose pattern finds the name. Null: there is none.
+  // Returns the first whose pattern finds the name, or null.
   [[nodiscard]] Format* format_for(const std::string& name);
   // The same, and null for "none": it stays as it is.
   [[nodiscard]] Format* encoding_for(const std::string& name);

@@ -97,7 +97,8 @@ void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
 // other modules of the output than it does of the source.
 void tell_old_names(const Conversion& conversion, std::vector<Finding>& findings);
 
-// Fills in the budget and what follows from it; a finding where memory_bytes_max is too little.
+// Fills in the budget and the values derived from it; a finding where memory_bytes_max is too
+// little.
 void choose_sizes(Conversion& conversion, const ConvertOptions& options);
 
 }  // namespace loadstone

@@ -55,7 +55,7 @@ void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
   }
 }
 
-// A source of which so much is there is somebody's: of others a header or what was read ahead is.
+// A source with a larger share in the cache is in use; smaller shares are headers and read-ahead.
 constexpr double cached_share_max = 0.05;
 
 std::uint64_t machine_memory_bytes() {
@@ -119,7 +119,7 @@ class CacheRelease {
     }
   }
 
-  // Whether pages are released at all.
+  // Returns true if pages are released at all.
   [[nodiscard]] bool is_on() const noexcept { return is_on_; }
   // All that the target is made of has been read.
   void made(std::uint32_t target) const {
@@ -142,9 +142,9 @@ class CacheRelease {
 // target is finished.
 class OutputSink final : public ValueSink {
  public:
-  // Of the `wanted` files; `values` are those of the plan. Those without tensors are finished
+  // Takes the `wanted` files; `values` are those of the plan. Those without tensors are finished
   // here.
-  // `cache`: is told which targets are made. `recorder`: what is written; null: nobody.
+  // `cache` receives finished targets, `recorder` (may be null) the written bytes.
   OutputSink(const Conversion& conversion, const ValueSet& values, const std::vector<bool>& wanted,
              OutputFiles& output, const CacheRelease& cache, ReceiptRecorder* recorder = nullptr)
       : conversion_(conversion),
@@ -175,7 +175,7 @@ class OutputSink final : public ValueSink {
     }
   }
 
-  // Makes all of them from these sources, those of the shards. `memory`: counts what it takes.
+  // Makes all of them from these sources, those of the shards. `memory` counts its buffers.
   [[nodiscard]] RunReport make(std::span<const std::shared_ptr<ByteSource>> sources,
                                MemoryCount& memory, Observer* observer = nullptr) {
     const GroupList all = groups();

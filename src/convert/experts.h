@@ -62,7 +62,7 @@ struct ExpertName {
 // The module that holds a layer's experts and their router, with a dot: "model.layers.0.mlp." of
 // "model.layers.0.mlp.experts".
 [[nodiscard]] std::string_view block_of(std::string_view prefix) noexcept;
-// Whether the name is of a tensor in one of these blocks.
+// Returns true if the name is of a tensor in one of these blocks.
 [[nodiscard]] bool is_in_block(const std::set<std::string, std::less<>>& blocks,
                                std::string_view name);
 

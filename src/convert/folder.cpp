@@ -39,7 +39,7 @@ std::string path_in(const std::string& root, const std::string& name) {
 
 WritableStorage& disk() { return local_storage().writable(); }
 
-// Nothing where the system cannot tell.
+// Returns nothing if the system does not report it.
 std::optional<FileStatus> status_of(const std::string& path, bool follows_link = false) {
   FileStatus status;
   const bool is_known = disk().try_status(path, follows_link, status) == 0;

@@ -100,7 +100,7 @@ std::string others_of(const Alike& some) {
   return some.count == 1 ? name : fmt::format("{} and {}", name, counted(some.count - 1, "other"));
 }
 
-// Which tensor takes which entry of an importance matrix: llama.cpp's rules.
+// Assigns entries of an importance matrix to tensors, by llama.cpp's rules.
 // Not thread-safe. The matrix, which may be null, outlives it.
 class Importances {
  public:

@@ -80,7 +80,7 @@ struct KeyType {
 constexpr MetadataType text_type = MetadataType::string;
 constexpr MetadataType list_type = MetadataType::array;
 
-// As gguf-py writes them and llama.cpp asks for them.
+// The types that gguf-py writes and llama.cpp asks for.
 constexpr auto key_types = std::to_array<KeyType>({
     {"general.architecture", text_type},
     {"general.type", text_type},

@@ -209,7 +209,7 @@ static_assert(std::ranges::none_of(mix_rules, [](const MixRule& rule) {
   });
 }));
 
-// The types that rows which are no whole blocks get instead.
+// Fallback types of rows that do not divide into whole blocks.
 struct Fallback {
   BlockFormat type;
   BlockFormat smaller;

@@ -72,7 +72,7 @@ struct MixTensor {
 // Texts are lists of words.
 struct ImageModel {
   std::string_view architecture;          // "wan"
-  std::array<std::string_view, 3> marks;  // all tensors of one of these tell the model
+  std::array<std::string_view, 3> marks;  // all tensors of one of these identify the model
   std::string_view plain;                 // parts of names that are never quantized
   std::string_view wide;                  // parts of names that stay F32
 };
@@ -87,10 +87,11 @@ struct ImageModel {
 // not read.
 [[nodiscard]] bool has_unfused_names(const Catalog& catalog);
 
-// Whether the tensor becomes blocks: a matrix that is no part of the embeddings or the output.
+// Returns true if the tensor becomes blocks: a matrix outside the embeddings and the output.
 [[nodiscard]] bool is_image_mixed(const ImageModel& model, std::string_view name,
                                   const Shape& shape) noexcept;
-// Whether it is F32 in a quantized file: vectors, small ones, and what the model adds as it is.
+// Returns true if it is F32 in a quantized file: vectors, small ones, and what the model adds as it
+// is.
 [[nodiscard]] bool is_wide(const ImageModel& model, std::string_view name,
                            const Shape& shape) noexcept;
 

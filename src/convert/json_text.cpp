@@ -229,7 +229,7 @@ std::string with_member(std::string_view text, std::string_view key, std::string
   }
   const std::string added = quoted(key) + ": " + std::string(value);
   if (members.empty()) return replaced(scanner.close(), scanner.close(), "\n  " + added + "\n");
-  // As far to the right as the last one.
+  // Indented like the last one.
   const Span& last = members.back();
   const std::size_t before =
       members.size() > 1 ? members[members.size() - 2].end + 1 : text.find('{') + 1;

@@ -19,7 +19,7 @@ namespace loadstone {
 [[nodiscard]] std::vector<std::string> different_members(std::string_view left,
                                                          std::string_view right);
 
-// The text, number or bool that a JSON pointer finds, "/architectures/0"; nothing if there is none,
+// The text, number or bool that a JSON pointer finds, "/architectures/0"; nothing if it is absent,
 // or it has a different type.
 template <typename Value>
 [[nodiscard]] std::optional<Value> value_at(std::string_view text, const std::string& pointer);

@@ -169,20 +169,20 @@ void tell_narrow_vectors(const ConvertOptions& options, Conversion& conversion) 
        .suggestion = "--quantize f16 or bf16 in place of --dtype leaves them in F32"});
 }
 
-// Of window and staging: more threads are not worth less, and more is no quicker.
+// Window and staging of a thread: fewer threads if each would get less, and more is not faster.
 constexpr std::uint64_t thread_bytes_wanted = 1 << 20;
 constexpr std::uint64_t thread_bytes_max = 32 << 20;
-// What a thread takes beside that: its stack, and what the allocator keeps for it.
+// Other memory of a thread: its stack, and the allocator's reserve for it.
 constexpr std::uint64_t thread_overhead = 256 << 10;
 
 // Of each thread, copies of parts of blocks whose digest waits for what comes before them. A part
 // that finds no room is read once more, so little is enough where memory is short.
 constexpr std::uint64_t thread_digest_bytes = 1 << 20;
 constexpr std::uint64_t thread_digest_bytes_min = 32 << 10;
-// They have any size, so the allocator keeps about twice as much beside them, as measured.
+// They have any size, so the allocator keeps about twice as much in addition, as measured.
 constexpr std::uint64_t kept_by_allocator = 3;
 
-// Of a tensor in a header beside its name: shape, dtype, place.
+// A tensor's entry in a header without its name: shape, dtype, place.
 constexpr std::uint64_t info_bytes = 96;
 
 std::uint64_t list_bytes_of(const std::vector<Box>& boxes) {
@@ -195,7 +195,7 @@ std::uint64_t importance_bytes(const Quantization& quantization) {
   return quantization.importance->size() * sizeof(float);
 }
 
-// What lists of tensors take while they are made and gone through. Generous.
+// A generous estimate of the memory of lists of tensors.
 std::uint64_t list_bytes(const Conversion& conversion) {
   constexpr std::uint64_t per_tensor = 1536;
   constexpr std::uint64_t per_digest = 1536;  // of a source tensor, and its place in a receipt
@@ -276,7 +276,7 @@ void lay_out(Conversion& conversion, const ConvertOptions& options) {
   }
 }
 
-// The largest first, each to the share that has least so far.
+// The largest first, each to the share that has the least.
 std::vector<std::uint32_t> files_of_part(const Conversion& conversion, const ConvertPart& part) {
   return only_errors([&] {
     if (part.count == 0 || part.index == 0 || part.index > part.count) {
@@ -306,7 +306,7 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const std::uint64_t lists = list_bytes(conversion) + reading_once;
   const ValueSet values = values_of(conversion.plan);
   const Limits limits(values, SinkKind::files);
-  // A block that is read once more to be hashed has a buffer.
+  // A block that is read again to be hashed has a buffer.
   const auto overhead_with = [&](std::uint64_t digest_bytes) {
     return thread_overhead + kept_by_allocator * digest_bytes + receipt_block_bytes +
            limits.box_bytes() + reading_bytes(catalog, 1) - reading_once;

@@ -88,7 +88,7 @@ class Commit {
   // Files that stay are in both folders from now on.
   void link_others() {
     for (const std::string& name : place_.others) {
-      // An older receipt says nothing of this output.
+      // An older receipt does not describe this output.
       if (is_extra_name(conversion_, name) || name == receipt_name(conversion_, {})) continue;
       const std::string from = place_.path + "/" + name;
       const std::string to = work_.files() + "/" + name;
@@ -155,7 +155,7 @@ class Commit {
     return true;
   }
 
-  // The first failure is told; the other steps are taken back all the same.
+  // The first failure is reported; the other steps are still undone.
   void take_back() noexcept {
     for (auto undo = undo_.rbegin(); undo != undo_.rend(); ++undo) {
       try {

@@ -19,7 +19,7 @@ namespace loadstone {
                                                        const PlannedTarget& target,
                                                        QuantizeStyle style);
 
-// Whose names components have. Encodings of bitsandbytes have one style, whatever is asked for.
+// The naming style of components. Encodings of bitsandbytes have one style, whatever is asked for.
 [[nodiscard]] NamingStyle naming_style(const WrittenEncoding& encoding,
                                        QuantizeStyle style) noexcept;
 // Throws Error "internal" where the style has no such component.

@@ -294,7 +294,7 @@ std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype
        {"llm_int8_enable_fp32_cpu_offload", false},
        {"llm_int8_has_fp16_weight", false},
        {"llm_int8_skip_modules", skipped_modules(modules)},
-       {"llm_int8_threshold", Raw{"6.0"}},  // transformers wants to see that it is no integer
+       {"llm_int8_threshold", Raw{"6.0"}},  // transformers requires a float
        {"load_in_4bit", !is_eight},
        {"load_in_8bit", is_eight},
        {"quant_method", "bitsandbytes"}},

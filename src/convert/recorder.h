@@ -22,7 +22,7 @@ class ReceiptRecorder {
   ReceiptRecorder(const Conversion& conversion, const ValueSet& values, const OpenShards& shards,
                   const std::vector<bool>& wanted, DigestKind kind);
 
-  // What the files are made from.
+  // The sources that the files must be read through.
   [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
     return sources_.sources();
   }

@@ -329,11 +329,11 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   return place;
 }
 
-// Throws where the file system has not so many bytes left.
+// Throws if the file system has too little space.
 static void check_space(WritableStorage& storage, const TargetPlace& place,
                         std::uint64_t byte_count) {
   const auto room = storage.free_bytes(place.has_files ? place.path : place.parent);
-  if (!room || byte_count <= *room) return;  // what cannot be told is found when writing
+  if (!room || byte_count <= *room) return;  // if it is unknown, writing finds out
   throw Error(
       "io.no_space", "the disk has no room for the target",
       {.path = place.path, .found = human_bytes(*room), .expected = human_bytes(byte_count)});

@@ -18,7 +18,7 @@
 namespace loadstone {
 
 struct Values {
-  Recipes recipes{};                     // of what is decoded, fused, separated, merged or repacked
+  Recipes recipes{};                     // of decoded, fused, separated, merged or repacked tensors
   std::vector<std::uint32_t> dropped{};  // sources that are left out on purpose
   std::vector<RepackedTensor> repacked{};  // whose components the recipes are
   bool unties = false;  // the output holds two values for names that the source's config ties

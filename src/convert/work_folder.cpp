@@ -251,7 +251,7 @@ void WorkFolder::exchange() {
     forget_exchange();
     throw;
   }
-  storage_.rename(old_, files_);  // where remove() takes away what is known
+  storage_.rename(old_, files_);  // where remove() deletes known files
 }
 
 void WorkFolder::forget_exchange() noexcept { storage_.remove(exchange_); }
@@ -421,7 +421,7 @@ void WorkFolder::empty_files(const WorkState& known) {
     }
   }
   if (storage_.remove_folder(files_) || !storage_.status(files_)) return;
-  if (!all_went || storage_.list(files_).empty()) {  // a later run can, and knows what it is
+  if (!all_went || storage_.list(files_).empty()) {  // a later run can, and recognises it
     throw Error("io.write", "cannot clear the folder of the work", {.path = files_});
   }
   storage_.rename(files_, join_path(parent_path(path_), unique_part_name()));

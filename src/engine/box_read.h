@@ -33,11 +33,11 @@ struct BoxRead {
   InnerRun run;            // read in one go
   std::uint64_t runs = 1;  // how many; saturated
 
-  // Of all of it.
+  // The elements of the whole box.
   [[nodiscard]] ElementRange elements() const noexcept { return source_range(*box); }
 };
 
-// Nothing for boxes that are empty, and those that a reader refuses. `target`: what they become.
+// Returns nothing for empty boxes and those that a reader rejects. `target`: the final dtype.
 [[nodiscard]] std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target);
 
 // Visits the sources that hold these elements of the box: their indices, and where in the shard the

@@ -38,7 +38,7 @@ AnonymousMemory::AnonymousMemory(std::uint64_t byte_count) {
   void* pages = MAP_FAILED;
   errno = ENOMEM;
   if (byte_count <= std::numeric_limits<std::size_t>::max() / 2) {
-    // NORESERVE: the plan says what will be needed; the system's guess would refuse what fits.
+    // NORESERVE: the plan knows the need; the system's guess would reject loads that fit.
     pages = ::mmap(nullptr, static_cast<std::size_t>(byte_count), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   }

@@ -39,7 +39,7 @@ class AnonymousMemory {
 // memory was there before. So each reader asks for its pages in one call. Huge pages would fault
 // less often, but where free memory goes back to a host they cost more than they save.
 //
-// Makes the pages of these bytes writable now, without changing what they hold. Nothing happens for
+// Makes the pages of these bytes writable now, without changing their contents. Nothing happens for
 // few bytes, for pages that are there, and on systems that cannot. Thread-safe.
 void populate(std::byte* data, std::uint64_t bytes) noexcept;
 

@@ -23,11 +23,11 @@ class GgufCursor;
 // thread-safe.
 class HeaderReader {
  public:
-  // `cursor` knows what to throw when the file ends within what is asked for.
+  // `cursor` throws if the file ends within a read.
   HeaderReader(ByteSource& source, const GgufCursor& cursor)
       : source_(source), cursor_(cursor), file_bytes_(source.identity().bytes) {}
 
-  // At least so many bytes of header follow the next thing that is read.
+  // At least `bytes` of header follow the next read.
   void set_ahead(std::uint64_t bytes) noexcept { ahead_ = bytes; }
 
   [[nodiscard]] std::uint64_t file_bytes() const noexcept { return file_bytes_; }

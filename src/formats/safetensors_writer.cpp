@@ -1,4 +1,4 @@
-// What a file of safetensors begins with, and a whole file of tensors in memory.
+// The header of a safetensors file, and whole files of tensors in memory.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What adapters are checked for besides whether they fit the base.
+// Checks of adapters besides their fit to the base.
 #include <fmt/format.h>
 
 #include <algorithm>

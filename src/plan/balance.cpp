@@ -267,7 +267,7 @@ std::vector<std::pair<std::string, std::string>> device_map_entries(
 }
 
 std::size_t parent_end(std::string_view name) noexcept {
-  // "rope.freqs[0]" and "cache['a.b']": what stands in brackets is no module.
+  // "rope.freqs[0]" and "cache['a.b']": a name in brackets is not a module.
   const auto bracket = name.find('[');
   if (bracket != std::string_view::npos) return bracket == 0 ? std::string_view::npos : bracket;
   return name.rfind('.');

@@ -22,7 +22,7 @@ struct Placeable {
   std::size_t root = 0;  // index of the tensor that this one is a tie of; its own otherwise
 };
 
-// The modules of a model, as the dots in its tensors' names tell them.
+// The modules of a model, taken from the dots in its tensors' names.
 // Immutable once made; holds views into the names.
 class ModuleTree {
  public:

@@ -59,7 +59,7 @@ struct OriginRow {
   return {};
 }
 
-// Whether execute() brings values of this origin to their places.
+// Returns true if execute() brings values of this origin to their places.
 [[nodiscard]] constexpr bool is_delivered(Origin origin) noexcept {
   return origin_row(origin).given_by == GivenBy::execute;
 }

@@ -418,7 +418,7 @@ void Planner::resolve_missing(std::size_t root) {
     return skeleton_.targets[i].has_value &&
            skeleton_.targets[i].kind == TargetKind::persistent_buffer;
   };
-  // What the constructor made of a buffer is better than what an initialiser may make of it.
+  // A constructor's value of a buffer is better than an initialiser's.
   if (given == Origin::initialiser &&
       (has_value(root) || std::ranges::any_of(members(root), has_value))) {
     planned.recipe.origin = Origin::constructor;

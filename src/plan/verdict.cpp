@@ -41,7 +41,7 @@ std::size_t add_rows(std::string& text, const Plan& plan) {
     for (auto cells = rows.begin() + 1; cells != rows.end(); ++cells) {
       widths[i] = std::max(widths[i], std::min((*cells)[i].size(), name_width_max));
     }
-    // A column that says nothing has no heading either.
+    // An empty column has no heading either.
     if (widths[i] > 0) widths[i] = std::max(widths[i], rows.front()[i].size());
   }
   for (const Cells& cells : rows) {
@@ -168,7 +168,7 @@ std::string plan_text(const Plan& plan, const TextStyle& style) {
   text += '\n';
   add_findings(text, plan.findings, style);
   const std::size_t rows = add_rows(text, plan);
-  // Of a long table one sees the end: the verdict has left the screen.
+  // Readers see the end of a long table: the verdict has left the screen.
   if (rows > rows_on_a_screen) text += '\n' + verdict.substr(0, verdict.find('\n') + 1);
   return text;
 }

@@ -19,7 +19,7 @@ namespace loadstone {
 
 // A block that comes in one update is hashed at once, without a lock. One that comes in parts is
 // hashed in order, under a lock of its own; a part that comes too early is copied until its turn.
-// Of these copies there are at most `waiting_bytes_max`; beyond, their blocks are given up, and
+// Copies take at most `waiting_bytes_max`; beyond, their blocks are given up, and
 // complete() has them read again. Bytes that come twice are hashed once. update() is thread-safe;
 // add() comes before it.
 class DigestTable {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,5 +63,15 @@ class ForwardingStorage : public Storage {
  private:
   Storage& inner_;
 };
+
+// Reads pieces one at a time, for sources that read from several places: read_piece(offset, piece).
+template <typename ReadPiece>
+void read_by_pieces(std::uint64_t offset, std::span<const std::span<std::byte>> pieces,
+                    const ReadPiece& read_piece) {
+  for (const std::span<std::byte> piece : pieces) {
+    read_piece(offset, piece);
+    offset += piece.size();
+  }
+}
 
 }  // namespace loadstone

@@ -52,7 +52,7 @@ class LocalFile final : public ByteSource {
       const DescriptorPool::Use use(file_);
       return prefetch_missing(use.descriptor(), offset, bytes);
     } catch (const std::exception&) {
-      return 0;  // whoever reads these bytes says why
+      return 0;  // the read of these bytes reports why
     }
   }
 
@@ -84,7 +84,7 @@ class LocalFile final : public ByteSource {
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) fail("io.read", "cannot read", offset, errno);
       if (batch.moves() && got != static_cast<ssize_t>(batch.bytes())) {
-        moves = false;  // once more, so that what comes is in its place
+        moves = false;  // again, straight into place
         continue;
       }
       if (got == 0) fail("io.short_read", "the file ends early", offset, 0);

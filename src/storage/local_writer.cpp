@@ -137,7 +137,7 @@ class LocalWriter final : public WritableStorage {
     const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
     if (!stream) return errno;
     while (true) {
-      errno = 0;  // the one way to tell an error from the end
+      errno = 0;  // only errno distinguishes an error from the end
       const dirent* const entry = ::readdir(stream.get());
       if (entry == nullptr) return errno;
       const std::string_view name = entry->d_name;

@@ -22,7 +22,7 @@ void fail_open(const std::string& path, int problem, const char* doing) {
     throw Error("io.remote", "files of other machines are read through a remote storage",
                 {.path = path});
   }
-  const bool is_plain = problem == ENOENT || problem == EACCES;  // our words say the same
+  const bool is_plain = problem == ENOENT || problem == EACCES;  // our message has the reason
   const Where where = {.path = path, .system_error = is_plain ? 0 : problem};
   if (problem == ENOENT || problem == ENOTDIR) {
     throw Error("io.not_found", "no such file or folder", where);

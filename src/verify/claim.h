@@ -1,4 +1,4 @@
-// What the config beside a checkpoint says about quantization and ties, held against its tensors.
+// Compares the config's statements about quantization and ties with the checkpoint's tensors.
 #pragma once
 
 #include <cstdint>

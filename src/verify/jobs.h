@@ -14,7 +14,7 @@
 
 namespace loadstone {
 
-// Runs numbered jobs on some threads, tells the observer, and stops at the first failure.
+// Runs numbered jobs on some threads, reports to the observer, and stops at the first failure.
 // Not thread-safe; the jobs run at the same time.
 class Jobs {
  public:
@@ -37,7 +37,7 @@ class Jobs {
         });
   }
 
-  // Called by jobs for what they have read; false: the job is to end early.
+  // Jobs report the bytes they read; false: end early.
   [[nodiscard]] bool goes_on(std::uint64_t bytes) noexcept {
     bytes_done_ += bytes;
     return !stop_;

@@ -29,10 +29,7 @@ class FilledSource final : public ForwardingSource {
 
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
-    for (const std::span<std::byte> piece : pieces) {
-      read_piece(offset, piece);
-      offset += piece.size();
-    }
+    read_by_pieces(offset, pieces, [&](auto at, auto piece) { read_piece(at, piece); });
   }
 
  private:

@@ -1,4 +1,4 @@
-// ModelOpt's integers of 4 bits, in two layouts that some shapes cannot tell apart.
+// ModelOpt's integers of 4 bits, in two layouts that some shapes leave ambiguous.
 // docs/formats/modelopt.md
 #include <array>
 #include <optional>

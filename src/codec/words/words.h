@@ -53,7 +53,7 @@ void finish(const Form& form, DecodeForm& made);
 [[nodiscard]] unsigned field_at(const std::byte* words, std::uint64_t stride, std::uint64_t bit,
                                 unsigned bits) noexcept;
 
-// ---- the tensors of a linear layer whose codes stand in words: "P.qweight", "P.scales",
+// ---- the tensors of a linear layer whose codes are packed in words: "P.qweight", "P.scales",
 // "P.qzeros" and "P.g_idx" of GPTQ and AWQ
 
 // Orders and zero points are read as headers are: a megabyte is an order of 262,144 inputs.
@@ -72,14 +72,14 @@ struct Module {
   [[nodiscard]] QuantizedTensor quantized() const;
 };
 
-// Nothing: the tensor is no matrix of words that is called so.
+// Returns nothing if the tensor is not a matrix of words with such a name.
 [[nodiscard]] std::optional<Module> module_of(const TensorTable& table, std::uint32_t tensor);
 
 // The parts of a request [rows, columns]: three, or four with an order; fills in rows, columns,
 // groups, group size, dtypes and whether there is an order.
 [[nodiscard]] std::optional<DecodeProblem> check_module(const DecodeRequest& request, Form& form);
 
-// Whether the size of groups is told by their count alone. Sizes are powers of two; any other
+// Returns true if the count of groups alone gives their size. Sizes are powers of two; any other
 // quotient means that the last group is short, and of which size nobody can tell.
 [[nodiscard]] constexpr bool are_even(std::uint64_t count, std::uint64_t groups) noexcept {
   return groups == 1 || (count % groups == 0 && std::has_single_bit(count / groups));
