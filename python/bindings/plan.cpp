@@ -2,6 +2,7 @@
 
 #include "base/pattern.h"
 #include "bindings.h"
+#include "boxes/decodings.h"
 #include "catalog/deepspeed.h"
 #include "catalog/lacking.h"
 #include "catalog/module_patterns.h"
@@ -9,7 +10,6 @@
 #include "loadstone/page.h"
 #include "named_options.h"
 #include "offload/offload.h"
-#include "plan/decodings.h"
 #include "plan/devices.h"
 #include "plan/origins.h"
 #include "plan/prefix.h"

@@ -328,7 +328,7 @@ std::vector<bool> files_to_write(const Conversion& conversion, const WorkFolder&
 void write_files(const Conversion& conversion, const OpenShards& shards, Output& output,
                  const std::vector<bool>& wanted, Observer* observer, const ConvertRun& run,
                  ConvertReport& report) {
-  const ValueSet values = values_of(conversion.plan);
+  const ValueSet values = values_of(conversion.plan, SinkKind::files);
   std::optional<ReceiptRecorder> recorder;
   if (run.receipt || !conversion.one_file) {
     recorder.emplace(conversion, values, shards, wanted, kind_of(run));
@@ -438,7 +438,7 @@ std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file
     Storage& files = conversion.plan.catalog->storage(storage);
     const OpenShards shards = open_needed(conversion, wanted, &files);
     const SourceWatch watch(shards, files.writable());
-    const ValueSet values = values_of(conversion.plan);
+    const ValueSet values = values_of(conversion.plan, SinkKind::files);
     const CacheRelease cache(conversion, values, shards, PageCache::keep);
     Memory memory(data, conversion.files[file].header_bytes);
     OutputSink sink(conversion, values, wanted, memory, cache);
