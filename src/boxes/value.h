@@ -15,9 +15,9 @@
 
 namespace loadstone {
 
-// How the engine makes a value.
+// The engine's way to make a value.
 enum class Making : std::uint8_t {
-  none,      // it does not
+  none,      // not at all
   in_order,  // in its place in host memory, as the files come
   windows,   // window by window: quantized, merged, without a source or without such a place
 };

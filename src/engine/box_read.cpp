@@ -37,7 +37,7 @@ std::vector<ShardRange> joined(std::vector<ShardRange> reads) {
   return joined;
 }
 
-// Returns what is wrong with the box, or nothing.
+// Returns the box's defect, or an empty text.
 std::string fill_read(const ValueSet& values, const Box& box, std::uint64_t elements, Dtype target,
                       BoxRead& read) {
   const auto& tensors = values.tensors();

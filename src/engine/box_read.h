@@ -37,13 +37,12 @@ struct BoxRead {
 
   // The elements of the whole box.
   [[nodiscard]] ElementRange elements() const noexcept;
-  // How many runs are read; saturated.
+  // The number of runs, saturated.
   [[nodiscard]] std::uint64_t runs() const noexcept;
 };
 
-// Throws Error "plan.box" where the box leaves its source or its target, or needs a cast that there
-// is none for. For boxes that are not empty. Plans are checked when they are made; this is the last
-// place before memory is written.
+// Checks a box that is not empty, once more before memory is written. Throws Error "plan.box" if it
+// leaves its source or its target, or needs a cast that has no kernel.
 [[nodiscard]] BoxRead check_box(const ValueSet& values, const Value& value, const Box& box);
 // Returns nothing for empty boxes and those that a reader rejects. `target`: the final dtype.
 // `form`: receives that of the decoding.

@@ -44,7 +44,7 @@ class DeviceRing {
     std::uint64_t used_bytes = 0;
     std::uint64_t age = 0;    // of slots in use, the least was taken first
     std::uint32_t value = 0;  // that was sent last
-    // Not begun yet, of so many bytes; and the value of each.
+    // Copies that have not begun, and the value of each.
     std::vector<DeviceCopy> copies;
     std::vector<std::uint32_t> values;
     std::uint64_t unsent_bytes = 0;

@@ -57,10 +57,10 @@ class MergeReader {
   void normalise(const Term& term, std::uint64_t first_row, std::uint64_t rows,
                  std::uint64_t begin);
   const float* panels_of(std::size_t term);
-  // Of an adapter: one number that is none spoils a row or column of the value.
+  // An adapter's NaN or infinity spoils a row or a column of the value.
   void require_finite(std::span<const float> numbers, const char* field) const;
 
-  // Of the whole value.
+  // Sizes of the whole value.
   void measure();
   [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_arc();
   [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_magnitudes();

@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// Where the values of a plan go.
+// The destination of a plan's values.
 enum class SinkKind : std::uint8_t { memory, files };
 
 // A value for each target, in their order. Refers to the plan.

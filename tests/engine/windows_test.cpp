@@ -344,7 +344,7 @@ struct CountingSink final : ValueSink {
   void finish(std::uint32_t) override {}
 };
 
-// They hold no memory of a thread, so the budget of a load without other windows is none.
+// A load without other windows has no memory for them, and fills need none.
 TEST(Windows, ZerosAndConstantsAreFilledInLargeSteps) {
   PlanBuilder builder;
   (void)matrix_plan(builder, quantizations()[0], normal_numbers());
