@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "loadstone/defaults.h"
 #include "loadstone/dtype.h"
 #include "loadstone/export.h"
 #include "loadstone/finding.h"
@@ -218,9 +219,7 @@ class LOADSTONE_API Catalog {
 struct OpenOptions {
   // Follow links that leave the checkpoint's folder (default: only into the blobs/ of a hub cache).
   bool allow_links = false;
-  // ggml knows tensors of at most 4 dims. Files of video models hold patch embeddings of 5, which
-  // the programs that read them accept: a caller that serves these allows more.
-  std::uint32_t gguf_rank_max = 4;
+  std::uint32_t gguf_rank_max = defaults::gguf_rank_max;  // dims of a GGUF tensor, at most
   // Where to read from, now and whenever the catalog is used, so it must live as long; null means
   // the machine's own file system.
   Storage* storage = nullptr;

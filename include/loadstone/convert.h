@@ -172,7 +172,7 @@ struct ConvertOptions {
   // All that the conversion takes, lists of tensors included. Where that is not enough the plan is
   // refused: finding "plan.over_budget" with the least that would be.
   std::optional<std::uint64_t> memory_bytes_max;
-  unsigned threads = 0;  // 0: one per core, at most 16
+  unsigned threads = 0;  // 0: one per core, at most defaults::threads_max
 };
 
 // A tensor of an output file: a target, or one part of a target that is quantized.
@@ -337,7 +337,6 @@ LOADSTONE_API std::uint64_t convert_in_memory(const Conversion& conversion, std:
                                               std::span<std::byte> data,
                                               Storage* storage = nullptr);
 
-// {"outputs", "seconds", "bytes_read", "bytes_written", "bytes_kept", "peak_bytes", "findings"}
 [[nodiscard]] LOADSTONE_API std::string to_json(const ConvertReport& report);
 // What would be done: {"files", "tensors", "metadata", "threads", "bytes_to_read" ...}
 [[nodiscard]] LOADSTONE_API std::string to_json(const Conversion& conversion);

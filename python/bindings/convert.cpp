@@ -9,23 +9,19 @@ namespace loadstone::python {
 namespace {
 
 template <typename Enum>
-Enum require_known(std::optional<Enum> known, const char* field, const char* what,
-                   std::string_view text, const std::vector<std::string>& words) {
-  if (known) return *known;
-  throw Error("plan.options", unknown_word(what, text, words), {.field = field});
+Enum require_known(const char* field, const char* what, std::string_view text) {
+  if (const auto known = from_name<Enum>(text)) return *known;
+  throw Error("plan.options", unknown_word(what, text, names_of<Enum>()), {.field = field});
 }
 
 MergeOptions merge_options(const std::vector<float>& weights, const AdapterRows& adapters,
                            std::string_view method, std::optional<bool> normalise,
                            std::optional<float> scale, std::optional<double> density,
                            std::optional<std::uint64_t> seed, std::string_view tie) {
-  const auto known =
-      require_known(parse_merge_method(method), "method", "method", method,
-                    {"linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"});
   return {.weights = weights,
           .adapters = adapters_of(adapters),
           .tie = enum_argument<TiePolicy>("tie", tie),
-          .method = known,
+          .method = require_known<MergeMethod>("method", "method", method),
           .normalise = normalise,
           .scale = scale,
           .density = density,
@@ -36,8 +32,7 @@ QuantizeOptions quantize_options(NamedOptions& named, FileFormat format) {
   QuantizeOptions options;
   auto mode = named.take<std::string>("mode");
   if (mode.empty()) mode = name(QuantizeMode::exact);
-  const auto written =
-      require_known(quantize_mode(mode), "mode", "mode", mode, {"exact", "modelopt-compat"});
+  const auto written = require_known<QuantizeMode>("mode", "mode", mode);
   for (const auto& [pattern, encoding] :
        named.take<std::vector<std::pair<std::string, std::string>>>("formats")) {
     options.formats.push_back(
@@ -66,8 +61,7 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, const nb::kwar
   named.take("dequantize", options.dequantize);
   const auto experts = named.take<std::string>("experts");
   if (!experts.empty()) {
-    options.experts = require_known(expert_layout(experts), "experts", "layout", experts,
-                                    {"keep", "fused", "separate"});
+    options.experts = require_known<ExpertLayout>("experts", "layout", experts);
   }
   options.quantize = quantize_options(named, options.format);
   const auto metadata = named.take<std::string>("metadata");

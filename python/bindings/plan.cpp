@@ -268,6 +268,8 @@ void bind_names(nb::module_& module) {
 void bind_defaults(nb::module_& module) {
   module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
   module.attr("READ_AHEAD_BYTES") = defaults::read_ahead_bytes;
+  module.attr("GGUF_RANK_MAX") = defaults::gguf_rank_max;
+  module.attr("GGUF_RANK_MOST") = defaults::gguf_rank_most;
   module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
   nb::dict origins;
   for (const std::string& each : names_of<Origin>()) {

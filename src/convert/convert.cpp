@@ -450,15 +450,7 @@ std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file
 }
 
 std::string_view name(PageCache choice) noexcept {
-  switch (choice) {
-    case PageCache::automatic:
-      return "auto";
-    case PageCache::keep:
-      return "keep";
-    case PageCache::release:
-      return "release";
-  }
-  return {};
+  return name_among({"auto", "keep", "release"}, choice);
 }
 
 PageCache parse_page_cache(std::string_view text) {
