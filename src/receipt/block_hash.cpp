@@ -103,16 +103,4 @@ std::string digest_text(DigestKind kind, const BlockDigest& digest) {
   return hexadecimal(std::span(digest).first(digest_bytes(kind)));
 }
 
-std::string digest_of(DigestKind kind, std::span<const std::byte> bytes) {
-  return only_errors([&] {
-    std::vector<BlockDigest> blocks;
-    const ByteRange range = {0, bytes.size()};
-    for (std::uint64_t at = 0; at < bytes.size(); at += receipt_block_bytes) {
-      const auto count = std::min<std::uint64_t>(receipt_block_bytes, bytes.size() - at);
-      blocks.push_back(hash_block(kind, bytes.subspan(at, count)));
-    }
-    return tree_digest(kind, {&range, bytes.empty() ? 0u : 1u}, blocks);
-  });
-}
-
 }  // namespace loadstone

@@ -51,7 +51,8 @@ void visit_ranges(Visitor& visitor, std::string_view field, auto& ranges, std::u
   }
 }
 
-// A receipt may be anybody's, and its paths are opened.
+}  // namespace
+
 bool is_inside(std::string_view path) {
   if (path.empty() || path.front() == '/' || path.find('\0') != path.npos) return false;
   while (!path.empty()) {
@@ -61,8 +62,6 @@ bool is_inside(std::string_view path) {
   }
   return true;
 }
-
-}  // namespace
 
 static void write_json(JsonWriter& json, const ByteRange& range) {
   json.array(range.begin, range.end);
