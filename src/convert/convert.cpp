@@ -302,25 +302,25 @@ std::vector<bool> files_left(const Conversion& conversion, const WorkFolder& wor
   if (run.part) {
     for (const std::uint32_t file : files_of_part(conversion, *run.part)) left[file] = true;
   }
-  std::vector<std::uint32_t> finished;
+  std::vector<std::pair<std::uint32_t, KeptFile>> finished;
   std::uint64_t bytes = 0;
   for (std::uint32_t i = 0; i < left.size(); ++i) {
     if (!left[i] || conversion.one_file || !work.has_finished(i)) continue;
-    finished.push_back(i);
+    finished.emplace_back(i, KeptFile());
     bytes += conversion.files[i].byte_count();
   }
   if (finished.empty()) return left;
-  std::vector<KeptFile> found(finished.size());
   Jobs jobs(1, observer, bytes);
   const auto goes_on = [&](std::uint64_t read) { return jobs.goes_on(read); };
   jobs.run(finished.size(), [&](std::size_t i, std::vector<std::byte>&) {
-    found[i] = work.kept(finished[i], kind_of(run), storage, goes_on);
+    auto& [number, found] = finished[i];
+    found = work.kept(number, kind_of(run), storage, goes_on);
   });
-  for (std::size_t i = 0; i < finished.size(); ++i) {
-    const OutputFile& file = conversion.files[finished[i]];
-    if (found[i].receipt) {
-      left[finished[i]] = false;
-      output.keep(finished[i], *std::move(found[i].receipt));
+  for (auto& [number, found] : finished) {
+    const OutputFile& file = conversion.files[number];
+    if (found.receipt) {
+      left[number] = false;
+      output.keep(number, *std::move(found.receipt));
       if (!run.finish) report.bytes_kept += file.byte_count();
       continue;
     }
@@ -330,7 +330,7 @@ std::vector<bool> files_left(const Conversion& conversion, const WorkFolder& wor
          .target = file.name,
          .message =
              fmt::format("'{}' was finished by an earlier run and {}: it {}", printable(file.name),
-                         found[i].changed, run.finish ? "is to be made again" : "is made again")});
+                         found.changed, run.finish ? "is to be made again" : "is made again")});
   }
   return left;
 }

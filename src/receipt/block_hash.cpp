@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "base/digest.h"
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
 #include "base/text.h"
@@ -35,14 +36,6 @@ class Xxh3 final : public BlockHash {
 };
 
 std::size_t digest_bytes(DigestKind kind) { return kind == DigestKind::sha256_tree ? 32 : 16; }
-
-void add_number(BlockHash& hash, std::uint64_t number) {
-  std::array<std::byte, 8> bytes;
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
-  }
-  hash.update(bytes);
-}
 
 }  // namespace
 

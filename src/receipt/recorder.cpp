@@ -82,7 +82,20 @@ class ReceiptRecorder::Source final : public ForwardingSource {
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     ForwardingSource::read(offset, pieces);
-    recorder_.hash(shard_, offset, pieces);
+    const std::vector<Place>& places = recorder_.places_[shard_];
+    for (const std::span<std::byte> piece : pieces) {
+      const std::uint64_t end = offset + piece.size();
+      auto place = std::ranges::lower_bound(places, end, {}, &Place::begin);
+      while (place != places.begin() && std::prev(place)->end_max > offset) {
+        --place;
+        if (place->end <= offset) continue;
+        const std::uint64_t first = std::max(offset, place->begin);
+        const std::uint64_t last = std::min(end, place->end);
+        recorder_.table_.update(place->item, first - place->begin,
+                                piece.subspan(first - offset, last - first));
+      }
+      offset = end;
+    }
   }
 
  private:
@@ -119,9 +132,12 @@ void ReceiptRecorder::need(std::size_t group, const Value& value) {
   });
 }
 
-void ReceiptRecorder::add(std::size_t group, std::uint64_t bytes,
+void ReceiptRecorder::add(std::size_t number, std::uint64_t bytes,
                           std::optional<std::uint32_t> copied) {
-  groups_[group].outputs.push_back({copied ? 0 : table_.add({{0, bytes}}), copied});
+  Group& group = groups_[number];
+  const std::uint32_t item = copied ? 0 : table_.add({{0, bytes}});
+  if (!copied) group.steps.push_back({.item = item, .output = group.outputs.size()});
+  group.outputs.push_back({item, copied});
 }
 
 void ReceiptRecorder::prepare() {
@@ -130,37 +146,22 @@ void ReceiptRecorder::prepare() {
       join(needed.ranges);
       needed.item = table_.add(needed.ranges);
       const TensorInfo& info = values_.tensors()[tensor];
-      group.reads.push_back({needed.item, info.shard, info.offset_begin});
+      group.steps.push_back({.item = needed.item,
+                             .source = shards_.sources()[info.shard].get(),
+                             .begin = info.offset_begin});
       group.headers.try_emplace(info.shard);
       places_[info.shard].push_back(
           {.begin = info.offset_begin, .end = info.offset_end, .item = needed.item});
     }
     for (auto& [shard, item] : group.headers) {
       item = table_.add(source_file(values_.catalog, shard).header_ranges);
-      group.reads.push_back({item, shard, 0});
+      group.steps.push_back({.item = item, .source = shards_.sources()[shard].get()});
     }
   }
   for (auto& places : places_) {
     std::ranges::sort(places, {}, &Place::begin);
     std::uint64_t end_max = 0;
     for (Place& place : places) place.end_max = end_max = std::max(end_max, place.end);
-  }
-}
-
-void ReceiptRecorder::hash(std::uint32_t shard, std::uint64_t begin,
-                           std::span<const std::span<std::byte>> parts) {
-  const std::vector<Place>& places = places_[shard];
-  for (const std::span<std::byte> part : parts) {
-    const std::uint64_t end = begin + part.size();
-    auto place = std::ranges::lower_bound(places, end, {}, &Place::begin);
-    while (place != places.begin() && std::prev(place)->end_max > begin) {
-      --place;
-      if (place->end <= begin) continue;
-      const std::uint64_t first = std::max(begin, place->begin);
-      const std::uint64_t last = std::min(end, place->end);
-      table_.update(place->item, first - place->begin, part.subspan(first - begin, last - first));
-    }
-    begin = end;
   }
 }
 
@@ -172,27 +173,18 @@ void ReceiptRecorder::wrote(std::size_t group, std::size_t output, std::uint64_t
 
 std::uint64_t ReceiptRecorder::bytes_left(std::size_t group) const {
   std::uint64_t bytes = 0;
-  for (const SourceRead& each : groups_[group].reads) bytes += table_.bytes_left(each.item);
-  for (const Output& each : groups_[group].outputs) {
-    if (!each.copied) bytes += table_.bytes_left(each.item);
-  }
+  for (const Step& step : groups_[group].steps) bytes += table_.bytes_left(step.item);
   return bytes;
 }
 
-void ReceiptRecorder::complete(std::size_t number, std::size_t step, const Read& read,
+void ReceiptRecorder::complete(std::size_t group, std::size_t number, const Read& read,
                                const GoesOn& goes_on) {
-  const Group& group = groups_[number];
-  if (step < group.outputs.size()) {
-    const auto read_output = [&](std::uint64_t at, std::span<std::byte> to) { read(step, at, to); };
-    const auto& [item, copied] = group.outputs[step];
-    if (!copied) table_.complete(item, read_output, goes_on);
-    return;
-  }
-  const SourceRead& source = group.reads[step - group.outputs.size()];
-  const auto read_source = [&](std::uint64_t at, std::span<std::byte> to) {
-    shards_.sources()[source.shard]->read(source.begin + at, to);
+  const Step& step = groups_[group].steps[number];
+  const auto read_missing = [&](std::uint64_t at, std::span<std::byte> to) {
+    if (step.source == nullptr) return read(step.output, at, to);
+    step.source->read(step.begin + at, to);
   };
-  table_.complete(source.item, read_source, goes_on);
+  table_.complete(step.item, read_missing, goes_on);
 }
 
 Receipt ReceiptRecorder::receipt_of(std::size_t number, std::span<ReceiptTensor> outputs) {

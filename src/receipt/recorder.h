@@ -55,7 +55,7 @@ class ReceiptRecorder {
   // The run has ended for the group: complete() of each step below step_count() reads what was not
   // hashed, bytes_left() in all. Different threads may complete different steps.
   [[nodiscard]] std::size_t step_count(std::size_t group) const noexcept {
-    return groups_[group].outputs.size() + groups_[group].reads.size();
+    return groups_[group].steps.size();
   }
   [[nodiscard]] std::uint64_t bytes_left(std::size_t group) const;
   void complete(std::size_t group, std::size_t step, const Read& read, const GoesOn& goes_on = {});
@@ -72,17 +72,18 @@ class ReceiptRecorder {
     std::uint32_t item = 0;
     std::optional<std::uint32_t> copied;
   };
-  // An item whose bytes count from `begin` in a shard.
-  struct SourceRead {
+  // An item of an output, or of bytes of a source that count from `begin`.
+  struct Step {
     std::uint32_t item = 0;
-    std::uint32_t shard = 0;
+    std::size_t output = 0;
+    ByteSource* source = nullptr;  // null: an output
     std::uint64_t begin = 0;
   };
   struct Group {
     std::map<std::uint32_t, Needed> needed;          // by tensor
     std::map<std::uint32_t, std::uint32_t> headers;  // items, by shard
-    std::vector<SourceRead> reads;                   // of both
     std::vector<Output> outputs;
+    std::vector<Step> steps;
   };
   // The bytes of an item in a file.
   struct Place {
@@ -91,8 +92,6 @@ class ReceiptRecorder {
     std::uint64_t end_max = 0;  // of all places up to this one
     std::uint32_t item = 0;
   };
-
-  void hash(std::uint32_t shard, std::uint64_t begin, std::span<const std::span<std::byte>> parts);
 
   const ValueSet& values_;
   const OpenShards& shards_;
