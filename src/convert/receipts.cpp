@@ -49,7 +49,7 @@ ReceiptFile planned_file(const Conversion& conversion, std::uint32_t number) {
 FileReceipts::FileReceipts(const Conversion& conversion, const ValueSet& values,
                            const OpenShards& shards, const std::vector<bool>& wanted,
                            DigestKind kind)
-    : ReceiptRecorder(values, shards, kind, conversion.files.size(), conversion.digest_bytes),
+    : ReceiptRecorder(values, shards, kind, conversion.files.size(), conversion.digest_bytes / 2),
       conversion_(conversion) {
   for (std::uint32_t file = 0; file < conversion.files.size(); ++file) {
     if (!wanted[file]) continue;

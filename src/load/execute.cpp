@@ -171,9 +171,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                         .interleaves = options.interleave},
                        growth_of(*plan.catalog, budget.threads, options));
   sink.complete();
-  if (receipt) {
-    report.receipt = receipt->finish(budget.threads, options.observer, done.bytes_done);
-  }
+  if (receipt) report.receipt = receipt->finish(budget.threads, options.observer, done.bytes_done);
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   fill_report(plan, sink, done, report);

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/digest.h"
+#include "base/named.h"
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
 #include "base/text.h"
@@ -35,19 +36,15 @@ class Xxh3 final : public BlockHash {
   XXH3_state_t state_;  // wants 64 bytes of alignment, which C++20's new gives
 };
 
-std::size_t digest_bytes(DigestKind kind) { return kind == DigestKind::sha256_tree ? 32 : 16; }
-
 }  // namespace
 
 std::string_view name(DigestKind kind) noexcept {
-  return kind == DigestKind::sha256_tree ? "sha256-tree" : "xxh3-128";
+  return name_among({"xxh3-128", "sha256-tree"}, kind);
 }
 
 DigestKind digest_kind(std::string_view text) {
   return only_errors([&] {
-    for (const DigestKind kind : {DigestKind::xxh3_128, DigestKind::sha256_tree}) {
-      if (text == name(kind)) return kind;
-    }
+    if (const auto kind = from_name<DigestKind>(text)) return *kind;
     refuse_option("receipt", "there is no such digest", printable(text), "xxh3-128 or sha256-tree");
   });
 }
@@ -79,9 +76,10 @@ std::string tree_digest(DigestKind kind, std::span<const ByteRange> ranges,
     add_number(*hash, range.begin);
     add_number(*hash, range.end);
   }
-  const std::size_t size = digest_bytes(kind);
+  const std::size_t size = kind == DigestKind::sha256_tree ? 32 : 16;
   for (const BlockDigest& block : blocks) hash->update(std::span(block).first(size));
-  return digest_text(kind, hash->finish());
+  const BlockDigest digest = hash->finish();
+  return hexadecimal(std::span(digest).first(size));
 }
 
 std::string hexadecimal(std::span<const std::byte> digest) {
@@ -90,10 +88,6 @@ std::string hexadecimal(std::span<const std::byte> digest) {
     text += fmt::format("{:02x}", std::to_integer<unsigned>(each));
   }
   return text;
-}
-
-std::string digest_text(DigestKind kind, const BlockDigest& digest) {
-  return hexadecimal(std::span(digest).first(digest_bytes(kind)));
 }
 
 }  // namespace loadstone

@@ -27,8 +27,8 @@ using GoesOn = std::function<bool(std::uint64_t bytes)>;
 // add() comes before it.
 class DigestTable {
  public:
-  static constexpr std::uint64_t waiting_bytes_default = 16u << 20;
-  static constexpr std::size_t open_blocks_max = 2048;  // half a KiB each
+  static constexpr std::uint64_t waiting_bytes_default = 8u << 20;
+  static constexpr std::size_t open_blocks_max = 1024;  // half a KiB each
 
   // Brings bytes [begin, begin + to.size()) of the item.
   using Read = std::function<void(std::uint64_t begin, std::span<std::byte> to)>;

@@ -91,8 +91,8 @@ class ReceiptRecorder::Source final : public ForwardingSource {
         if (place->end <= offset) continue;
         const std::uint64_t first = std::max(offset, place->begin);
         const std::uint64_t last = std::min(end, place->end);
-        recorder_.table_.update(place->item, first - place->begin,
-                                piece.subspan(first - offset, last - first));
+        recorder_.read_.update(place->item, first - place->begin,
+                               piece.subspan(first - offset, last - first));
       }
       offset = end;
     }
@@ -107,7 +107,8 @@ ReceiptRecorder::ReceiptRecorder(const ValueSet& values, const OpenShards& shard
                                  std::size_t groups, std::uint64_t waiting_bytes_max)
     : values_(values),
       shards_(shards),
-      table_(kind, waiting_bytes_max),
+      read_(kind, waiting_bytes_max),
+      written_(kind, waiting_bytes_max),
       sources_(shards.sources().begin(), shards.sources().end()),
       groups_(groups),
       places_(sources_.size()) {
@@ -135,8 +136,8 @@ void ReceiptRecorder::need(std::size_t group, const Value& value) {
 void ReceiptRecorder::add(std::size_t number, std::uint64_t bytes,
                           std::optional<std::uint32_t> copied) {
   Group& group = groups_[number];
-  const std::uint32_t item = copied ? 0 : table_.add({{0, bytes}});
-  if (!copied) group.steps.push_back({.item = item, .output = group.outputs.size()});
+  const std::uint32_t item = copied ? 0 : written_.add({{0, bytes}});
+  if (!copied) group.steps.push_back({&written_, item, group.outputs.size(), nullptr, 0});
   group.outputs.push_back({item, copied});
 }
 
@@ -144,18 +145,16 @@ void ReceiptRecorder::prepare() {
   for (Group& group : groups_) {
     for (auto& [tensor, needed] : group.needed) {
       join(needed.ranges);
-      needed.item = table_.add(needed.ranges);
+      needed.item = read_.add(needed.ranges);
       const TensorInfo& info = values_.tensors()[tensor];
-      group.steps.push_back({.item = needed.item,
-                             .source = shards_.sources()[info.shard].get(),
-                             .begin = info.offset_begin});
+      ByteSource* const source = shards_.sources()[info.shard].get();
+      group.steps.push_back({&read_, needed.item, 0, source, info.offset_begin});
       group.headers.try_emplace(info.shard);
-      places_[info.shard].push_back(
-          {.begin = info.offset_begin, .end = info.offset_end, .item = needed.item});
+      places_[info.shard].push_back({info.offset_begin, info.offset_end, 0, needed.item});
     }
     for (auto& [shard, item] : group.headers) {
-      item = table_.add(source_file(values_.catalog, shard).header_ranges);
-      group.steps.push_back({.item = item, .source = shards_.sources()[shard].get()});
+      item = read_.add(source_file(values_.catalog, shard).header_ranges);
+      group.steps.push_back({&read_, item, 0, shards_.sources()[shard].get(), 0});
     }
   }
   for (auto& places : places_) {
@@ -168,12 +167,12 @@ void ReceiptRecorder::prepare() {
 void ReceiptRecorder::wrote(std::size_t group, std::size_t output, std::uint64_t offset,
                             std::span<const std::byte> bytes) {
   const Output& found = groups_[group].outputs.at(output);
-  if (!found.copied) table_.update(found.item, offset, bytes);
+  if (!found.copied) written_.update(found.item, offset, bytes);
 }
 
 std::uint64_t ReceiptRecorder::bytes_left(std::size_t group) const {
   std::uint64_t bytes = 0;
-  for (const Step& step : groups_[group].steps) bytes += table_.bytes_left(step.item);
+  for (const Step& step : groups_[group].steps) bytes += step.table->bytes_left(step.item);
   return bytes;
 }
 
@@ -184,19 +183,20 @@ void ReceiptRecorder::complete(std::size_t group, std::size_t number, const Read
     if (step.source == nullptr) return read(step.output, at, to);
     step.source->read(step.begin + at, to);
   };
-  table_.complete(step.item, read_missing, goes_on);
+  step.table->complete(step.item, read_missing, goes_on);
 }
 
 Receipt ReceiptRecorder::receipt_of(std::size_t number, std::span<ReceiptTensor> outputs) {
   Group& group = groups_[number];
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto& [item, copied] = group.outputs[i];
-    outputs[i].digest = table_.digest(copied ? group.needed.at(*copied).item : item);
+    outputs[i].digest =
+        copied ? read_.digest(group.needed.at(*copied).item) : written_.digest(item);
   }
   std::map<std::uint32_t, ReceiptFile> files;  // by shard
   for (const auto& [shard, item] : group.headers) {
     files[shard] = source_file(values_.catalog, shard);
-    files[shard].header_digest = table_.digest(item);
+    files[shard].header_digest = read_.digest(item);
   }
   for (auto& [tensor, needed] : group.needed) {
     const TensorInfo& info = values_.tensors()[tensor];
@@ -208,9 +208,9 @@ Receipt ReceiptRecorder::receipt_of(std::size_t number, std::span<ReceiptTensor>
          .begin = info.offset_begin,
          .end = info.offset_end,
          .ranges = std::move(needed.ranges),
-         .digest = table_.digest(needed.item)});
+         .digest = read_.digest(needed.item)});
   }
-  Receipt receipt = {.kind = table_.kind(), .program = LOADSTONE_VERSION};
+  Receipt receipt = {.kind = read_.kind(), .program = LOADSTONE_VERSION};
   for (auto& [shard, file] : files) receipt.sources.push_back(std::move(file));
   return receipt;
 }

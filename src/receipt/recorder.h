@@ -26,9 +26,6 @@ namespace loadstone {
 // are thread-safe after them.
 class ReceiptRecorder {
  public:
-  ReceiptRecorder(const ReceiptRecorder&) = delete;
-  ReceiptRecorder& operator=(const ReceiptRecorder&) = delete;
-
   // The shards' sources, which hash the bytes that pass: the run must read through them.
   [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
     return sources_;
@@ -42,7 +39,8 @@ class ReceiptRecorder {
   using Read =
       std::function<void(std::size_t output, std::uint64_t begin, std::span<std::byte> to)>;
 
-  // All must live as long; `shards` holds those that are needed.
+  // All must live as long; `shards` holds those that are needed. Sources and outputs may each have
+  // `waiting_bytes_max`.
   ReceiptRecorder(const ValueSet& values, const OpenShards& shards, DigestKind kind,
                   std::size_t groups, std::uint64_t waiting_bytes_max);
   ~ReceiptRecorder() = default;
@@ -74,6 +72,7 @@ class ReceiptRecorder {
   };
   // An item of an output, or of bytes of a source that count from `begin`.
   struct Step {
+    DigestTable* table = nullptr;
     std::uint32_t item = 0;
     std::size_t output = 0;
     ByteSource* source = nullptr;  // null: an output
@@ -95,7 +94,8 @@ class ReceiptRecorder {
 
   const ValueSet& values_;
   const OpenShards& shards_;
-  DigestTable table_;
+  DigestTable read_;
+  DigestTable written_;
   std::vector<std::shared_ptr<ByteSource>> sources_;
   std::vector<Group> groups_;
   std::vector<std::vector<Place>> places_;  // by shard
