@@ -18,6 +18,7 @@
 #include "catalog/locate_remote.h"
 #include "catalog/paths.h"
 #include "convert/extras.h"
+#include "engine/jobs.h"
 #include "formats/dcp_metadata.h"
 #include "formats/gguf_shapes.h"
 #include "loadstone/catalog.h"
@@ -26,7 +27,6 @@
 #include "loadstone/verify.h"
 #include "receipt/file_digest.h"
 #include "receipt/receipt_file.h"
-#include "verify/jobs.h"
 
 namespace loadstone {
 
@@ -196,7 +196,7 @@ class ReceiptCheck {
     for (const Check& check : checks_) {
       for (const ByteRange& range : check.ranges) total += range.size();
     }
-    Jobs jobs(options_, total);
+    Jobs jobs(options_.threads, options_.observer, total);
     const auto goes_on = [&](std::uint64_t bytes) { return jobs.goes_on(bytes); };
     jobs.run(checks_.size(), [&](std::size_t i, std::vector<std::byte>&) {
       const Check& check = checks_[i];
