@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/json_fields.h"
@@ -169,13 +171,18 @@ static void require_sources(const JsonReader& reader, const Receipt& receipt,
     if (!paths.insert({file.checkpoint, file.path}).second) {
       reader.refuse({&at, "path"}, "two sources have this path", printable(file.path));
     }
-    std::set<std::string_view> own;
+    // Outputs that read other ranges of a tensor have a digest of it each.
+    std::map<std::string_view, ByteRange> places;
+    std::set<std::tuple<std::string_view, const std::vector<ByteRange>&>> own;
     for (const ReceiptTensor& tensor : file.tensors) {
-      if (!own.insert(tensor.name).second) {
+      const ByteRange place_in_file = {tensor.begin, tensor.end};
+      const bool is_same =
+          places.try_emplace(tensor.name, place_in_file).first->second == place_in_file;
+      if (!is_same || !own.emplace(tensor.name, tensor.ranges).second) {
         reader.refuse({&at, "tensors"}, "two tensors have this name", printable(tensor.name));
       }
+      known.insert(tensor.name);
     }
-    known.merge(own);
   }
   const auto require = [&](const std::vector<ReceiptTensor>& made) {
     for (const ReceiptTensor& tensor : made) {

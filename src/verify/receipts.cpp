@@ -106,20 +106,22 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
                            "a header with the tensors that the receipt lists"});
     return;
   }
+  std::set<std::string_view> listed;  // a tensor of a source may be there several times
   for (const ReceiptTensor& tensor : file.tensors) {
     const auto own = found.find(tensor.name);
-    if (own == found.end()) {
+    const bool is_new = listed.insert(tensor.name).second;
+    if (own == found.end() || (is_whole && !is_new)) {
       differences.push_back(
           {tensor.name, DifferenceKind::missing,
            fmt::format("no tensor of this name in the header of '{}'", printable(file.path)),
            "a tensor that the receipt lists once"});
       continue;
     }
-    compare_tensor(*catalog, *own->second, tensor, differences);
-    found.erase(own);
+    if (is_new) compare_tensor(*catalog, *own->second, tensor, differences);
   }
   if (!is_whole) return;
   for (const auto& [name, tensor] : found) {
+    if (listed.contains(name)) continue;
     differences.push_back({std::string(name), DifferenceKind::unexpected,
                            fmt::format("a tensor in the header of '{}'", printable(file.path)),
                            "nothing in the receipt"});
