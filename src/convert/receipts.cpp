@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "catalog/assembled_file.h"
 #include "loadstone/error.h"
 #include "receipt/file_digest.h"
 
@@ -75,8 +76,7 @@ Receipt FileReceipts::finish(std::uint32_t number, ByteSource& written) {
 
 // The first thing of a file that has other bytes; empty where nothing has.
 static std::string changed_in(DigestKind kind, const ReceiptFile& file, ByteSource& source,
-                              const GoesOn& goes_on) {
-  const std::uint64_t bytes = source.identity().bytes;
+                              std::uint64_t bytes, const GoesOn& goes_on) {
   if (bytes != file.bytes) return fmt::format("has {} bytes, not {}", bytes, file.bytes);
   if (file_digest(kind, source, 0, file.header_ranges, goes_on) != file.header_digest) {
     return "has other bytes in its header";
@@ -97,7 +97,10 @@ static std::string changed_source(const Receipt& receipt, const Catalog& catalog
     for (std::uint32_t i = 0; i < catalog.shards().size(); ++i) {
       const ReceiptFile now = source_file(catalog, i);
       if (now.path != file.path || now.checkpoint != file.checkpoint) continue;
-      changed = changed_in(receipt.kind, file, *storage.open(catalog.shards()[i].path), uncounted);
+      const auto source = open_shard(storage, catalog, i);
+      const std::uint64_t bytes =
+          catalog.assembly(i) ? shard_bytes(catalog, i) : source->identity().bytes;
+      changed = changed_in(receipt.kind, file, *source, bytes, uncounted);
       break;
     }
     if (!changed.empty()) {
@@ -125,7 +128,9 @@ KeptFile check_kept(const ReceiptFile& planned, DigestKind kind, const std::stri
     for (ReceiptTensor& tensor : file.tensors) tensor.digest.clear();
   }
   if (found != std::vector{planned}) return {{}, "has the receipt of another file"};
-  std::string changed = changed_in(kind, receipt.outputs.front(), *storage.open(path), goes_on);
+  const auto written = storage.open(path);
+  std::string changed =
+      changed_in(kind, receipt.outputs.front(), *written, written->identity().bytes, goes_on);
   if (changed.empty() && sources != nullptr) {
     changed = changed_source(receipt, *sources, storage, goes_on);
   }
