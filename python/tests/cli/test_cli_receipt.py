@@ -253,8 +253,7 @@ def test_a_tensor_whose_parts_are_in_two_files_has_a_digest_for_each(
     name = "model.layers.0.mlp.up_proj.weight"
     rules = tmp_path / "rules.json"
     rules.write_text(json.dumps([
-        {"op": "slice", "sources": [name.replace(".", "[.]")], "targets": ["a", "b"], "dim": 0,
-         "start": 0, "sizes": [320, 320]},
+        {"op": "split", "sources": [name.replace(".", "[.]")], "targets": ["a", "b"], "dim": 0},
     ]))  # fmt: skip
     out = tmp_path / "out"
     convert(source, out, "--rules", rules, "--receipt", "xxh3-128", "--shard-size", "700kB")
