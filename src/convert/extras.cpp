@@ -31,8 +31,6 @@ namespace loadstone {
 
 namespace {
 
-// The largest tokenizers have some hundred megabytes; what is larger holds weights.
-constexpr std::uint64_t extra_bytes_max = 1u << 30;
 constexpr std::uint64_t copy_bytes = 1 << 20;
 
 [[noreturn]] void refuse_extra(std::string path, std::string message, std::string found = {}) {

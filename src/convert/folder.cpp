@@ -21,9 +21,6 @@ namespace loadstone {
 
 namespace {
 
-// A tokenizer's vocabulary has some tens of megabytes; more than this is no companion.
-constexpr std::uint64_t file_bytes_max = 1u << 30;
-
 constexpr std::string_view config_name = "config.json";
 
 // Returns true if the file is one of the checkpoint's own. Without a catalog nothing is known.
@@ -82,14 +79,14 @@ static void add_file(ModelFolder& folder, const std::string& root, const std::st
   if (!status) return;
   if (status->kind == EntryKind::link) {
     auto source = file_in(root, name);
-    if (source == nullptr || source->identity().bytes > file_bytes_max) {
+    if (source == nullptr || source->identity().bytes > extra_bytes_max) {
       folder.links.push_back(name);
     } else {
       folder.files.push_back({.name = name, .copy_of = file, .source = std::move(source)});
     }
   } else if (status->kind != EntryKind::file) {
     return;
-  } else if (status->identity.bytes <= file_bytes_max) {
+  } else if (status->identity.bytes <= extra_bytes_max) {
     folder.files.push_back({.name = name, .copy_of = file});
   } else if (name.find('/') != std::string::npos) {
     folder.left.push_back(name);
@@ -267,7 +264,7 @@ static void add_remote_module(Storage& storage, ModelFolder& folder, const std::
     const std::string below = path + "/" + name;
     const auto file = remote_file(storage, root, below, folder);
     if (file == nullptr) continue;
-    if (file->identity().bytes > file_bytes_max) {
+    if (file->identity().bytes > extra_bytes_max) {
       folder.left.push_back(below);
     } else {
       folder.files.push_back({.name = below, .copy_of = file->path(), .source = file});
@@ -291,7 +288,7 @@ static ModelFolder remote_folder_at(const Catalog& catalog, bool with_code) {
       folder.config = read_config(*file);
     } else if (is_pipeline) {
       folder.left = component_folders(read_config(*file));
-    } else if (file->identity().bytes <= file_bytes_max) {
+    } else if (file->identity().bytes <= extra_bytes_max) {
       folder.files.push_back({.name = name, .copy_of = file->path(), .source = file});
     }
   }

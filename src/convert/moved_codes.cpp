@@ -19,6 +19,7 @@
 #include "codec/tensor_table.h"
 #include "convert/conversion.h"
 #include "convert/quantize_config.h"
+#include "convert/values.h"
 #include "loadstone/catalog.h"
 
 namespace loadstone {
@@ -282,10 +283,7 @@ bool rename_layers(const Plan& plan, const dom::object& root, std::optional<std:
 std::vector<Finding> check_moved_codes(const Plan& plan,
                                        const std::vector<RepackedTensor>& repacked,
                                        bool dequantizes) {
-  std::set<std::string_view> components;
-  for (const RepackedTensor& tensor : repacked) {
-    components.insert(tensor.targets.begin(), tensor.targets.end());
-  }
+  const std::set<std::string_view> components = repacked_targets(repacked);
   return Check(plan, components, dequantizes).run();
 }
 

@@ -12,6 +12,7 @@
 #include "base/digest.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "boxes/cast_kind.h"
 #include "catalog/expert_series.h"
 #include "catalog/lacking.h"
 #include "codec/tensor_table.h"
@@ -20,7 +21,6 @@
 #include "convert/extras.h"
 #include "convert/state.h"
 #include "convert/values.h"
-#include "kernels/cast.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/tensor_reader.h"
@@ -80,23 +80,14 @@ class RecipeMaker {
     return options_.dtype && (is_plain || is_wide_float(dtype)) ? *options_.dtype : dtype;
   }
 
-  // Codes may be stored as floats (bitsandbytes' quant_storage).
-  [[nodiscard]] bool has_component(const TargetRecipe& recipe) const {
-    return std::ranges::any_of(recipe.boxes, [&](const Box& box) {
-      return box.decoding == no_decoding && quantized_.is_component(box.source);
-    });
-  }
-
   void cast_to_wanted(TargetRecipe& recipe) const {
     // Constants of repacked tensors are their scales.
-    if (has_component(recipe) || (repacks(options_) && recipe.constant != nullptr)) return;
+    if (has_component(catalog_, recipe) || (repacks(options_) && recipe.constant != nullptr))
+      return;
     const bool is_plain = is_plain_fp8(catalog_, recipe);
     const Dtype before = std::exchange(recipe.dtype, wanted(recipe.dtype, is_plain));
     if (recipe.constant == nullptr || recipe.dtype == before) return;
-    const std::uint64_t elements = recipe.constant->size() / element_bytes(before);
-    std::vector<std::byte> bytes(elements * element_bytes(recipe.dtype));
-    cast_between(before, recipe.dtype).run(recipe.constant->data(), bytes.data(), elements);
-    recipe.constant = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+    recipe.constant = cast_constant(*recipe.constant, before, recipe.dtype);
   }
 
   // Codes that stay codes, and their scales, stay exact.

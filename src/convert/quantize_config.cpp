@@ -129,22 +129,14 @@ bool keeps(const Plan& plan, Dtype narrow) {
   });
 }
 
-// Codes may be stored as floats (bitsandbytes' quant_storage).
-bool has_component(const Plan& plan, const PlannedTarget& target) {
-  const QuantizedTensors& quantized = plan.catalog->quantized();
-  bool found = false;
-  for_each_box(target.recipe, [&](const Box& box) {
-    found |= box.decoding == no_decoding && quantized.is_component(box.source);
-  });
-  return found;
-}
-
 // Nothing: the plan has no such tensor.
 std::optional<Dtype> main_dtype(const Plan& plan) {
   std::array<std::uint64_t, dtype_count> counts = {};
   for (const PlannedTarget& target : plan.targets) {
-    if (target.quantization || !is_wide_float(target.dtype) || has_component(plan, target))
+    if (target.quantization || !is_wide_float(target.dtype) ||
+        has_component(*plan.catalog, target.recipe)) {
       continue;
+    }
     counts[static_cast<std::size_t>(target.dtype)] += target.shape.numel().value_or(0);
   }
   const auto most = std::ranges::max_element(counts);
@@ -209,11 +201,10 @@ std::vector<std::string> QuantizedModules::quantized_names() const {
 
 QuantizedModules quantized_modules(const Plan& plan, const std::vector<RepackedTensor>& repacked) {
   QuantizedModules modules;
-  std::set<std::string_view> components;
   for (const RepackedTensor& tensor : repacked) {
     modules.quantized.emplace_back(module_of(tensor.name), &tensor.quantization);
-    components.insert(tensor.targets.begin(), tensor.targets.end());
   }
+  const std::set<std::string_view> components = repacked_targets(repacked);
   std::vector<const PlannedTarget*> plain;
   for (const PlannedTarget& target : plan.targets) {
     if (components.contains(target.name)) continue;

@@ -271,6 +271,14 @@ bool repacks(const ConvertOptions& options) noexcept {
   return options.quantize.style && options.quantize.formats.empty();
 }
 
+std::set<std::string_view> repacked_targets(const std::vector<RepackedTensor>& repacked) {
+  std::set<std::string_view> targets;
+  for (const RepackedTensor& tensor : repacked) {
+    targets.insert(tensor.targets.begin(), tensor.targets.end());
+  }
+  return targets;
+}
+
 Values repacked_values(const std::shared_ptr<const Catalog>& catalog, QuantizeStyle style,
                        std::vector<Finding>& findings) {
   return Repacker(catalog, style, findings).run();

@@ -7,12 +7,15 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "boxes/decodings.h"
+#include "boxes/merges.h"
 #include "loadstone/catalog.h"
 #include "loadstone/convert.h"
 #include "loadstone/finding.h"
+#include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe.h"
 
 namespace loadstone {
@@ -58,6 +61,9 @@ struct Values {
 // Throws Error "plan.options" where there is nothing to repack.
 [[nodiscard]] Values repacked_values(const std::shared_ptr<const Catalog>& catalog,
                                      QuantizeStyle style, std::vector<Finding>& findings);
+// Names of the targets that hold the components.
+[[nodiscard]] std::set<std::string_view> repacked_targets(
+    const std::vector<RepackedTensor>& repacked);
 // The number that scales are to be divided by in place of being multiplied with `factor`, where
 // each scale in F8_E4M3 then comes to the same F32; and the reverse. Nothing: there is none.
 [[nodiscard]] std::optional<float> same_divisor(float factor) noexcept;
@@ -66,6 +72,17 @@ struct Values {
 // Returns true for F16, BF16, F32 and F64.
 [[nodiscard]] constexpr bool is_wide_float(Dtype dtype) noexcept {
   return kind(dtype) == DtypeKind::floating && bits(dtype) >= 16;
+}
+
+// Returns true if the recipe copies components of quantized tensors as they are. Codes may be
+// stored as floats (bitsandbytes' quant_storage).
+template <typename Recipe>
+[[nodiscard]] bool has_component(const Catalog& catalog, const Recipe& recipe) {
+  bool found = false;
+  for_each_box(recipe, [&](const Box& box) {
+    found |= box.decoding == no_decoding && catalog.quantized().is_component(box.source);
+  });
+  return found;
 }
 
 // Returns whether the recipe copies from FP8 tensors alone to which no scale belongs, so that their
