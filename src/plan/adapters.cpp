@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "catalog/adapter_config.h"
 #include "catalog/conv1d.h"
+#include "catalog/tensor_values.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 

@@ -1,5 +1,5 @@
 // More files than the process may have descriptors.
-#include "storage/descriptors.h"
+#include "storage/descriptor_pool.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "storage/descriptors.h"
+#include "storage/descriptor_pool.h"
 
 #include <fcntl.h>
 #include <pthread.h>
