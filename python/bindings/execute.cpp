@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "bindings.h"
-#include "convert/recorder.h"
+#include "convert/write/recorder.h"
 #include "load/mapped_shard.h"
 #include "load/report.h"
 #include "named_options.h"

@@ -22,8 +22,8 @@
 #include "codec/activation_scheme.h"
 #include "codec/companions.h"
 #include "convert/conversion.h"
-#include "convert/extras.h"
 #include "convert/values.h"
+#include "convert/write/extras.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 

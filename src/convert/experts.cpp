@@ -14,8 +14,8 @@
 #include "boxes/cut.h"
 #include "boxes/dims.h"
 #include "catalog/expert_series.h"
+#include "convert/choose/quantize_rules.h"
 #include "convert/conversion.h"
-#include "convert/quantize_rules.h"
 #include "loadstone/merge.h"
 
 namespace loadstone {

@@ -9,8 +9,8 @@
 #include "base/text.h"
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
-#include "convert/container.h"
 #include "convert/conversion.h"
+#include "convert/write/container.h"
 #include "formats/gguf_shapes.h"
 #include "loadstone/quantized_tensors.h"
 

@@ -17,8 +17,8 @@
 #include "catalog/quantized_names.h"
 #include "codec/companions.h"
 #include "codec/tensor_table.h"
+#include "convert/choose/quantize_config.h"
 #include "convert/conversion.h"
-#include "convert/quantize_config.h"
 #include "convert/values.h"
 #include "loadstone/catalog.h"
 

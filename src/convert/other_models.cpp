@@ -15,9 +15,9 @@
 #include "base/words.h"
 #include "catalog/config_claim.h"
 #include "convert/conversion.h"
-#include "convert/extras.h"
-#include "convert/files.h"
 #include "convert/values.h"
+#include "convert/write/extras.h"
+#include "convert/write/files.h"
 #include "formats/metadata.h"
 #include "loadstone/quantized_tensors.h"
 

@@ -11,7 +11,7 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "boxes/decodings.h"
-#include "convert/choose.h"
+#include "convert/choose/choose.h"
 #include "convert/conversion.h"
 #include "convert/values.h"
 #include "formats/metadata.h"

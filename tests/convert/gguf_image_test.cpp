@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "convert/gguf_mix.h"
+#include "convert/choose/gguf_mix.h"
 #include "loadstone/convert.h"
 #include "support/files.h"
 #include "support/samples.h"

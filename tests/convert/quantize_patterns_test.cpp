@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/pattern.h"
-#include "convert/quantize_config.h"
+#include "convert/choose/quantize_config.h"
 
 namespace loadstone::test {
 

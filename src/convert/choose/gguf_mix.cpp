@@ -1,4 +1,4 @@
-#include "convert/gguf_mix.h"
+#include "convert/choose/gguf_mix.h"
 
 #include <algorithm>
 #include <array>

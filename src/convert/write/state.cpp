@@ -1,4 +1,4 @@
-#include "convert/state.h"
+#include "convert/write/state.h"
 
 #include <fmt/format.h>
 
@@ -11,8 +11,8 @@
 #include "base/json_fields.h"
 #include "base/text.h"
 #include "boxes/merges.h"
-#include "convert/container.h"
-#include "convert/extras.h"
+#include "convert/write/container.h"
+#include "convert/write/extras.h"
 #include "formats/metadata.h"
 #include "loadstone/error.h"
 #include "loadstone/version.h"

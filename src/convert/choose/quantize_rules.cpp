@@ -1,4 +1,4 @@
-#include "convert/quantize_rules.h"
+#include "convert/choose/quantize_rules.h"
 
 namespace loadstone {
 

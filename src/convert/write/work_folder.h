@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
-#include "convert/output.h"
-#include "convert/recorder.h"
-#include "convert/state.h"
+#include "convert/write/output.h"
+#include "convert/write/recorder.h"
+#include "convert/write/state.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
 

@@ -1,4 +1,4 @@
-#include "convert/quantize_config.h"
+#include "convert/choose/quantize_config.h"
 
 #include <fmt/format.h>
 
@@ -23,14 +23,14 @@
 #include "catalog/config_claim.h"
 #include "catalog/config_file.h"
 #include "codec/encode.h"
-#include "convert/container.h"
+#include "convert/choose/gguf_mix.h"
 #include "convert/conversion.h"
 #include "convert/experts.h"
-#include "convert/extras.h"
-#include "convert/gguf_mix.h"
 #include "convert/json_text.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"
+#include "convert/write/container.h"
+#include "convert/write/extras.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"

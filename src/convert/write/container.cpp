@@ -1,4 +1,4 @@
-#include "convert/container.h"
+#include "convert/write/container.h"
 
 #include <fmt/format.h>
 

@@ -15,8 +15,8 @@
 
 #include "base/json_writer.h"
 #include "codec/encode.h"
+#include "convert/choose/quantize_config.h"
 #include "convert/experts.h"
-#include "convert/quantize_config.h"
 
 namespace loadstone {
 

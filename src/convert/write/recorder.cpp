@@ -1,4 +1,4 @@
-#include "convert/recorder.h"
+#include "convert/write/recorder.h"
 
 #include <fmt/format.h>
 

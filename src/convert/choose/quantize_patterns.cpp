@@ -7,8 +7,8 @@
 
 #include "base/pattern.h"
 #include "base/text.h"
-#include "convert/quantize_config.h"
-#include "convert/quantize_rules.h"
+#include "convert/choose/quantize_config.h"
+#include "convert/choose/quantize_rules.h"
 
 namespace loadstone {
 

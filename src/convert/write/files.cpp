@@ -1,4 +1,4 @@
-#include "convert/files.h"
+#include "convert/write/files.h"
 
 #include <algorithm>
 

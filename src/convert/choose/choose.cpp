@@ -1,4 +1,4 @@
-#include "convert/choose.h"
+#include "convert/choose/choose.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -17,10 +17,10 @@
 #include "boxes/dims.h"
 #include "catalog/conv1d.h"
 #include "codec/encode.h"
+#include "convert/choose/quantize_config.h"
+#include "convert/choose/quantize_rules.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
-#include "convert/quantize_config.h"
-#include "convert/quantize_rules.h"
 
 namespace loadstone {
 

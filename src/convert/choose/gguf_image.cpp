@@ -7,7 +7,7 @@
 
 #include "base/natural_order.h"
 #include "base/words.h"
-#include "convert/gguf_mix.h"
+#include "convert/choose/gguf_mix.h"
 #include "formats/metadata.h"
 
 namespace loadstone {

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "convert/choose.h"
+#include "convert/choose/choose.h"
 #include "loadstone/catalog.h"
 #include "loadstone/convert.h"
 #include "loadstone/finding.h"

@@ -1,4 +1,4 @@
-#include "convert/work_folder.h"
+#include "convert/write/work_folder.h"
 
 #include <fmt/format.h>
 
@@ -9,10 +9,10 @@
 
 #include "base/text.h"
 #include "catalog/paths.h"
-#include "convert/container.h"
-#include "convert/extras.h"
-#include "convert/files.h"
-#include "convert/state.h"
+#include "convert/write/container.h"
+#include "convert/write/extras.h"
+#include "convert/write/files.h"
+#include "convert/write/state.h"
 #include "loadstone/error.h"
 #include "receipt/receipt_file.h"
 #include "storage/new_file.h"

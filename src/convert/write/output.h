@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "convert/recorder.h"
+#include "convert/write/recorder.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
 

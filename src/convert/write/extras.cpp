@@ -1,4 +1,4 @@
-#include "convert/extras.h"
+#include "convert/write/extras.h"
 
 #include <fmt/format.h>
 
@@ -19,12 +19,12 @@
 #include "catalog/config_file.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
-#include "convert/container.h"
-#include "convert/files.h"
 #include "convert/json_text.h"
-#include "convert/output.h"
-#include "convert/state.h"
 #include "convert/values.h"
+#include "convert/write/container.h"
+#include "convert/write/files.h"
+#include "convert/write/output.h"
+#include "convert/write/state.h"
 #include "loadstone/error.h"
 
 namespace loadstone {

@@ -1,4 +1,4 @@
-#include "convert/output.h"
+#include "convert/write/output.h"
 
 #include <cerrno>
 #include <exception>
@@ -7,10 +7,10 @@
 
 #include "base/text.h"
 #include "catalog/paths.h"
-#include "convert/container.h"
-#include "convert/extras.h"
-#include "convert/files.h"
-#include "convert/work_folder.h"
+#include "convert/write/container.h"
+#include "convert/write/extras.h"
+#include "convert/write/files.h"
+#include "convert/write/work_folder.h"
 #include "loadstone/error.h"
 #include "receipt/receipt_file.h"
 #include "storage/new_file.h"

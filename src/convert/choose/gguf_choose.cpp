@@ -10,9 +10,9 @@
 #include "base/refuse_option.h"
 #include "base/text.h"
 #include "codec/encode.h"
-#include "convert/choose.h"
+#include "convert/choose/choose.h"
+#include "convert/choose/gguf_mix.h"
 #include "convert/conversion.h"
-#include "convert/gguf_mix.h"
 
 namespace loadstone {
 

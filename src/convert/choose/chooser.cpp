@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "convert/choose.h"
+#include "convert/choose/choose.h"
+#include "convert/choose/quantize_rules.h"
 #include "convert/json_text.h"
-#include "convert/quantize_rules.h"
 #include "loadstone/error.h"
 
 namespace loadstone {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/pattern.h"
-#include "convert/quantize_rules.h"
+#include "convert/choose/quantize_rules.h"
 #include "loadstone/convert.h"
 #include "loadstone/finding.h"
 #include "loadstone/quantization.h"

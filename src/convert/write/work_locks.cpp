@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "convert/work_folder.h"
+#include "convert/write/work_folder.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
