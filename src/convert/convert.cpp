@@ -25,6 +25,7 @@
 #include "convert/write/files.h"
 #include "convert/write/output.h"
 #include "convert/write/recorder.h"
+#include "convert/write/target.h"
 #include "convert/write/work_folder.h"
 #include "engine/box_read.h"
 #include "engine/run.h"

@@ -15,7 +15,7 @@
 #include "boxes/dims.h"
 #include "catalog/expert_series.h"
 #include "convert/choose/quantize_rules.h"
-#include "convert/conversion.h"
+#include "convert/output_recipes.h"
 #include "loadstone/merge.h"
 
 namespace loadstone {

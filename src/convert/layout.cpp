@@ -1,3 +1,5 @@
+#include "convert/layout.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +18,6 @@
 #include "catalog/reading_threads.h"
 #include "convert/choose/gguf_mix.h"
 #include "convert/choose/quantize_config.h"
-#include "convert/conversion.h"
 #include "convert/write/container.h"
 #include "engine/limits.h"
 #include "formats/metadata.h"

@@ -1,3 +1,5 @@
+#include "convert/moved_codes.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,8 +20,7 @@
 #include "codec/companions.h"
 #include "codec/tensor_table.h"
 #include "convert/choose/quantize_config.h"
-#include "convert/conversion.h"
-#include "convert/values.h"
+#include "convert/repack.h"
 #include "loadstone/catalog.h"
 
 namespace loadstone {

@@ -1,3 +1,5 @@
+#include "convert/output_recipes.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,11 +15,13 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "boxes/cast_kind.h"
+#include "boxes/decodings.h"
 #include "catalog/expert_series.h"
 #include "catalog/lacking.h"
 #include "codec/tensor_table.h"
 #include "convert/choose/choose.h"
-#include "convert/conversion.h"
+#include "convert/merge.h"
+#include "convert/repack.h"
 #include "convert/values.h"
 #include "convert/write/extras.h"
 #include "convert/write/state.h"

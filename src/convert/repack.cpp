@@ -1,3 +1,5 @@
+#include "convert/repack.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+
 #include "convert/values.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,6 @@
 // Models of images and video: which one it is, and which of its tensors get which type.
+#include "convert/choose/gguf_image.h"
+
 #include <gmock/gmock.h>
 
 #include <memory>

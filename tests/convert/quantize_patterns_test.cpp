@@ -1,3 +1,5 @@
+#include "convert/choose/quantize_patterns.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -5,7 +7,6 @@
 #include <vector>
 
 #include "base/pattern.h"
-#include "convert/choose/quantize_config.h"
 
 namespace loadstone::test {
 

@@ -1,3 +1,4 @@
+
 #include "convert/choose/choose.h"
 
 #include <fmt/format.h>
@@ -17,6 +18,7 @@
 #include "boxes/dims.h"
 #include "catalog/conv1d.h"
 #include "codec/encode.h"
+#include "convert/choose/chooser.h"
 #include "convert/choose/quantize_config.h"
 #include "convert/choose/quantize_rules.h"
 #include "convert/experts.h"

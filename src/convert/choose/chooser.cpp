@@ -1,9 +1,10 @@
+#include "convert/choose/chooser.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "base/text.h"
-#include "convert/choose/choose.h"
 #include "convert/choose/quantize_rules.h"
 #include "convert/json_text.h"
 #include "loadstone/error.h"

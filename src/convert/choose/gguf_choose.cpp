@@ -1,3 +1,5 @@
+#include "convert/choose/gguf_choose.h"
+
 #include <fmt/format.h>
 
 #include <map>
@@ -11,8 +13,10 @@
 #include "base/text.h"
 #include "codec/encode.h"
 #include "convert/choose/choose.h"
+#include "convert/choose/chooser.h"
+#include "convert/choose/gguf_image.h"
 #include "convert/choose/gguf_mix.h"
-#include "convert/conversion.h"
+#include "convert/kept_blocks.h"
 
 namespace loadstone {
 

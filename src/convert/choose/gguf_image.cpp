@@ -1,3 +1,5 @@
+#include "convert/choose/gguf_image.h"
+
 #include <algorithm>
 #include <array>
 #include <cstdint>

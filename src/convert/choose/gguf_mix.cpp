@@ -1,3 +1,4 @@
+
 #include "convert/choose/gguf_mix.h"
 
 #include <algorithm>

@@ -2,7 +2,6 @@
 // rules, for tensors under llama.cpp's names, as data. docs/convert.md
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -10,7 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "convert/choose/choose.h"
 #include "loadstone/catalog.h"
 #include "loadstone/convert.h"
 #include "loadstone/dtype.h"
@@ -66,50 +64,5 @@ struct MixTensor {
 // The type, or where rows are no whole blocks of it the one that llama.cpp takes in its place: of
 // smaller blocks, or F16.
 [[nodiscard]] Encoding fitting_type(Encoding type, const Shape& shape) noexcept;
-
-// ---- models of images and video, which keep the names of the checkpoint: as ComfyUI-GGUF has them
-
-// Texts are lists of words.
-struct ImageModel {
-  std::string_view architecture;          // "wan"
-  std::array<std::string_view, 3> marks;  // all tensors of one of these identify the model
-  std::string_view plain;                 // parts of names that are never quantized
-  std::string_view wide;                  // parts of names that stay F32
-};
-
-// Null: no such model is known.
-[[nodiscard]] const ImageModel* find_image_model(std::string_view architecture) noexcept;
-// The model that metadata name; null where it is another or none.
-[[nodiscard]] const ImageModel* image_model(const Metadata& metadata);
-// The model whose tensors these are, by the names of its own checkpoint.
-[[nodiscard]] const ImageModel* recognised_image_model(const Catalog& catalog);
-// Whether the names are those of diffusers for one of these models, which ComfyUI-GGUF does
-// not read.
-[[nodiscard]] bool has_unfused_names(const Catalog& catalog);
-
-// Returns true if the tensor becomes blocks: a matrix outside the embeddings and the output.
-[[nodiscard]] bool is_image_mixed(const ImageModel& model, std::string_view name,
-                                  const Shape& shape) noexcept;
-// Returns true if it is F32 in a quantized file: vectors, small ones, and what the model adds as it
-// is.
-[[nodiscard]] bool is_wide(const ImageModel& model, std::string_view name,
-                           const Shape& shape) noexcept;
-
-// The type of each tensor, all of which are mixed; see mixed_types().
-[[nodiscard]] std::vector<Encoding> image_types(const Mix& mix, std::span<const MixTensor> tensors);
-
-// ---- the choice
-
-// Sets what general.file_type and general.quantization_version are then, and the dtypes of recipes
-// that become another plain type: by these rules for language models under llama.cpp's names and
-// models of images, by those of quantize_rules.h for others. Throws Error "plan.options" for
-// patterns that are none, and for formats that a GGUF file or this version does not have.
-[[nodiscard]] Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog,
-                                    Metadata& metadata, Recipes& recipes,
-                                    std::vector<Finding>& findings);
-
-// Erases the keys that name the importance matrix of the source's blocks, except those that are
-// `given`.
-void erase_importance(const Metadata& given, Metadata& metadata);
 
 }  // namespace loadstone

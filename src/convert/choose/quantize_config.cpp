@@ -1,3 +1,4 @@
+
 #include "convert/choose/quantize_config.h"
 
 #include <fmt/format.h>
@@ -24,9 +25,12 @@
 #include "catalog/config_file.h"
 #include "codec/encode.h"
 #include "convert/choose/gguf_mix.h"
-#include "convert/conversion.h"
+#include "convert/choose/quantize_sections.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
+#include "convert/kept_blocks.h"
+#include "convert/output_recipes.h"
+#include "convert/repack.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"
 #include "convert/write/container.h"

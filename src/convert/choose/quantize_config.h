@@ -57,13 +57,6 @@ struct QuantizedModules {
 // Prefixes with * that cover the plain modules and no quantized one, as ModelOpt sums them up.
 [[nodiscard]] std::vector<std::string> summed_up(const QuantizedModules& modules);
 
-// hf_quant_config.json as ModelOpt writes it.
-[[nodiscard]] std::string unified_config(const QuantizedModules& modules);
-// "quantization_config" of config.json.
-[[nodiscard]] std::string unified_section(const QuantizedModules& modules);
-[[nodiscard]] std::string compressed_section(const QuantizedModules& modules);
-[[nodiscard]] std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype);
-
 struct ConfigChanges {
   bool is_decoded = false;  // what the source had quantized is numbers now
   bool is_untied = false;   // tensors that the source ties have values of their own
@@ -73,25 +66,5 @@ struct ConfigChanges {
 // config.json edited. Adds findings for what could not be written.
 void settle_extras(Conversion& conversion, const ConvertOptions& options, const ModelFolder& folder,
                    ConfigChanges changes);
-
-// ---- expressions for modules in configs
-//
-// They find modules under the names that a library gives them. transformers calls `visual.blocks.0`
-// `model.visual.blocks.0` and `vit` `vision_tower`: names of the file alone do not find them.
-// Expressions are those of Python's re and RE2, and match from the first character on.
-
-// Expressions that together match as many of the modules as they can, and none of the others: what
-// chooses modules by default where it holds, single modules under any prefix elsewhere.
-[[nodiscard]] std::vector<std::string> patterns_of_plain(const std::vector<std::string>& plain,
-                                                         const std::vector<std::string>& quantized);
-
-// An expression for each stack of experts, that matches all inside it and none of the others.
-[[nodiscard]] std::vector<std::string> patterns_of_stacks(
-    const std::vector<std::string>& stacks, const std::vector<std::string>& quantized);
-
-// Expressions for modules that nothing chooses by default, and none of the others: for those of all
-// layers at once, or for single ones.
-[[nodiscard]] std::vector<std::string> patterns_of_layers(const std::vector<std::string>& modules,
-                                                          const std::vector<std::string>& others);
 
 }  // namespace loadstone

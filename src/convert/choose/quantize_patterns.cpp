@@ -1,3 +1,5 @@
+#include "convert/choose/quantize_patterns.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 
 #include "base/pattern.h"
 #include "base/text.h"
-#include "convert/choose/quantize_config.h"
 #include "convert/choose/quantize_rules.h"
 
 namespace loadstone {

@@ -1,4 +1,5 @@
-// The sections that configs have next to quantized tensors, a row for each member.
+#include "convert/choose/quantize_sections.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "base/json_writer.h"
 #include "codec/encode.h"
 #include "convert/choose/quantize_config.h"
+#include "convert/choose/quantize_patterns.h"
 #include "convert/experts.h"
 
 namespace loadstone {

@@ -20,10 +20,9 @@
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "convert/json_text.h"
-#include "convert/values.h"
+#include "convert/output_recipes.h"
 #include "convert/write/container.h"
 #include "convert/write/files.h"
-#include "convert/write/output.h"
 #include "convert/write/state.h"
 #include "loadstone/error.h"
 

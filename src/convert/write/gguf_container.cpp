@@ -14,6 +14,8 @@
 #include "base/named.h"
 #include "base/text.h"
 #include "base/words.h"
+#include "convert/choose/gguf_choose.h"
+#include "convert/choose/gguf_image.h"
 #include "convert/choose/gguf_mix.h"
 #include "convert/values.h"
 #include "convert/write/container.h"

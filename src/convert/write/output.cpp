@@ -1,3 +1,4 @@
+
 #include "convert/write/output.h"
 
 #include <cerrno>
@@ -10,6 +11,7 @@
 #include "convert/write/container.h"
 #include "convert/write/extras.h"
 #include "convert/write/files.h"
+#include "convert/write/target.h"
 #include "convert/write/work_folder.h"
 #include "loadstone/error.h"
 #include "receipt/receipt_file.h"

@@ -1,4 +1,5 @@
-// Checks of the place of a target.
+#include "convert/write/target.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +20,6 @@
 #include "convert/write/container.h"
 #include "convert/write/extras.h"
 #include "convert/write/files.h"
-#include "convert/write/output.h"
 #include "convert/write/work_folder.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"

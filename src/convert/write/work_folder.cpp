@@ -1,3 +1,4 @@
+
 #include "convert/write/work_folder.h"
 
 #include <fmt/format.h>

@@ -1,8 +1,9 @@
+#include "convert/write/work_locks.h"
+
 #include <fmt/format.h>
 
 #include <utility>
 
-#include "convert/write/work_folder.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
