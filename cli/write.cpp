@@ -188,7 +188,7 @@ ConvertOptions write_options(const WriteArgs& args, const std::string& source,
 
 int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                      const WriteArgs& args, bool is_strict, bool json) {
-  const ConvertRun run = run_options(args);
+  ConvertRun run = run_options(args);
   Conversion conversion = make_conversion(catalog, options);
   if (conversion.ok()) {
     std::ranges::move(check_target(conversion, args.target, run),
@@ -201,9 +201,10 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   if (!json) print_warnings(conversion.plan.findings);
   const InterruptibleWork work;
   WorkWatch watch;
+  run.observer = &watch;
   const ConvertReport report = [&] {
     try {
-      return convert(conversion, args.target, &watch, nullptr, run);
+      return convert(conversion, args.target, run);
     } catch (const Error& error) {
       watch.clear();
       if (error.code() == "cancelled" && !json) hint_at_resume(options, run);

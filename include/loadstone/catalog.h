@@ -168,7 +168,7 @@ class LOADSTONE_API Catalog {
   [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
-  // Warnings met while opening; never errors (those are thrown).
+  // Warnings met while opening; never errors (those are thrown). all_findings() has more.
   [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
   // `other`, or where that is null the storage that the checkpoint was opened through.
   [[nodiscard]] Storage& storage(Storage* other = nullptr) const noexcept;
@@ -241,5 +241,9 @@ struct OpenOptions {
 // The same for people: shards, metadata, totals per encoding, findings; with a row a tensor on
 // request.
 [[nodiscard]] LOADSTONE_API std::string to_table(const Catalog& catalog, bool with_tensors);
+
+// Returns the findings about the files, and the errors that headers alone show, sorted: quantized
+// tensors that cannot be read, experts that are not whole. They are in the two above.
+[[nodiscard]] LOADSTONE_API std::vector<Finding> all_findings(const Catalog& catalog);
 
 }  // namespace loadstone

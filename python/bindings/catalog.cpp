@@ -2,7 +2,6 @@
 
 #include "base/digest.h"
 #include "bindings.h"
-#include "catalog/header_findings.h"
 #include "codec/companions.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/tensor_reader.h"

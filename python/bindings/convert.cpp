@@ -98,7 +98,12 @@ ConvertRun run_for(bool resume, std::optional<std::pair<std::uint32_t, std::uint
                    bool finish, const std::string& receipt, std::string_view page_cache) {
   ConvertRun run = {.resume = resume, .part = {}, .finish = finish};
   if (!receipt.empty()) run.receipt = digest_kind(receipt);
-  run.page_cache = parse_page_cache(page_cache);
+  const auto choice = parse_page_cache(page_cache);
+  if (!choice) {
+    refuse_option("page_cache", "no such choice for the page cache", std::string(page_cache),
+                  "auto, keep or release");
+  }
+  run.page_cache = *choice;
   if (part) run.part = ConvertPart{.index = part->first, .count = part->second};
   return run;
 }
@@ -109,8 +114,10 @@ ConvertReport run(const Conversion& conversion, const std::string& target, nb::o
   PythonObserver observer(std::move(callback));
   const auto storage = observer.storage_for(*conversion.plan.catalog);
   return observer.watch([&] {
-    return convert(conversion, target, &observer, storage.get(),
-                   run_for(resume, part, finish, receipt, page_cache));
+    ConvertRun run = run_for(resume, part, finish, receipt, page_cache);
+    run.observer = &observer;
+    run.storage = storage.get();
+    return convert(conversion, target, run);
   });
 }
 
@@ -141,10 +148,11 @@ std::uint64_t in_memory(const Conversion& conversion, std::uint32_t file, std::u
                         std::size_t bytes) {
   PythonObserver observer{nb::none()};
   const auto storage = observer.storage_for(*conversion.plan.catalog);
-  const nb::gil_scoped_release release;
   // The caller's memory: it holds the tensor.
   auto* const data = reinterpret_cast<std::byte*>(address);  // NOLINT
-  return convert_in_memory(conversion, file, {data, bytes}, storage.get());
+  return observer.watch([&] {
+    return convert_in_memory(conversion, file, {data, bytes}, &observer, storage.get());
+  });
 }
 
 }  // namespace
