@@ -1,6 +1,7 @@
 // A range of bytes in a file or in memory.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 
 namespace loadstone {
@@ -10,7 +11,7 @@ struct ByteRange {
   std::uint64_t end = 0;
 
   [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
-  friend bool operator==(const ByteRange&, const ByteRange&) = default;
+  friend auto operator<=>(const ByteRange&, const ByteRange&) = default;
 };
 
 // Of one of a catalog's shards.

@@ -8,7 +8,7 @@
 namespace loadstone {
 
 struct Progress {
-  std::uint64_t bytes_done = 0;
+  std::uint64_t bytes_done = 0;  // a resumed conversion first counts shards that it keeps
   std::uint64_t bytes_total = 0;
 };
 

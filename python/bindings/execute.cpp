@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "bindings.h"
-#include "convert/write/recorder.h"
 #include "load/mapped_shard.h"
 #include "load/report.h"
 #include "named_options.h"
@@ -12,6 +11,7 @@
 #include "offload/offload_folder.h"
 #include "plan/values.h"
 #include "receipt/receipt_file.h"
+#include "receipt/recorder.h"
 #include "shared_plan.h"
 
 namespace loadstone::python {
@@ -153,11 +153,7 @@ Report merge_reports(const std::vector<Report>& reports, const SharedPlan* plan)
   if (all.receipt == nullptr || reports.size() == 1) return all;
   std::vector<Receipt> receipts;
   for (const Report& report : reports) receipts.push_back(*report.receipt);
-  auto joined = std::make_shared<Receipt>(joined_receipt(all.receipt->kind, receipts));
-  for (const Receipt& receipt : receipts) {
-    joined->targets.insert(joined->targets.end(), receipt.targets.begin(), receipt.targets.end());
-  }
-  all.receipt = std::move(joined);
+  all.receipt = std::make_shared<Receipt>(joined_receipt(all.receipt->kind, receipts));
   return all;
 }
 

@@ -476,3 +476,20 @@ def test_receipts_hold_for_what_is_assembled(tmp_path: Path) -> None:
     done = run(*checked)
     assert done.returncode == 1, done.stderr
     assert "w" in done.stdout and ".metadata" in done.stdout and "'b'" not in done.stdout
+
+
+def test_parts_on_copies_are_kept(tmp_path: Path) -> None:
+    folder, out = tmp_path / "dcp", tmp_path / "out"
+    content = {f"w{i}": torch.randn(64, 64) for i in range(4)}
+    save(content, checkpoint_id=folder, no_dist=True)
+    for part in ("1/2", "2/2"):
+        copy = tmp_path / part.replace("/", "-")
+        shutil.copytree(folder, copy, copy_function=shutil.copyfile)
+        done = run("convert", copy, out, "--shard-size", "20kB", "--part", part)
+        assert done.returncode == 0, done.stderr
+    done = run("convert", folder, out, "--shard-size", "20kB", "--finish", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["findings"] == []
+    for name, tensor in content.items():
+        [shard] = [path for path in out.glob("*.safetensors") if name in load_file(path)]
+        assert torch.equal(load_file(shard)[name], tensor)

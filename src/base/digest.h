@@ -1,7 +1,9 @@
 // A fingerprint of bytes: XXH3-128. It notices change; it is no protection against forgery.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,5 +26,15 @@ class Digest {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Adds eight bytes, the least significant first.
+template <typename Hash>
+void add_number(Hash& hash, std::uint64_t number) {
+  std::array<std::byte, 8> bytes;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
+  }
+  hash.update(bytes);
+}
 
 }  // namespace loadstone

@@ -24,10 +24,11 @@
 #include "catalog/open_shards.h"
 #include "convert/write/files.h"
 #include "convert/write/output.h"
-#include "convert/write/recorder.h"
+#include "convert/write/receipts.h"
 #include "convert/write/target.h"
 #include "convert/write/work_folder.h"
 #include "engine/box_read.h"
+#include "engine/jobs.h"
 #include "engine/run.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
@@ -145,14 +146,14 @@ class OutputSink final : public ValueSink {
  public:
   // Takes the `wanted` files; `values` are those of the plan. Those without tensors are finished
   // here.
-  // `cache` receives finished targets, `recorder` (may be null) the written bytes.
+  // `cache` receives finished targets, `receipts` (may be null) the written bytes.
   OutputSink(const Conversion& conversion, const ValueSet& values, const std::vector<bool>& wanted,
-             OutputFiles& output, const CacheRelease& cache, ReceiptRecorder* recorder = nullptr)
+             OutputFiles& output, const CacheRelease& cache, FileReceipts* receipts = nullptr)
       : conversion_(conversion),
         values_(values),
         output_(output),
         cache_(cache),
-        recorder_(recorder),
+        receipts_(receipts),
         wanted_(wanted),
         places_(conversion.plan.targets.size()),
         targets_left_(conversion.files.size()) {
@@ -243,7 +244,10 @@ class OutputSink final : public ValueSink {
   void write(std::uint32_t file, const OutputTensor& tensor, std::uint64_t offset,
              std::span<const std::byte> bytes) {
     if (bytes.empty()) return;
-    if (recorder_ != nullptr) recorder_->wrote(file, tensor, offset, bytes);
+    if (receipts_ != nullptr) {
+      const auto index = &tensor - conversion_.files[file].tensors.data();
+      receipts_->wrote(file, static_cast<std::size_t>(index), offset, bytes);
+    }
     output_.write(file, conversion_.files[file].header_bytes + tensor.begin + offset, bytes);
   }
 
@@ -251,7 +255,7 @@ class OutputSink final : public ValueSink {
   const ValueSet& values_;
   OutputFiles& output_;
   const CacheRelease& cache_;
-  ReceiptRecorder* const recorder_;
+  FileReceipts* const receipts_;
   std::vector<bool> wanted_;
   std::vector<Place> places_;  // by target
   std::vector<const OutputTensor*> tensors_;
@@ -283,64 +287,70 @@ OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wa
 void check_run(const Conversion& conversion, const ConvertRun& run) {
   if (run.part && run.finish)
     refuse_option("finish", "parts are finished when all of them are done");
-  if (conversion.one_file && run.part)
-    refuse_option("part", "one file has no parts: name a folder");
-  if (conversion.one_file && run.finish) {
-    refuse_option("finish", "one file has no parts: name a folder");
+  if (conversion.one_file && (run.part || run.finish)) {
+    refuse_option(run.part ? "part" : "finish", "one file has no parts: name a folder");
   }
 }
 
 DigestKind kind_of(const ConvertRun& run) { return run.receipt.value_or(DigestKind::xxh3_128); }
 
-// Finished shards are trusted by their digests only.
-bool is_kept(const Conversion& conversion, const WorkFolder& work, std::uint32_t file,
-             const ConvertRun& run, Storage& storage, Output& output, ConvertReport& report) {
-  if (conversion.one_file || !work.has_finished(file)) return false;
-  KeptFile kept = work.kept(file, kind_of(run), storage);
-  if (kept.receipt) {
-    output.keep(file, *std::move(kept.receipt));
-    if (!run.finish) report.bytes_kept += conversion.files[file].byte_count();
-    return true;
-  }
-  const std::string& name = conversion.files[file].name;
-  report.findings.push_back(
-      {.severity = Severity::warning,
-       .code = "convert.redone",
-       .target = name,
-       .message = fmt::format("'{}' was finished by an earlier run and {}: it {}", printable(name),
-                              kept.changed, run.finish ? "is to be made again" : "is made again")});
-  return false;
-}
-
-// Those of the run that no earlier one has finished; the others count as kept.
-std::vector<bool> files_to_write(const Conversion& conversion, const WorkFolder& work,
-                                 const ConvertRun& run, Storage& storage, Output& output,
-                                 ConvertReport& report) {
-  std::vector<bool> wanted(conversion.files.size(), !run.part && !run.finish);
+// The files of the run that no earlier one has finished. Finished shards are trusted by their
+// digests only.
+std::vector<bool> files_left(const Conversion& conversion, const WorkFolder& work,
+                             const ConvertRun& run, Storage& storage, Output& output,
+                             ConvertReport& report) {
+  std::vector<bool> left(conversion.files.size(), !run.part);
   if (run.part) {
-    for (const std::uint32_t file : files_of_part(conversion, *run.part)) wanted[file] = true;
+    for (const std::uint32_t file : files_of_part(conversion, *run.part)) left[file] = true;
   }
-  for (std::uint32_t i = 0; i < wanted.size(); ++i) {
-    if (wanted[i] && is_kept(conversion, work, i, run, storage, output, report)) wanted[i] = false;
+  std::vector<std::pair<std::uint32_t, KeptFile>> finished;
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < left.size(); ++i) {
+    if (!left[i] || conversion.one_file || !work.has_finished(i)) continue;
+    finished.emplace_back(i, KeptFile());
+    bytes += conversion.files[i].byte_count();
   }
-  return wanted;
+  if (finished.empty()) return left;
+  Jobs jobs(1, run.observer, bytes);
+  const auto goes_on = [&](std::uint64_t read) { return jobs.goes_on(read); };
+  jobs.run(finished.size(), [&](std::size_t i, std::vector<std::byte>&) {
+    auto& [number, found] = finished[i];
+    found = work.kept(number, kind_of(run), storage, goes_on);
+  });
+  for (auto& [number, found] : finished) {
+    const OutputFile& file = conversion.files[number];
+    if (found.receipt) {
+      left[number] = false;
+      output.keep(number, *std::move(found.receipt));
+      if (!run.finish) report.bytes_kept += file.byte_count();
+      continue;
+    }
+    report.findings.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.redone",
+         .target = file.name,
+         .message =
+             fmt::format("'{}' was finished by an earlier run and {}: it {}", printable(file.name),
+                         found.changed, run.finish ? "is to be made again" : "is made again")});
+  }
+  return left;
 }
 
 void write_files(const Conversion& conversion, const OpenShards& shards, Output& output,
-                 const std::vector<bool>& wanted, Observer* observer, const ConvertRun& run,
-                 ConvertReport& report) {
+                 const std::vector<bool>& wanted, const ConvertRun& run, ConvertReport& report) {
   const ValueSet values = values_of(conversion.plan, SinkKind::files);
-  std::optional<ReceiptRecorder> recorder;
+  std::optional<FileReceipts> receipts;
   if (run.receipt || !conversion.one_file) {
-    recorder.emplace(conversion, values, shards, wanted, kind_of(run));
-    output.record(&*recorder);
+    receipts.emplace(conversion, values, shards, wanted, kind_of(run));
+    output.record(&*receipts);
   }
   const CacheRelease cache(conversion, values, shards, run.page_cache);
   report.page_cache = cache.is_on() ? PageCache::release : PageCache::keep;
   if (cache.is_on()) output.release_cache();
-  OutputSink sink(conversion, values, wanted, output, cache, recorder ? &*recorder : nullptr);
+  OutputSink sink(conversion, values, wanted, output, cache, receipts ? &*receipts : nullptr);
   MemoryCount memory;
-  RunReport made = sink.make(recorder ? recorder->sources() : shards.sources(), memory, observer);
+  RunReport made =
+      sink.make(receipts ? receipts->sources() : shards.sources(), memory, run.observer);
   report.bytes_read = made.bytes_read;
   report.bytes_read_ahead = made.bytes_read_ahead;
   std::ranges::move(made.findings, std::back_inserter(report.findings));
@@ -370,12 +380,10 @@ class Memory final : public OutputFiles {
 
 static ConvertReport converted(const Conversion& conversion, const std::string& target,
                                const ConvertRun& run) {
-  Observer* const observer = run.observer;
-  Storage* const storage = run.storage;
   const auto begin = std::chrono::steady_clock::now();
   require_ok(conversion.plan);
   check_run(conversion, run);
-  Storage& files = conversion.plan.catalog->storage(storage);
+  Storage& files = conversion.plan.catalog->storage(run.storage);
   WritableStorage& disk = files.writable();
   const std::vector<Finding> stays = check_target_in(disk, conversion, target, run);
   const TargetPlace place = look_at_target(conversion, target, disk);
@@ -396,19 +404,17 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   std::optional<SourceWatch> watch;
   Output output(conversion, work, files, [&watch] { watch->check(); });
   output.require_own_files(target);
-  std::vector<bool> wanted = files_to_write(conversion, work, run, files, output, report);
-  const OpenShards shards = open_needed(conversion, wanted, storage);
+  const auto left = [&] { return files_left(conversion, work, run, files, output, report); };
+  const std::vector<bool> wanted =
+      run.finish ? std::vector<bool>(conversion.files.size(), false) : left();
+  const OpenShards shards = open_needed(conversion, wanted, run.storage);
   watch.emplace(shards, disk);
   if (run.finish) {
-    std::vector<bool> kept(wanted.size());
-    for (std::uint32_t i = 0; i < kept.size(); ++i) {
-      kept[i] = is_kept(conversion, work, i, run, files, output, report);
-    }
-    work.require_finished(kept);
+    work.require_finished(left());
   } else {
     output.check_links(place);
     if (std::ranges::count(wanted, true) > 0) {
-      write_files(conversion, shards, output, wanted, observer, run, report);
+      write_files(conversion, shards, output, wanted, run, report);
     }
     watch->check();
   }

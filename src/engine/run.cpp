@@ -75,6 +75,7 @@ RunReport run(const Run& run, ReaderGrowth growth) {
   return {.written = {reads.written.begin(), reads.written.end()},
           .bytes_read = reads.bytes_read,
           .bytes_read_ahead = ahead.bytes_asked(),
+          .bytes_done = bytes_total,
           .readers = growth.readers(),
           .is_interleaved = is_interleaved,
           .findings = findings_of(work)};

@@ -44,6 +44,7 @@ struct RunReport {
   std::vector<std::uint64_t> written;  // bytes, by value: of those in `whole`
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_read_ahead = 0;
+  std::uint64_t bytes_done = 0;  // the observer's figure
   unsigned readers = 0;
   bool is_interleaved = false;
   std::vector<Finding> findings;  // values that are not finite, or became so

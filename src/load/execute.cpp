@@ -14,7 +14,7 @@
 #include "catalog/open_shards.h"
 #include "catalog/reading_threads.h"
 #include "engine/run.h"
-#include "load/load_digests.h"
+#include "load/load_receipt.h"
 #include "load/memory_sink.h"
 #include "load/report.h"
 #include "load/tie_values.h"
@@ -155,10 +155,10 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   MemorySink sink(plan, values, destinations, *offload, options, budget, memory);
   GroupList groups;
   append_groups(values, sink.by_windows(), groups);
-  std::optional<LoadDigests> digests;
-  if (options.receipt) digests.emplace(plan, values, destinations, shards, sink, *options.receipt);
+  std::optional<LoadReceipt> receipt;
+  if (options.receipt) receipt.emplace(plan, values, shards, sink, *options.receipt);
   RunReport done = run({.values = values,
-                        .shards = digests ? digests->sources() : shards.sources(),
+                        .shards = receipt ? receipt->sources() : shards.sources(),
                         .budget = budget,
                         .whole = sink.whole(),
                         .forms = forms,
@@ -171,7 +171,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                         .interleaves = options.interleave},
                        growth_of(*plan.catalog, budget.threads, options));
   sink.complete();
-  if (digests) report.receipt = digests->finish(budget.threads);
+  if (receipt) report.receipt = receipt->finish(budget.threads, options.observer, done.bytes_done);
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   fill_report(plan, sink, done, report);

@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "base/digest.h"
 #include "base/named.h"
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
@@ -34,16 +35,6 @@ class Xxh3 final : public BlockHash {
  private:
   XXH3_state_t state_;  // wants 64 bytes of alignment, which C++20's new gives
 };
-
-std::size_t digest_bytes(DigestKind kind) { return kind == DigestKind::sha256_tree ? 32 : 16; }
-
-void add_number(BlockHash& hash, std::uint64_t number) {
-  std::array<std::byte, 8> bytes;
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
-  }
-  hash.update(bytes);
-}
 
 }  // namespace
 
@@ -86,9 +77,10 @@ std::string tree_digest(DigestKind kind, std::span<const ByteRange> ranges,
     add_number(*hash, range.begin);
     add_number(*hash, range.end);
   }
-  const std::size_t size = digest_bytes(kind);
+  const std::size_t size = kind == DigestKind::sha256_tree ? 32 : 16;
   for (const BlockDigest& block : blocks) hash->update(std::span(block).first(size));
-  return digest_text(kind, hash->finish());
+  const BlockDigest digest = hash->finish();
+  return hexadecimal(std::span(digest).first(size));
 }
 
 std::string hexadecimal(std::span<const std::byte> digest) {
@@ -97,22 +89,6 @@ std::string hexadecimal(std::span<const std::byte> digest) {
     text += fmt::format("{:02x}", std::to_integer<unsigned>(each));
   }
   return text;
-}
-
-std::string digest_text(DigestKind kind, const BlockDigest& digest) {
-  return hexadecimal(std::span(digest).first(digest_bytes(kind)));
-}
-
-std::string digest_of(DigestKind kind, std::span<const std::byte> bytes) {
-  return only_errors([&] {
-    std::vector<BlockDigest> blocks;
-    const ByteRange range = {0, bytes.size()};
-    for (std::uint64_t at = 0; at < bytes.size(); at += receipt_block_bytes) {
-      const auto count = std::min<std::uint64_t>(receipt_block_bytes, bytes.size() - at);
-      blocks.push_back(hash_block(kind, bytes.subspan(at, count)));
-    }
-    return tree_digest(kind, {&range, bytes.empty() ? 0u : 1u}, blocks);
-  });
 }
 
 }  // namespace loadstone

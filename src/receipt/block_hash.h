@@ -37,8 +37,6 @@ enum class HashOf : std::uint8_t { block, tree, file };
 [[nodiscard]] std::string tree_digest(DigestKind kind, std::span<const ByteRange> ranges,
                                       std::span<const BlockDigest> blocks);
 
-[[nodiscard]] std::string digest_text(DigestKind kind, const BlockDigest& digest);
-
 // In sha256.cpp, or where OpenSSL was not there to be built with, in sha256_absent.cpp.
 [[nodiscard]] std::unique_ptr<BlockHash> make_sha256(HashOf what);
 [[nodiscard]] bool has_sha256() noexcept;

@@ -31,7 +31,7 @@ struct DigestTable::Item {
   std::string digest;  // when all blocks are there
   std::mutex mutex;
   // Guarded by mutex, as all that follows.
-  std::uint64_t blocks_left = 0;
+  std::uint64_t bytes_left = 0;
   std::vector<BlockDigest> blocks;  // none before the first one and after the last one
   std::vector<bool> is_there;
   std::map<std::uint64_t, std::shared_ptr<OpenBlock>> open;
@@ -46,50 +46,59 @@ DigestTable::~DigestTable() = default;
 
 std::uint32_t DigestTable::add(std::vector<ByteRange> ranges) {
   auto item = std::make_unique<Item>();
+  std::erase_if(ranges, [](const ByteRange& range) { return range.size() == 0; });
   for (const ByteRange& range : ranges) {
     item->first_blocks.push_back(item->block_count);
-    item->block_count += ceil_div(range.end - range.begin, receipt_block_bytes);
+    item->block_count += ceil_div(range.size(), receipt_block_bytes);
+    item->bytes_left += range.size();
   }
   item->ranges = std::move(ranges);
-  item->blocks_left = item->block_count;
   if (item->block_count == 0) item->digest = tree_digest(kind_, item->ranges, {});
   items_.push_back(std::move(item));
   return static_cast<std::uint32_t>(items_.size() - 1);
+}
+
+// Visits the item's blocks with bytes of [begin, end) until `visit` returns false.
+template <typename Visit>
+bool DigestTable::visit_blocks(const Item& item, std::uint64_t begin, std::uint64_t end,
+                               const Visit& visit) {
+  auto range = std::ranges::upper_bound(item.ranges, begin, {}, &ByteRange::end);
+  for (; range != item.ranges.end() && range->begin < end; ++range) {
+    const std::uint64_t skipped =
+        (std::max(begin, range->begin) - range->begin) / receipt_block_bytes;
+    Block block = {
+        .index = item.first_blocks[static_cast<std::size_t>(range - item.ranges.begin())] + skipped,
+        .begin = range->begin + skipped * receipt_block_bytes};
+    for (; block.begin < std::min(end, range->end); block.begin = block.end, ++block.index) {
+      block.end = std::min(block.begin + receipt_block_bytes, range->end);
+      if (!visit(block)) return false;
+    }
+  }
+  return true;
 }
 
 void DigestTable::update(std::uint32_t number, std::uint64_t begin,
                          std::span<const std::byte> bytes) {
   Item& item = *items_[number];
   const std::uint64_t end = begin + bytes.size();
-  auto range = std::ranges::upper_bound(item.ranges, begin, {}, &ByteRange::end);
-  for (; range != item.ranges.end() && range->begin < end; ++range) {
-    const auto number_of_range = static_cast<std::size_t>(range - item.ranges.begin());
-    const std::uint64_t first = item.first_blocks[number_of_range];
-    std::uint64_t at = std::max(begin, range->begin);
-    const std::uint64_t last = std::min(end, range->end);
-    while (at < last) {
-      Block block;
-      const std::uint64_t in_range = (at - range->begin) / receipt_block_bytes;
-      block.index = first + in_range;
-      block.begin = range->begin + in_range * receipt_block_bytes;
-      block.end = std::min(block.begin + receipt_block_bytes, range->end);
-      const std::uint64_t next = std::min(last, block.end);
-      update_block(item, block, at, bytes.subspan(at - begin, next - at));
-      at = next;
-    }
-  }
+  visit_blocks(item, begin, end, [&](const Block& block) {
+    const std::uint64_t first = std::max(begin, block.begin);
+    const std::uint64_t last = std::min(end, block.end);
+    update_block(item, block, first, bytes.subspan(first - begin, last - first));
+    return true;
+  });
 }
 
 void DigestTable::update_block(Item& item, const Block& block, std::uint64_t begin,
                                std::span<const std::byte> bytes) {
   std::unique_lock lock(item.mutex);
-  if (item.blocks_left == 0) return;
+  if (item.bytes_left == 0) return;
   if (!item.is_there.empty() && item.is_there[block.index]) return;
   if (bytes.size() == block.end - block.begin) {
     lock.unlock();
     const BlockDigest digest = hash_block(kind_, bytes);
     lock.lock();
-    store(item, block.index, digest);
+    store(item, block, digest);
     return;
   }
   const auto known = item.open.find(block.index);
@@ -102,7 +111,7 @@ void DigestTable::update_block(Item& item, const Block& block, std::uint64_t beg
   lock.unlock();
   if (const auto digest = append(*open, block, begin, bytes)) {
     lock.lock();
-    store(item, block.index, *digest);
+    store(item, block, *digest);
   }
 }
 
@@ -150,13 +159,13 @@ void DigestTable::give_up(OpenBlock& open) {
   open.is_given_up = true;
 }
 
-void DigestTable::store(Item& item, std::uint64_t index, const BlockDigest& digest) {
-  if (item.blocks_left == 0) return;
+void DigestTable::store(Item& item, const Block& block, const BlockDigest& digest) {
+  if (item.bytes_left == 0) return;
   if (item.is_there.empty()) {
     item.is_there.assign(item.block_count, false);
     item.blocks.resize(item.block_count);
   }
-  if (const auto open = item.open.find(index); open != item.open.end()) {
+  if (const auto open = item.open.find(block.index); open != item.open.end()) {
     {
       const std::lock_guard lock(open->second->mutex);
       give_up(*open->second);
@@ -164,36 +173,35 @@ void DigestTable::store(Item& item, std::uint64_t index, const BlockDigest& dige
     item.open.erase(open);
     --open_blocks_;
   }
-  if (item.is_there[index]) return;
-  item.is_there[index] = true;
-  item.blocks[index] = digest;
-  if (--item.blocks_left > 0) return;
+  if (item.is_there[block.index]) return;
+  item.is_there[block.index] = true;
+  item.blocks[block.index] = digest;
+  item.bytes_left -= block.end - block.begin;
+  if (item.bytes_left > 0) return;
   item.digest = tree_digest(kind_, item.ranges, item.blocks);
   item.blocks = {};
   item.is_there = {};
 }
 
-void DigestTable::complete(std::uint32_t number, const Read& read) {
+bool DigestTable::complete(std::uint32_t number, const Read& read, const GoesOn& goes_on) {
   Item& item = *items_[number];
   std::vector<std::byte> buffer;
-  for (std::size_t r = 0; r < item.ranges.size(); ++r) {
-    const ByteRange& range = item.ranges[r];
-    std::uint64_t index = item.first_blocks[r];
-    for (std::uint64_t at = range.begin; at < range.end; at += receipt_block_bytes, ++index) {
-      {
-        const std::lock_guard lock(item.mutex);
-        if (item.blocks_left == 0) return;
-        if (!item.is_there.empty() && item.is_there[index]) continue;
-      }
-      buffer.resize(std::min(receipt_block_bytes, range.end - at));
-      read(at, buffer);
-      bytes_read_again_ += buffer.size();
-      const BlockDigest digest = hash_block(kind_, buffer);
-      const std::lock_guard lock(item.mutex);
-      store(item, index, digest);
-    }
-  }
+  return visit_blocks(item, 0, UINT64_MAX, [&](const Block& block) {
+    std::unique_lock lock(item.mutex);
+    if (item.bytes_left == 0 || (!item.is_there.empty() && item.is_there[block.index])) return true;
+    lock.unlock();
+    buffer.resize(block.end - block.begin);
+    read(block.begin, buffer);
+    bytes_read_again_ += buffer.size();
+    const BlockDigest digest = hash_block(kind_, buffer);
+    lock.lock();
+    store(item, block, digest);
+    lock.unlock();
+    return !goes_on || goes_on(buffer.size());
+  });
 }
+
+std::uint64_t DigestTable::bytes_left(std::uint32_t item) const { return items_[item]->bytes_left; }
 
 const std::string& DigestTable::digest(std::uint32_t item) const {
   const std::string& digest = items_[item]->digest;

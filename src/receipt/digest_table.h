@@ -17,6 +17,9 @@
 
 namespace loadstone {
 
+// Receives the bytes of each read; false from it ends the work early.
+using GoesOn = std::function<bool(std::uint64_t bytes)>;
+
 // A block that comes in one update is hashed at once, without a lock. One that comes in parts is
 // hashed in order, under a lock of its own; a part that comes too early is copied until its turn.
 // Copies take at most `waiting_bytes_max`; beyond, their blocks are given up, and
@@ -36,12 +39,15 @@ class DigestTable {
   DigestTable& operator=(const DigestTable&) = delete;
   ~DigestTable();
 
-  // Ranges in ascending order that do not touch. Returns the item's number.
+  // Ranges in ascending order that do not touch; empty ones do not count. Returns the item's
+  // number.
   std::uint32_t add(std::vector<ByteRange> ranges);
   // Bytes outside the item's ranges are left aside.
   void update(std::uint32_t item, std::uint64_t begin, std::span<const std::byte> bytes);
-  // Reads what is missing. Called once an item, when nobody updates it.
-  void complete(std::uint32_t item, const Read& read);
+  // Reads what is missing, bytes_left() in all. Called once an item, when nobody updates it. False:
+  // it was ended early.
+  bool complete(std::uint32_t item, const Read& read, const GoesOn& goes_on = {});
+  [[nodiscard]] std::uint64_t bytes_left(std::uint32_t item) const;
   // Of an item that is complete. Error "internal" otherwise.
   [[nodiscard]] const std::string& digest(std::uint32_t item) const;
 
@@ -54,6 +60,8 @@ class DigestTable {
   struct Item;
   struct Block;
 
+  template <typename Visit>
+  bool visit_blocks(const Item& item, std::uint64_t begin, std::uint64_t end, const Visit& visit);
   void update_block(Item& item, const Block& block, std::uint64_t begin,
                     std::span<const std::byte> bytes);
   // Returns the block's digest once all of it has come.
@@ -61,7 +69,7 @@ class DigestTable {
                                                   std::uint64_t begin,
                                                   std::span<const std::byte> bytes);
   void give_up(OpenBlock& open);
-  void store(Item& item, std::uint64_t index, const BlockDigest& digest);
+  void store(Item& item, const Block& block, const BlockDigest& digest);
 
   const DigestKind kind_;
   const std::uint64_t waiting_bytes_max_;

@@ -1,26 +1,24 @@
 #include "receipt/file_digest.h"
 
-#include <algorithm>
-#include <vector>
-
-#include "receipt/block_hash.h"
+#include "base/only_errors.h"
 
 namespace loadstone {
 
 std::string file_digest(DigestKind kind, ByteSource& file, std::uint64_t begin,
-                        std::span<const ByteRange> ranges,
-                        const std::function<bool(std::uint64_t)>& goes_on) {
-  std::vector<BlockDigest> blocks;
-  std::vector<std::byte> buffer;
-  for (const ByteRange& range : ranges) {
-    for (std::uint64_t at = range.begin; at < range.end; at += receipt_block_bytes) {
-      buffer.resize(std::min(receipt_block_bytes, range.end - at));
-      file.read(begin + at, buffer);
-      blocks.push_back(hash_block(kind, buffer));
-      if (goes_on && !goes_on(buffer.size())) return {};
-    }
-  }
-  return tree_digest(kind, ranges, blocks);
+                        const std::vector<ByteRange>& ranges, const GoesOn& goes_on) {
+  DigestTable table(kind);
+  const std::uint32_t item = table.add(ranges);
+  const auto read = [&](std::uint64_t at, std::span<std::byte> to) { file.read(begin + at, to); };
+  return table.complete(item, read, goes_on) ? table.digest(item) : std::string();
+}
+
+std::string digest_of(DigestKind kind, std::span<const std::byte> bytes) {
+  return only_errors([&] {
+    DigestTable table(kind);
+    const std::uint32_t item = table.add({{0, bytes.size()}});
+    table.update(item, 0, bytes);
+    return table.digest(item);
+  });
 }
 
 std::vector<ByteRange> ranges_of(const ReceiptTensor& tensor) {

@@ -13,4 +13,8 @@ inline constexpr std::string_view receipt_suffix = ".receipt.json";
 // A longer one is rejected before it is read. A receipt of a million tensors has about 700 MB.
 inline constexpr std::uint64_t receipt_json_bytes_max = std::uint64_t{1} << 30;
 
+// Returns true for a relative path that stays in its folder: a receipt may be anybody's, and its
+// paths are opened.
+[[nodiscard]] bool is_inside(std::string_view path);
+
 }  // namespace loadstone

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/json_fields.h"
@@ -52,7 +54,8 @@ void visit_ranges(Visitor& visitor, std::string_view field, auto& ranges, std::u
   }
 }
 
-// A receipt may be anybody's, and its paths are opened.
+}  // namespace
+
 bool is_inside(std::string_view path) {
   if (path.empty() || path.front() == '/' || path.find('\0') != path.npos) return false;
   while (!path.empty()) {
@@ -62,8 +65,6 @@ bool is_inside(std::string_view path) {
   }
   return true;
 }
-
-}  // namespace
 
 static void write_json(JsonWriter& json, const ByteRange& range) {
   json.array(range.begin, range.end);
@@ -117,143 +118,130 @@ void visit_fields(Visitor& visitor, Like<ReceiptFile> auto& file, const Limits& 
   visitor.member("tensors", file.tensors, Limits{limits.digits, file.bytes});
 }
 
-static void visit_lists(auto& visitor, auto& receipt) {
+[[noreturn]] static void refuse_cover(const JsonReader& reader, const JsonPlace& place,
+                                      const ReceiptFile& file, std::uint64_t end,
+                                      std::uint64_t next) {
+  reader.refuse(place,
+                next < end ? "two digests cover the same bytes" : "no digest covers some bytes",
+                fmt::format("bytes {} to {} of '{}'", std::min(end, next), std::max(end, next),
+                            printable(file.path)),
+                "one digest for each byte of an output");
+}
+
+// A changed byte of an output must change a digest, so header and tensors cover each byte exactly
+// once.
+static void require_whole(const JsonReader& reader, const std::vector<ReceiptFile>& outputs,
+                          const JsonPlace& place) {
+  std::set<std::string_view> paths;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const ReceiptFile& file = outputs[i];
+    const JsonPlace at = {&place, {}, i};
+    if (!paths.insert(file.path).second) {
+      reader.refuse({&at, "path"}, "two outputs have this path", printable(file.path));
+    }
+    std::vector<ByteRange> covered = file.header_ranges;
+    for (std::size_t t = 0; t < file.tensors.size(); ++t) {
+      const ReceiptTensor& tensor = file.tensors[t];
+      const JsonPlace list = {&at, "tensors"};
+      const JsonPlace one = {&list, {}, t};
+      if (!tensor.ranges.empty()) {
+        reader.refuse({&one, "ranges"}, "a tensor of an output has one digest of all its bytes",
+                      printable(tensor.name));
+      }
+      if (tensor.begin != tensor.end) covered.push_back({tensor.begin, tensor.end});
+    }
+    std::ranges::sort(covered, {}, &ByteRange::begin);
+    std::uint64_t end = 0;
+    for (const ByteRange& range : covered) {
+      if (range.begin != end) refuse_cover(reader, at, file, end, range.begin);
+      end = range.end;
+    }
+    if (end != file.bytes) refuse_cover(reader, at, file, end, file.bytes);
+  }
+}
+
+// What a tensor was made of is listed with its digest, once.
+static void require_sources(const JsonReader& reader, const Receipt& receipt,
+                            const JsonPlace& place) {
+  std::set<std::pair<std::uint32_t, std::string_view>> paths;
+  std::set<std::string_view> known;
+  for (std::size_t i = 0; i < receipt.sources.size(); ++i) {
+    const ReceiptFile& file = receipt.sources[i];
+    const JsonPlace at = {&place, {}, i};
+    if (!paths.insert({file.checkpoint, file.path}).second) {
+      reader.refuse({&at, "path"}, "two sources have this path", printable(file.path));
+    }
+    // Outputs that read other ranges of a tensor have a digest of it each.
+    std::map<std::string_view, ByteRange> places;
+    std::set<std::tuple<std::string_view, const std::vector<ByteRange>&>> own;
+    for (const ReceiptTensor& tensor : file.tensors) {
+      const ByteRange place_in_file = {tensor.begin, tensor.end};
+      const bool is_same =
+          places.try_emplace(tensor.name, place_in_file).first->second == place_in_file;
+      if (!is_same || !own.emplace(tensor.name, tensor.ranges).second) {
+        reader.refuse({&at, "tensors"}, "two tensors have this name", printable(tensor.name));
+      }
+      known.insert(tensor.name);
+    }
+  }
+  const auto require = [&](const std::vector<ReceiptTensor>& made) {
+    for (const ReceiptTensor& tensor : made) {
+      if (tensor.byte_count() == 0) continue;  // nothing was read
+      for (const std::string& source : tensor.sources) {
+        if (known.contains(source)) continue;
+        reader.refuse(place, "no source lists a tensor that another was made of", printable(source),
+                      "each with its digest");
+      }
+    }
+  };
+  require(receipt.targets);
+  for (const ReceiptFile& file : receipt.outputs) require(file.tensors);
+}
+
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<Receipt> auto& receipt) {
+  const auto require = [&](bool holds, auto... refusal) {
+    if constexpr (Visitor::is_reading) {
+      if (!holds) visitor.refuse(refusal...);
+    }
+  };
+  std::string format(format_name);
+  visitor.member("format", format);
+  require(format == format_name, "format", "no receipt");
+  std::uint64_t number = format_version;
+  visitor.member("version", number);
+  require(number == format_version, "version", "unsupported version", std::to_string(number), "1");
+  std::string digest(name(receipt.kind));
+  visitor.member("digest", digest);
+  require(from_name<DigestKind>(digest).has_value(), "digest", "unknown digest", printable(digest),
+          either(names_of<DigestKind>()));
+  number = receipt_block_bytes;
+  visitor.member("block_bytes", number);
+  require(number == receipt_block_bytes, "block_bytes", "unsupported size of blocks", std::string(),
+          std::to_string(receipt_block_bytes));
+  if constexpr (Visitor::is_reading) receipt.kind = digest_kind(digest);
   const Limits limits = {receipt.kind == DigestKind::sha256_tree ? 64u : 32u, UINT64_MAX};
   visitor.member("program", receipt.program);
   visitor.member("sources", receipt.sources, limits);
   visitor.member("outputs", receipt.outputs, limits);
   visitor.member("targets", receipt.targets, limits);
+  if constexpr (Visitor::is_reading) {
+    require_whole(visitor.reader(), receipt.outputs, visitor.at("outputs"));
+    require_sources(visitor.reader(), receipt, visitor.at("sources"));
+  }
 }
 
-namespace {
-
-class Parser {
- public:
-  explicit Parser(std::string_view text) : document_(text, json_code, receipt_json_bytes_max) {}
-
-  Receipt run() {
-    JsonObject fields(reader_, document_.root(), {});
-    std::string text;
-    std::uint64_t number = 0;
-    fields.member("format", text);
-    if (text != format_name) fields.refuse("format", "no receipt");
-    fields.member("version", number);
-    if (number != format_version) {
-      fields.refuse("version", "unsupported version", std::to_string(number), "1");
-    }
-    Receipt receipt;
-    fields.member("digest", text);
-    const auto kind = from_name<DigestKind>(text);
-    if (!kind)
-      fields.refuse("digest", "unknown digest", printable(text), either(names_of<DigestKind>()));
-    receipt.kind = *kind;
-    fields.member("block_bytes", number);
-    if (number != receipt_block_bytes) {
-      fields.refuse("block_bytes", "unsupported size of blocks", {},
-                    std::to_string(receipt_block_bytes));
-    }
-    visit_lists(fields, receipt);
-    require_whole(receipt.outputs, fields.at("outputs"));
-    require_sources(receipt, fields.at("sources"));
-    fields.done();
-    return receipt;
-  }
-
- private:
-  // A changed byte of an output must change a digest, so header and tensors cover each byte exactly
-  // once.
-  void require_whole(const std::vector<ReceiptFile>& outputs, const JsonPlace& place) const {
-    std::set<std::string_view> paths;
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      const ReceiptFile& file = outputs[i];
-      const JsonPlace at = {&place, {}, i};
-      if (!paths.insert(file.path).second) {
-        reader_.refuse({&at, "path"}, "two outputs have this path", printable(file.path));
-      }
-      std::vector<ByteRange> covered = file.header_ranges;
-      for (std::size_t t = 0; t < file.tensors.size(); ++t) {
-        const ReceiptTensor& tensor = file.tensors[t];
-        const JsonPlace list = {&at, "tensors"};
-        const JsonPlace one = {&list, {}, t};
-        if (!tensor.ranges.empty()) {
-          reader_.refuse({&one, "ranges"}, "a tensor of an output has one digest of all its bytes",
-                         printable(tensor.name));
-        }
-        if (tensor.begin != tensor.end) covered.push_back({tensor.begin, tensor.end});
-      }
-      std::ranges::sort(covered, {}, &ByteRange::begin);
-      std::uint64_t end = 0;
-      for (const ByteRange& range : covered) {
-        if (range.begin != end) refuse_cover(at, file, end, range.begin);
-        end = range.end;
-      }
-      if (end != file.bytes) refuse_cover(at, file, end, file.bytes);
-    }
-  }
-
-  // What a tensor was made of is listed with its digest, once.
-  void require_sources(const Receipt& receipt, const JsonPlace& place) const {
-    std::set<std::pair<std::uint32_t, std::string_view>> paths;
-    std::set<std::string_view> known;
-    for (std::size_t i = 0; i < receipt.sources.size(); ++i) {
-      const ReceiptFile& file = receipt.sources[i];
-      const JsonPlace at = {&place, {}, i};
-      if (!paths.insert({file.checkpoint, file.path}).second) {
-        reader_.refuse({&at, "path"}, "two sources have this path", printable(file.path));
-      }
-      std::set<std::string_view> own;
-      for (const ReceiptTensor& tensor : file.tensors) {
-        if (!own.insert(tensor.name).second) {
-          reader_.refuse({&at, "tensors"}, "two tensors have this name", printable(tensor.name));
-        }
-      }
-      known.merge(own);
-    }
-    const auto require = [&](const std::vector<ReceiptTensor>& made) {
-      for (const ReceiptTensor& tensor : made) {
-        if (tensor.byte_count() == 0) continue;  // nothing was read
-        for (const std::string& source : tensor.sources) {
-          if (known.contains(source)) continue;
-          reader_.refuse(place, "no source lists a tensor that another was made of",
-                         printable(source), "each with its digest");
-        }
-      }
-    };
-    require(receipt.targets);
-    for (const ReceiptFile& file : receipt.outputs) require(file.tensors);
-  }
-
-  [[noreturn]] void refuse_cover(const JsonPlace& place, const ReceiptFile& file, std::uint64_t end,
-                                 std::uint64_t next) const {
-    reader_.refuse(place,
-                   next < end ? "two digests cover the same bytes" : "no digest covers some bytes",
-                   fmt::format("bytes {} to {} of '{}'", std::min(end, next), std::max(end, next),
-                               printable(file.path)),
-                   "one digest for each byte of an output");
-  }
-
-  JsonDocument document_;
-  JsonReader reader_{json_code};
-};
-
-}  // namespace
-
 std::string to_json(const Receipt& receipt) {
-  return only_errors([&] {
-    JsonWriter json(1, 4);
-    json.begin_object();
-    json.member("format", format_name);
-    json.member("version", format_version);
-    json.member("digest", receipt.kind);
-    json.member("block_bytes", receipt_block_bytes);
-    visit_lists(json, receipt);
-    json.end_object();
-    return json.take() + "\n";
-  });
+  return only_errors([&] { return json_text(receipt, 1, 4) + "\n"; });
 }
 
 Receipt receipt_from_json(std::string_view text) {
-  return only_errors([&] { return Parser(text).run(); });
+  return only_errors([&] {
+    const JsonDocument document(text, json_code, receipt_json_bytes_max);
+    Receipt receipt;
+    JsonReader(json_code).read(document.root(), {}, receipt);
+    return receipt;
+  });
 }
 
 }  // namespace loadstone

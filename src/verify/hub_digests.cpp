@@ -7,9 +7,9 @@
 
 #include "base/only_errors.h"
 #include "catalog/paths.h"
+#include "engine/jobs.h"
 #include "loadstone/verify.h"
 #include "receipt/block_hash.h"
-#include "verify/jobs.h"
 
 namespace loadstone {
 
@@ -99,7 +99,7 @@ VerifyReport verify_digests(const Catalog& catalog, const VerifyOptions& options
       return file.expected.empty();
     });
     for (const HubFile& file : files) total += storage.open(file.path)->identity().bytes;
-    Jobs jobs(options, total);
+    Jobs jobs(options.threads, options.observer, total);
     jobs.run(files.size(), [&](std::size_t i, std::vector<std::byte>& buffer) {
       files[i].found = digest_of(files[i], *storage.open(files[i].path), jobs, buffer);
     });

@@ -18,6 +18,7 @@
 #include "catalog/locate_remote.h"
 #include "catalog/paths.h"
 #include "convert/write/extras.h"
+#include "engine/jobs.h"
 #include "formats/dcp_metadata.h"
 #include "formats/gguf_shapes.h"
 #include "loadstone/catalog.h"
@@ -26,7 +27,6 @@
 #include "loadstone/verify.h"
 #include "receipt/file_digest.h"
 #include "receipt/receipt_file.h"
-#include "verify/jobs.h"
 
 namespace loadstone {
 
@@ -106,20 +106,22 @@ void ReceiptHeaders::compare(const ReceiptFile& file, const std::string& path, b
                            "a header with the tensors that the receipt lists"});
     return;
   }
+  std::set<std::string_view> listed;  // a tensor of a source may be there several times
   for (const ReceiptTensor& tensor : file.tensors) {
     const auto own = found.find(tensor.name);
-    if (own == found.end()) {
+    const bool is_new = listed.insert(tensor.name).second;
+    if (own == found.end() || (is_whole && !is_new)) {
       differences.push_back(
           {tensor.name, DifferenceKind::missing,
            fmt::format("no tensor of this name in the header of '{}'", printable(file.path)),
            "a tensor that the receipt lists once"});
       continue;
     }
-    compare_tensor(*catalog, *own->second, tensor, differences);
-    found.erase(own);
+    if (is_new) compare_tensor(*catalog, *own->second, tensor, differences);
   }
   if (!is_whole) return;
   for (const auto& [name, tensor] : found) {
+    if (listed.contains(name)) continue;
     differences.push_back({std::string(name), DifferenceKind::unexpected,
                            fmt::format("a tensor in the header of '{}'", printable(file.path)),
                            "nothing in the receipt"});
@@ -196,7 +198,7 @@ class ReceiptCheck {
     for (const Check& check : checks_) {
       for (const ByteRange& range : check.ranges) total += range.size();
     }
-    Jobs jobs(options_, total);
+    Jobs jobs(options_.threads, options_.observer, total);
     const auto goes_on = [&](std::uint64_t bytes) { return jobs.goes_on(bytes); };
     jobs.run(checks_.size(), [&](std::size_t i, std::vector<std::byte>&) {
       const Check& check = checks_[i];

@@ -14,10 +14,10 @@
 #include "boxes/cast_kind.h"
 #include "catalog/header_findings.h"
 #include "codec/decode.h"
+#include "engine/jobs.h"
 #include "kernels/cast.h"
 #include "loadstone/error.h"
 #include "verify/claim.h"
-#include "verify/jobs.h"
 #include "verify/pairs.h"
 #include "verify/quantized.h"
 #include "verify/ranges.h"
@@ -215,7 +215,7 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
   const auto& tensors = catalog.tensors();
   const DistinctRanges distinct(catalog);
   std::vector<ValueCounts> range_counts(distinct.ranges().size());
-  Jobs jobs(options, distinct.bytes());
+  Jobs jobs(options.threads, options.observer, distinct.bytes());
   jobs.run(range_counts.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
     range_counts[i] = count_range(shards, distinct.ranges()[i], jobs, scratch);
   });
@@ -301,7 +301,7 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
   const auto& tensors = first.tensors();
   const Pairs pairs(first, second);
   std::vector<std::optional<Difference>> found(tensors.size() + pairs.all().size());
-  Jobs jobs(options, first.total_bytes() + second.total_bytes());
+  Jobs jobs(options.threads, options.observer, first.total_bytes() + second.total_bytes());
   jobs.run(found.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
     if (i >= tensors.size()) {
       const Pair& pair = pairs.all()[i - tensors.size()];

@@ -1,15 +1,19 @@
 // Conversions that failed, and are taken up again.
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "loadstone/convert.h"
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/samples.h"
+#include "support/watched_storage.h"
 
 namespace loadstone::test {
 
@@ -64,6 +68,45 @@ TEST(ResumeAfterAFailure, AFileWithAWrongValueIsNeverFinished) {
     // The control: values that fit.
     EXPECT_THAT(codes_of(1, to, {part(1, 2), part(2, 2), finish}), ElementsAre("", "", ""));
   }
+}
+
+// Asks for the end once `reads` are under a shard that an earlier run finished.
+class KeptObserver final : public Observer {
+ public:
+  bool on_progress(const Progress& progress) override {
+    EXPECT_LE(progress.bytes_done, progress.bytes_total);
+    return reads == 0;
+  }
+
+  std::atomic<int> reads = 0;
+};
+
+// Three shards of four blocks and a header each.
+TEST(ResumeCancelled, WhileFinishedShardsAreRead) {
+  const TemporaryFolder folder;
+  std::vector<FileTensor> tensors;
+  for (const char* name : {"a", "b", "c"}) {
+    tensors.push_back({name, "U8", {4 << 20}, some_bytes(4 << 20)});
+  }
+  const std::string source = folder.write("in/source.safetensors", safetensors_bytes(tensors, {}));
+  const Conversion plan = make_conversion(
+      open_checkpoint(source), {.one_file = false, .shard_bytes_max = 4 << 20, .threads = 1});
+  ASSERT_EQ(plan.files.size(), 3u);
+  const std::string target = folder / "out";
+  convert(plan, target, nullptr, nullptr, part(1, 1));
+  for (const ConvertRun& run : {resume, part(1, 1), finish}) {
+    KeptObserver observer;
+    LoggingStorage watched(local_storage());
+    watched.watch().before_read = [&](const Access& access) {
+      if (access.path.find("/files/") == std::string::npos) return;
+      ++observer.reads;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    };
+    EXPECT_EQ(code_of([&] { convert(plan, target, &observer, &watched, run); }), "cancelled");
+    EXPECT_GT(observer.reads, 0);
+    EXPECT_LT(observer.reads, 15);
+  }
+  EXPECT_EQ(convert(plan, target, nullptr, nullptr, finish).outputs.size(), 4u);
 }
 
 }  // namespace

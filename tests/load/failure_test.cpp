@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <iterator>
@@ -9,6 +11,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "loadstone/device.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "support/plan_builder.h"
@@ -247,6 +250,81 @@ TEST(ExecuteFailureTest, ACancelledLoadStopsBetweenReads) {
   // Up to 256 reads were there to be done.
   EXPECT_LT(builder.storage.reads().size(), 256u);
   expect_threads(threads_before);
+}
+
+// Memory of the host as that of a device, slow to read.
+class SlowDevice final : public Device {
+ public:
+  std::byte* allocate(std::string_view, std::uint64_t bytes) override {
+    return new std::byte[bytes];
+  }
+  void free(std::byte* memory) noexcept override { delete[] memory; }
+  void copy(unsigned, std::string_view, std::byte* to, std::span<const std::byte> from) override {
+    std::ranges::copy(from, to);
+  }
+  void wait(unsigned) override {}
+  void read(std::string_view, const std::byte* from, std::span<std::byte> to) override {
+    ++reads;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::copy_n(from, to.size(), to.begin());
+  }
+
+  std::atomic<int> reads = 0;
+};
+
+// The digest of a value on a device needs all of its 16 blocks.
+TEST(ExecuteFailureTest, ACancelledLoadStopsReadingDevicesForItsReceipt) {
+  PlanBuilder builder;
+  builder.add_plain("a", Dtype::bf16, Dtype::f32, {4 << 20}, pattern(8 << 20, 1));
+  Plan plan = builder.build();
+  plan.targets[0].device = "cuda:0";
+  const HostMemory memory(plan);
+  std::vector<Destination> destinations = memory.destinations();
+  destinations[0].kind = MemoryKind::device;
+  for (const bool cancels : {false, true}) {
+    SlowDevice device;
+    CountingObserver observer;
+    observer.go_on = [&](const Progress&) { return !cancels || device.reads == 0; };
+    const auto run = [&] {
+      execute(plan, destinations,
+              {.storage = &builder.storage,
+               .device = &device,
+               .observer = &observer,
+               .receipt = DigestKind::xxh3_128});
+    };
+    if (cancels) {
+      EXPECT_EQ(error_of(run).code(), "cancelled");
+      EXPECT_LT(device.reads, 16);
+    } else {
+      run();
+      EXPECT_EQ(device.reads, 16);
+      EXPECT_EQ(observer.last_.bytes_done, observer.last_.bytes_total);
+      EXPECT_GE(observer.last_.bytes_total, 32u << 20);
+    }
+  }
+}
+
+// Nobody but the receipt reads a file that the model maps.
+TEST(ExecuteFailureTest, ACancelledLoadStopsReadingFilesForItsReceipt) {
+  PlanBuilder builder;
+  builder.add_plain("a", Dtype::u8, Dtype::u8, {16 << 20}, pattern(16 << 20, 1));
+  Plan plan = builder.build();
+  plan.targets[0].delivery = Delivery::file_view;
+  std::atomic<int> reads = 0;
+  builder.storage.before_read = [&](std::size_t, const ReadEvent& event) {
+    if (event.offset < 100) return;
+    ++reads;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  };
+  CountingObserver observer;
+  observer.go_on = [&](const Progress&) { return reads == 0; };
+  const HostMemory memory(plan);
+  const Error error = error_of([&] {
+    execute(plan, memory.destinations(),
+            {.storage = &builder.storage, .observer = &observer, .receipt = DigestKind::xxh3_128});
+  });
+  EXPECT_EQ(error.code(), "cancelled");
+  EXPECT_LT(reads, 16);
 }
 
 TEST(ExecuteFailureTest, AnObserverThatThrowsEndsTheLoad) {

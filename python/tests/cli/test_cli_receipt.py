@@ -247,6 +247,27 @@ def test_partial_reads_list_their_ranges(source: Path, tmp_path: Path) -> None:
     assert verify(out, "--receipt", "--source", source) == []
 
 
+def test_a_tensor_whose_parts_are_in_two_files_has_a_digest_for_each(
+    source: Path, tmp_path: Path
+) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    rules = tmp_path / "rules.json"
+    rules.write_text(json.dumps([
+        {"op": "split", "sources": [name.replace(".", "[.]")], "targets": ["a", "b"], "dim": 0},
+    ]))  # fmt: skip
+    out = tmp_path / "out"
+    convert(source, out, "--rules", rules, "--receipt", "xxh3-128", "--shard-size", "700kB")
+    receipt = json.loads((out / "receipt.json").read_text())
+    parts = [t["ranges"] for t in receipt["sources"][0]["tensors"] if t["name"] == name]
+    assert parts == [[[0, 320 * 2048]], [[320 * 2048, 640 * 2048]]]
+    assert verify(out, "--receipt", "--source", source) == []
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    begin = next(t["begin"] for t in receipt["sources"][0]["tensors"] if t["name"] == name)
+    flip(copy / "model.safetensors", 8 * (begin + 500 * 2048))
+    assert [each["name"] for each in verify(out, "--receipt", "--source", copy)] == [name]
+
+
 def test_transposed(source: Path, tmp_path: Path) -> None:
     rules = tmp_path / "rules.json"
     rules.write_text(json.dumps([

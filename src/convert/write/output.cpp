@@ -14,6 +14,7 @@
 #include "convert/write/target.h"
 #include "convert/write/work_folder.h"
 #include "loadstone/error.h"
+#include "receipt/file_digest.h"
 #include "receipt/receipt_file.h"
 #include "storage/new_file.h"
 
@@ -261,7 +262,7 @@ void Output::finish(std::uint32_t number) {
 void Output::note_receipt(std::uint32_t number) {
   const std::string& name = conversion_.files[number].name;
   const auto written = reading_.open(files_[number].part_path);
-  receipts_[number] = recorder_->finish(number, name, *written);
+  receipts_[number] = recorder_->finish(number, *written);
   if (conversion_.one_file) return;
   storage_.write_whole(work_.receipt_of(number), work_.unfinished(name + ".receipt"),
                        to_json(receipts_[number]));
@@ -272,7 +273,10 @@ Receipt Output::whole_receipt(DigestKind kind) {
   if (conversion_.one_file) return receipt;
   const auto add = [&](const std::string& name) {
     const auto file = reading_.open(work_.files() + "/" + name);
-    receipt.outputs.push_back(receipt_of_extra(kind, name, *file));
+    ReceiptFile entry = {.path = name, .bytes = file->identity().bytes};
+    if (entry.bytes > 0) entry.header_ranges.push_back({0, entry.bytes});
+    entry.header_digest = file_digest(kind, *file, 0, entry.header_ranges);
+    receipt.outputs.push_back(std::move(entry));
   };
   for (const ExtraFile& extra : conversion_.extras) add(extra.name);
   if (!conversion_.index_name.empty()) add(conversion_.index_name);

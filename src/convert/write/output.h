@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "convert/write/recorder.h"
+#include "convert/write/receipts.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
 
@@ -103,7 +103,7 @@ class Output final : public OutputFiles {
   void finish(std::uint32_t file) override;
 
   // Asked for the receipt of each file when it is finished; null: nobody.
-  void record(ReceiptRecorder* recorder) noexcept { recorder_ = recorder; }
+  void record(FileReceipts* recorder) noexcept { recorder_ = recorder; }
   // The receipt of a file that is finished already.
   void keep(std::uint32_t file, Receipt receipt) { receipts_[file] = std::move(receipt); }
 
@@ -135,7 +135,7 @@ class Output final : public OutputFiles {
   WorkFolder& work_;
   Storage& reading_;
   WritableStorage& storage_;
-  ReceiptRecorder* recorder_ = nullptr;
+  FileReceipts* recorder_ = nullptr;
   bool releases_cache_ = false;
   std::vector<Receipt> receipts_;  // by file; each is its thread's until all are finished
   const std::function<void()> check_sources_;

@@ -153,14 +153,6 @@ void add_text(Digest& digest, std::string_view text) noexcept {
   digest.update(std::as_bytes(std::span(text)));
 }
 
-void add_number(Digest& digest, std::uint64_t number) noexcept {
-  std::array<std::byte, 8> bytes;
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
-  }
-  digest.update(bytes);
-}
-
 WorkState state_of(const Conversion& conversion, WritableStorage& storage) {
   const Plan& plan = conversion.plan;
   WorkState state;

@@ -17,7 +17,6 @@ inline constexpr std::size_t state_bytes_max = 64u << 20;
 
 // With its length, so that no two lists of texts give the same bytes.
 void add_text(Digest& digest, std::string_view text) noexcept;
-void add_number(Digest& digest, std::uint64_t number) noexcept;
 
 struct SourceState {
   std::string path;  // relative to the checkpoint's root

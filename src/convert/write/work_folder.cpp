@@ -295,10 +295,12 @@ std::string WorkFolder::receipt_of(std::uint32_t file) const {
   return path_ + "/" + conversion_.files[file].name + std::string(receipt_suffix);
 }
 
-KeptFile WorkFolder::kept(std::uint32_t file, DigestKind kind, Storage& storage) const {
+KeptFile WorkFolder::kept(std::uint32_t file, DigestKind kind, Storage& storage,
+                          const GoesOn& goes_on) const {
   const auto text = storage_.read_begin(receipt_of(file), receipt_json_bytes_max);
-  return check_kept(conversion_, file, kind, text.value_or(""),
-                    files_ + "/" + conversion_.files[file].name, storage, state_.has_copies);
+  return check_kept(planned_file(conversion_, file), kind,
+                    files_ + "/" + conversion_.files[file].name, text.value_or(""),
+                    state_.has_copies ? conversion_.plan.catalog.get() : nullptr, storage, goes_on);
 }
 
 std::vector<std::string> WorkFolder::finished_paths(const ConvertPart& part) const {
@@ -318,7 +320,7 @@ bool WorkFolder::target_is_whole() const {
   return storage_.read_begin(place_.path + "/" + conversion_.index_name, index.size() + 1) == index;
 }
 
-void WorkFolder::require_finished(const std::vector<bool>& is_kept) const {
+void WorkFolder::require_finished(const std::vector<bool>& left) const {
   std::set<std::uint32_t> missing;
   std::vector<std::uint32_t> part_of(conversion_.files.size(), 0);
   for (std::uint32_t part = 1; part <= state_.parts; ++part) {
@@ -330,7 +332,7 @@ void WorkFolder::require_finished(const std::vector<bool>& is_kept) const {
   std::string first;
   std::size_t count = 0;
   for (std::uint32_t i = 0; i < conversion_.files.size(); ++i) {
-    if (is_kept[i]) continue;
+    if (!left[i]) continue;
     if (count++ == 0) first = conversion_.files[i].name;
     missing.insert(part_of[i]);
   }

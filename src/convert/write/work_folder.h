@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "convert/write/output.h"
-#include "convert/write/recorder.h"
+#include "convert/write/receipts.h"
 #include "convert/write/state.h"
 #include "convert/write/target.h"
 #include "convert/write/work_locks.h"
@@ -55,17 +55,17 @@ class WorkFolder {
   [[nodiscard]] bool has_finished(std::uint32_t file) const;
   // Where the receipt of a finished shard is.
   [[nodiscard]] std::string receipt_of(std::uint32_t file) const;
-  // The receipt of a finished shard that still has its bytes; else nothing, and the reason in
-  // `changed`. Reads the shard; if a run or a part of the work had a copy of the source, also the
+  // Reads a finished shard; if a run or a part of the work had a copy of the source, also the
   // shard's source tensors.
-  [[nodiscard]] KeptFile kept(std::uint32_t file, DigestKind kind, Storage& storage) const;
+  [[nodiscard]] KeptFile kept(std::uint32_t file, DigestKind kind, Storage& storage,
+                              const GoesOn& goes_on) const;
   // Of the shards of this part.
   [[nodiscard]] std::vector<std::string> finished_paths(const ConvertPart& part) const;
   // An earlier run was ended when the target had its name and only this folder was to be removed.
   [[nodiscard]] bool was_committed() const noexcept { return stage_ == WorkStage::committed; }
   // Throws Error "convert.incomplete" that names what is missing: shards, or the parts they are of.
-  // `is_kept`: what kept() found, by file.
-  void require_finished(const std::vector<bool>& is_kept) const;
+  // `left`: files that no run has finished.
+  void require_finished(const std::vector<bool>& left) const;
 
   // `files` and the target change places: in one step, or in three with the old target in `old`
   // for a moment where the file system cannot exchange. After an Error all is as before.

@@ -1,4 +1,4 @@
-// The threads of a verification.
+// Numbered jobs on some threads.
 #pragma once
 
 #include <algorithm>
@@ -10,24 +10,27 @@
 #include "base/thread_count.h"
 #include "engine/team.h"
 #include "loadstone/defaults.h"
-#include "loadstone/verify.h"
 
 namespace loadstone {
 
-// Runs numbered jobs on some threads, reports to the observer, and stops at the first failure.
-// Not thread-safe; the jobs run at the same time.
+// Reports to the observer, which may be null, and stops at the first failure. Not thread-safe; the
+// jobs run at the same time.
 class Jobs {
  public:
-  Jobs(const VerifyOptions& options, std::uint64_t bytes_total)
-      : options_(options), bytes_total_(bytes_total) {}
+  // `threads`: 0 for one per core, at most defaults::verify_threads_max.
+  Jobs(unsigned threads, Observer* observer, std::uint64_t bytes_total,
+       std::uint64_t bytes_done = 0)
+      : threads_(thread_count(threads, defaults::verify_threads_max)),
+        observer_(observer),
+        bytes_total_(bytes_total),
+        bytes_done_(bytes_done) {}
 
   // Calls job(index, scratch) for each index below `count`; the bytes are the thread's own.
   template <typename Job>
   void run(std::size_t count, const Job& job) {
-    const std::size_t threads = thread_count(options_.threads, defaults::verify_threads_max);
     std::atomic<std::size_t> next = 0;
     run_team(
-        static_cast<unsigned>(std::clamp<std::size_t>(count, 1, threads)), stop_, options_.observer,
+        static_cast<unsigned>(std::clamp<std::size_t>(count, 1, threads_)), stop_, observer_,
         [&] {
           return Progress{bytes_done_, bytes_total_};
         },
@@ -45,9 +48,10 @@ class Jobs {
   [[nodiscard]] std::uint64_t bytes_done() const noexcept { return bytes_done_; }
 
  private:
-  const VerifyOptions& options_;
-  std::uint64_t bytes_total_;
-  std::atomic<std::uint64_t> bytes_done_ = 0;
+  const unsigned threads_;
+  Observer* const observer_;
+  const std::uint64_t bytes_total_;
+  std::atomic<std::uint64_t> bytes_done_;
   std::atomic<bool> stop_ = false;
 };
 

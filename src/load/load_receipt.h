@@ -1,0 +1,38 @@
+// The receipt of a load.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "load/memory_sink.h"
+#include "loadstone/execute.h"
+#include "loadstone/observer.h"
+#include "receipt/recorder.h"
+
+namespace loadstone {
+
+// A target that is a whole tensor of a file, byte by byte, has that tensor's digest. All others are
+// hashed as they are made; transposed values and those on devices are read again at the end.
+class LoadReceipt : public ReceiptRecorder {
+ public:
+  // Watches the sink. All must live as long.
+  LoadReceipt(const Plan& plan, const ValueSet& values, const OpenShards& shards, MemorySink& sink,
+              DigestKind kind);
+
+  // Call it after the threads have ended; it starts `threads` of its own. `bytes_done`: the
+  // observer's figure so far. Throws Error "cancelled".
+  [[nodiscard]] std::shared_ptr<const Receipt> finish(unsigned threads, Observer* observer,
+                                                      std::uint64_t bytes_done);
+
+ private:
+  void add_outputs(const Plan& plan, std::uint32_t target);
+
+  MemorySink& sink_;
+  std::vector<ReceiptTensor> outputs_;
+  std::vector<std::pair<std::uint32_t, std::size_t>> parts_;  // of targets, by output
+  std::vector<std::size_t> first_output_;                     // by target
+};
+
+}  // namespace loadstone
