@@ -19,8 +19,6 @@ Misfit no_such_dim(std::int64_t dim, const Shape& shape) {
                       static_cast<std::int64_t>(shape.rank()) - 1)};
 }
 
-Misfit too_many() { return {"the recipe falls into too many pieces", {}, {}}; }
-
 // Keeps the part of a piece that lies in [begin, end) of one dimension, whose factors are cut as
 // the dimensions of a box are.
 void cut_piece(ViewPiece piece, std::size_t dim, std::uint64_t begin, std::uint64_t end,
@@ -148,7 +146,7 @@ MaybeMisfit slice(View& view, std::int64_t dim, std::uint64_t start, std::uint64
       cut_piece(std::move(piece), *index, start, *end, kept);
     }
   }
-  if (kept.size() > pieces_max) return too_many();
+  if (kept.size() > pieces_max) return too_many_pieces();
   view.pieces = std::move(kept);
   view.shape = Shape(std::move(extents));
   return std::nullopt;
@@ -170,7 +168,7 @@ MaybeMisfit concat(std::vector<View> parts, std::int64_t dim, View& result) {
     }
     piece_count += part.pieces.size();
   }
-  if (piece_count > pieces_max) return too_many();
+  if (piece_count > pieces_max) return too_many_pieces();
   std::uint64_t at = 0;
   result.pieces.clear();
   result.pieces.reserve(piece_count);
@@ -212,6 +210,8 @@ MaybeMisfit stack(std::vector<View> parts, std::int64_t dim, View& result) {
   if (misfit) misfit->message = "the parts to stack differ, or are too many";
   return misfit;
 }
+
+Misfit too_many_pieces() { return {"the recipe falls into too many pieces", {}, {}}; }
 
 std::vector<Box> boxes_of(const View& view) {
   const auto strides = row_strides(view.shape);

@@ -66,6 +66,9 @@ inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
 // The index that a dimension counted from either end stands for; nothing outside the rank.
 [[nodiscard]] std::optional<std::size_t> dim_index(std::int64_t dim, std::size_t rank) noexcept;
 
+// The answer to a view of more than pieces_max.
+[[nodiscard]] Misfit too_many_pieces();
+
 // Boxes in the order of the pieces, with neighbouring dimensions joined.
 [[nodiscard]] std::vector<Box> boxes_of(const View& view);
 

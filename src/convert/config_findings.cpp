@@ -1,5 +1,5 @@
-// What the configs of an output declare unlike those of its source: quantized activations and
-// caches, and lists of modules that rules rename.
+#include "convert/config_findings.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,9 +21,8 @@
 #include "catalog/config_sections.h"
 #include "codec/activation_scheme.h"
 #include "codec/companions.h"
-#include "convert/conversion.h"
-#include "convert/extras.h"
-#include "convert/values.h"
+#include "convert/repack.h"
+#include "convert/write/extras.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 

@@ -1,3 +1,5 @@
+#include "convert/kept_blocks.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,8 +11,7 @@
 #include "base/text.h"
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
-#include "convert/container.h"
-#include "convert/conversion.h"
+#include "convert/write/container.h"
 #include "formats/gguf_shapes.h"
 #include "loadstone/quantized_tensors.h"
 

@@ -1,4 +1,4 @@
-#include "loadstone/merge.h"
+#include "convert/merge.h"
 
 #include <fmt/format.h>
 
@@ -20,6 +20,7 @@
 #include "codec/tensor_table.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"
+#include "loadstone/merge.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/adapter_names.h"
 #include "plan/adapters.h"

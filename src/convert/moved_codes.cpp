@@ -1,3 +1,5 @@
+#include "convert/moved_codes.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,8 +19,8 @@
 #include "catalog/quantized_names.h"
 #include "codec/companions.h"
 #include "codec/tensor_table.h"
-#include "convert/conversion.h"
-#include "convert/quantize_config.h"
+#include "convert/choose/quantize_config.h"
+#include "convert/repack.h"
 #include "loadstone/catalog.h"
 
 namespace loadstone {
@@ -282,10 +284,7 @@ bool rename_layers(const Plan& plan, const dom::object& root, std::optional<std:
 std::vector<Finding> check_moved_codes(const Plan& plan,
                                        const std::vector<RepackedTensor>& repacked,
                                        bool dequantizes) {
-  std::set<std::string_view> components;
-  for (const RepackedTensor& tensor : repacked) {
-    components.insert(tensor.targets.begin(), tensor.targets.end());
-  }
+  const std::set<std::string_view> components = repacked_targets(repacked);
   return Check(plan, components, dequantizes).run();
 }
 

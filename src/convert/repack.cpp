@@ -1,3 +1,5 @@
+#include "convert/repack.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,8 +15,8 @@
 #include "catalog/assembled_file.h"
 #include "codec/encode.h"
 #include "codec/fp4/blocks.h"
-#include "convert/choose.h"
-#include "convert/quantize_config.h"
+#include "convert/choose/choose.h"
+#include "convert/choose/quantize_config.h"
 #include "convert/values.h"
 #include "kernels/cast.h"
 #include "loadstone/quantized_tensors.h"
@@ -269,6 +271,14 @@ std::optional<float> same_factor(float divisor) noexcept {
 
 bool repacks(const ConvertOptions& options) noexcept {
   return options.quantize.style && options.quantize.formats.empty();
+}
+
+std::set<std::string_view> repacked_targets(const std::vector<RepackedTensor>& repacked) {
+  std::set<std::string_view> targets;
+  for (const RepackedTensor& tensor : repacked) {
+    targets.insert(tensor.targets.begin(), tensor.targets.end());
+  }
+  return targets;
 }
 
 Values repacked_values(const std::shared_ptr<const Catalog>& catalog, QuantizeStyle style,

@@ -11,8 +11,9 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "boxes/decodings.h"
-#include "convert/choose.h"
-#include "convert/conversion.h"
+#include "convert/choose/choose.h"
+#include "convert/kept_blocks.h"
+#include "convert/repack.h"
 #include "formats/metadata.h"
 #include "loadstone/convert.h"
 #include "tensor/tensor_json.h"
@@ -40,15 +41,6 @@ std::string sources_text(const Plan& plan, const PlannedTarget& target) {
 
 std::string file_label(const OutputFile& file) {
   return file.name.empty() ? "one file" : file.name;
-}
-
-// Names of the targets whose bytes hold codes in another layout than the source's.
-std::set<std::string_view> repacked_targets(const Conversion& conversion) {
-  std::set<std::string_view> targets;
-  for (const RepackedTensor& tensor : conversion.repacked) {
-    targets.insert(tensor.targets.begin(), tensor.targets.end());
-  }
-  return targets;
 }
 
 struct RepackedRow {
@@ -159,7 +151,7 @@ static void visit_fields(JsonWriter& json, const PlannedTarget& target,
 
 static void visit_fields(JsonWriter& json, const Conversion& conversion) {
   json.member("files", conversion.files);
-  const std::set<std::string_view> repacked = repacked_targets(conversion);
+  const std::set<std::string_view> repacked = repacked_targets(conversion.repacked);
   json.key("tensors");
   json.begin_object();
   for (const PlannedTarget& target : conversion.plan.targets) {

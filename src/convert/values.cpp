@@ -1,3 +1,4 @@
+
 #include "convert/values.h"
 
 #include <fmt/format.h>
@@ -18,9 +19,9 @@
 #include "catalog/expert_series.h"
 #include "catalog/lacking.h"
 #include "codec/fp4/blocks.h"
-#include "convert/container.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
+#include "convert/write/container.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"

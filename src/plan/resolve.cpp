@@ -10,7 +10,6 @@
 #include "boxes/decodings.h"
 #include "catalog/deepspeed.h"
 #include "codec/encode.h"
-#include "kernels/cast.h"
 #include "kernels/quantize.h"
 #include "plan/origins.h"
 #include "plan/planner.h"
@@ -273,10 +272,9 @@ bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
   }
   planned.recipe.origin = Origin::constant;
   planned.recipe.constant = made.constant;
-  if (way == CastKind::same) return true;
-  std::vector<std::byte> bytes(planned.byte_count());
-  cast_between(made.dtype, planned.dtype).run(made.constant->data(), bytes.data(), elements);
-  planned.recipe.constant = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+  if (way != CastKind::same) {
+    planned.recipe.constant = cast_constant(*made.constant, made.dtype, planned.dtype);
+  }
   return true;
 }
 

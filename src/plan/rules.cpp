@@ -160,6 +160,12 @@ Template::Template(std::string_view text, const std::string& field) {
   parts_.push_back(std::move(part));
 }
 
+std::string Template::quoted(std::string_view text) {
+  std::string made;
+  for (const char character : text) made += character == '$' ? "$$" : std::string(1, character);
+  return made;
+}
+
 std::string Template::fill(const std::vector<std::string_view>& groups) const {
   std::string text;
   for (const Part& part : parts_) {

@@ -10,9 +10,9 @@
 #include <map>
 
 #include "codec/encode.h"
-#include "convert/choose.h"
+#include "convert/choose/choose.h"
+#include "convert/choose/quantize_config.h"
 #include "convert/json_text.h"
-#include "convert/quantize_config.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "support/errors.h"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "convert/state.h"
+#include "convert/write/state.h"
 #include "golden/json_goldens.h"
 #include "loadstone/convert.h"
 #include "loadstone/execute.h"
