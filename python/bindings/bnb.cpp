@@ -87,6 +87,12 @@ float nested_offset(const SourceBytes& absmax) {
   return bnb_nested_offset(bytes_of(absmax), absmax.size() / 4);
 }
 
+void raise(const std::optional<BnbProblem>& problem) {
+  if (!problem) return;
+  throw Error(problem->code, problem->message,
+              {.field = problem->part, .found = problem->found, .expected = problem->expected});
+}
+
 std::uint64_t nested_bytes(std::uint64_t count) {
   return (count + bnb_nested_block_size - 1) / bnb_nested_block_size * 4;
 }
@@ -97,10 +103,7 @@ void encode_nested(std::string_view dialect, const SourceBytes& absmax, float of
   const std::uint64_t count = data.size();
   require_bytes("absmax", absmax.size(), count * 4);
   require_bytes("nested_absmax", nested_absmax.size(), nested_bytes(count));
-  if (auto problem = check_bnb_scales("absmax", bytes_of(absmax), count)) {
-    throw Error(problem->code, problem->message,
-                {.field = problem->part, .found = problem->found, .expected = problem->expected});
-  }
+  raise(check_bnb_scales("absmax", bytes_of(absmax), count));
   if (!std::isfinite(offset)) throw Error("q.nan", "the offset is not finite");
   const BnbDialect chosen = dialect_argument(dialect);
   const float most = scaled::most_finite(dtype_argument(dtype));
@@ -152,12 +155,6 @@ void decode_int8(std::uint64_t columns, const SourceBytes& data, const SourceByt
   const nb::gil_scoped_release release;
   decode_bnb_int8(0, data.size(), columns, bytes_of(data), bytes_of(absmax), target,
                   bytes_of(numbers));
-}
-
-void raise(const std::optional<BnbProblem>& problem) {
-  if (!problem) return;
-  throw Error(problem->code, problem->message,
-              {.field = problem->part, .found = problem->found, .expected = problem->expected});
 }
 
 // name, dtype, shape

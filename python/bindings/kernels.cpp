@@ -45,8 +45,7 @@ nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows
   const Dtype dtype = dtype_argument(dtype_name);
   DecodeForm form;
   if (auto problem = prepare_decoding(kernel, parts, Shape(extents), dtype, offset, form)) {
-    throw Error("plan.recipe", problem->message,
-                {.found = problem->found, .expected = problem->expected});
+    throw_problem("plan.recipe", *problem);
   }
   std::vector<std::byte> target(form.elements * element_bytes(dtype));
   decode(form, 0, form.elements, bytes_of_parts, target.data());

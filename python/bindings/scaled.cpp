@@ -25,14 +25,9 @@ QuantizeForm form_for(const std::string& encoding, const std::string& dialect,
   }
   auto problem = prepare_quantization(quantization, Shape(extents), dtype_argument(dtype), form);
   if (!problem && is_bitsandbytes(form.kind)) {
-    problem = DecodeProblem{"an encoding of bitsandbytes", encoding, {}};
+    problem = Problem{"an encoding of bitsandbytes", encoding};
   }
-  if (problem) {
-    throw Error("plan.quantize", std::move(problem->message),
-                {.field = "quantize",
-                 .found = std::move(problem->found),
-                 .expected = std::move(problem->expected)});
-  }
+  if (problem) throw_problem("plan.quantize", *problem, {.field = "quantize"});
   return form;
 }
 

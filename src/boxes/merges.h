@@ -59,17 +59,11 @@ void for_each_box(const Boxes& recipe, const Visit& visit) {
   });
 }
 
-// A defect of a merge, and its place: "terms[2].left".
-struct MergeDefect {
-  std::string field;
-  BoxDefect defect;
-};
-
 // Checks sizes, places and boxes: everything but the decodings themselves. `elements`: of the
-// target.
-[[nodiscard]] std::optional<MergeDefect> check_merge(const Merge& merge, std::uint64_t elements,
-                                                     const std::vector<TensorInfo>& sources,
-                                                     std::span<const Decoding> decodings);
+// target. A problem names its field: "terms[2].left".
+[[nodiscard]] std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
+                                                 const std::vector<TensorInfo>& sources,
+                                                 std::span<const Decoding> decodings);
 
 // Whether something has to be known of whole values before any number can be computed.
 [[nodiscard]] constexpr bool is_measured(const Merge& merge) noexcept {

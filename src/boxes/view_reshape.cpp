@@ -132,9 +132,9 @@ FlatPiece flatten(const ViewPiece& piece, const Shape& shape) {
 
 }  // namespace
 
-MaybeMisfit reshape(View& view, const Shape& shape) {
+std::optional<Problem> reshape(View& view, const Shape& shape) {
   if (!shape.numel() || shape.numel() != view.shape.numel()) {
-    return Misfit{"a reshape keeps the number of elements", view.shape.text(), shape.text()};
+    return Problem{"a reshape keeps the number of elements", view.shape.text(), shape.text()};
   }
   if (shape.numel() == 0u) {
     for (ViewPiece& piece : view.pieces) {
@@ -149,7 +149,7 @@ MaybeMisfit reshape(View& view, const Shape& shape) {
   for (const ViewPiece& piece : view.pieces) {
     if (std::ranges::any_of(piece.factors, [](const Factor& f) { return f.extent == 0; })) continue;
     if (!dealer.deal(flatten(piece, view.shape))) {
-      return Misfit{"the recipe falls into too many pieces", {}, {}};
+      return Problem{"the recipe falls into too many pieces"};
     }
   }
   view.pieces = std::move(made);

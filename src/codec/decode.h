@@ -10,8 +10,8 @@
 #include <span>
 #include <string_view>
 
+#include "base/problem.h"
 #include "codec/error_bound.h"
-#include "kernels/decode_problem.h"
 #include "loadstone/byte_range.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
@@ -78,7 +78,7 @@ struct DecodeRequest {
 // sound.
 struct DecodeKernel {
   std::string_view name;
-  std::optional<DecodeProblem> (*prepare)(const DecodeRequest& request, DecodeForm& form);
+  std::optional<Problem> (*prepare)(const DecodeRequest& request, DecodeForm& form);
   bool makes_bytes = false;
   bool takes_offset = false;
   bool takes_group_size = false;
@@ -99,11 +99,11 @@ struct DecodeKernel {
 // Null where there is none of this name.
 [[nodiscard]] const DecodeKernel* find_decode_kernel(std::string_view name) noexcept;
 
-[[nodiscard]] std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
-                                                            std::span<const DecodePart> parts,
-                                                            const Shape& shape, Dtype dtype,
-                                                            float offset, DecodeForm& form,
-                                                            std::uint64_t group_size = 0);
+[[nodiscard]] std::optional<Problem> prepare_decoding(std::string_view kernel,
+                                                      std::span<const DecodePart> parts,
+                                                      const Shape& shape, Dtype dtype, float offset,
+                                                      DecodeForm& form,
+                                                      std::uint64_t group_size = 0);
 
 // Writes the elements [begin, end) to `target`. `parts` hold the bytes that part_bytes() names;
 // null where there are none. Thread-safe.

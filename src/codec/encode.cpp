@@ -84,32 +84,30 @@ Shape shape_in_file(ComponentForm form, const Shape& shape) {
 }
 
 // Declared in kernels/quantize.h, and defined here, where the table of encodings is known.
-std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
-                                                  const Shape& shape, Dtype dtype,
-                                                  QuantizeForm& form) {
+std::optional<Problem> prepare_quantization(const Quantization& quantization, const Shape& shape,
+                                            Dtype dtype, QuantizeForm& form) {
   form = {};
   if (dtype != Dtype::f32 && dtype != Dtype::f16 && dtype != Dtype::bf16) {
-    return DecodeProblem{"only F32, F16 and BF16 are quantized", std::string(name(dtype)), {}};
+    return Problem{"only F32, F16 and BF16 are quantized", std::string(name(dtype))};
   }
   const auto elements = shape.numel();
   if (!elements || !Encoding(dtype).byte_count(*elements)) {
-    return DecodeProblem{"the size does not fit 64 bits", shape.text(), {}};
+    return Problem{"the size does not fit 64 bits", shape.text()};
   }
   if (quantization.nested_offset && !quantization.nested) {
-    return DecodeProblem{"an offset of nested scales, and the scales are not nested", {}, {}};
+    return Problem{"an offset of nested scales, and the scales are not nested"};
   }
   const WrittenEncoding* const encoding = find_written_encoding(quantization.encoding);
   if (encoding == nullptr) {
-    return DecodeProblem{
-        unknown_word("encoding", quantization.encoding, written_encoding_names()), {}, {}};
+    return Problem{unknown_word("encoding", quantization.encoding, written_encoding_names())};
   }
   const auto& dialects = encoding->dialects;
   if (!quantization.dialect.empty() && std::ranges::count(dialects, quantization.dialect) == 0) {
-    return DecodeProblem{"no such dialect", quantization.dialect,
-                         fmt::format("{}", fmt::join(dialects, " or "))};
+    return Problem{"no such dialect", quantization.dialect,
+                   fmt::format("{}", fmt::join(dialects, " or "))};
   }
   if (quantization.importance != nullptr && !encoding->is_gguf()) {
-    return DecodeProblem{"it takes no importance", quantization.encoding, "an encoding of GGUF"};
+    return Problem{"it takes no importance", quantization.encoding, "an encoding of GGUF"};
   }
   form.kind = encoding->kind;
   form.dtype = dtype;
@@ -118,7 +116,7 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
   for (const QuantizedPart& part : form.parts) {
     const auto count = part.shape.numel();
     if (!count || !Encoding(part.dtype).byte_count(*count)) {
-      return DecodeProblem{"the size does not fit 64 bits", shape.text(), {}};
+      return Problem{"the size does not fit 64 bits", shape.text()};
     }
   }
   return std::nullopt;
@@ -142,10 +140,7 @@ std::vector<QuantizedPart> quantized_parts(const Quantization& quantization, con
   return only_errors([&] {
     QuantizeForm form;
     if (auto problem = prepare_quantization(quantization, shape, dtype, form)) {
-      throw Error("plan.quantize", std::move(problem->message),
-                  {.field = "quantize",
-                   .found = std::move(problem->found),
-                   .expected = std::move(problem->expected)});
+      throw_problem("plan.quantize", *problem, {.field = "quantize"});
     }
     return std::move(form.parts);
   });

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/problem.h"
 #include "kernels/quantize.h"
 #include "loadstone/dtype.h"
 #include "loadstone/quantization.h"
@@ -89,8 +90,8 @@ struct WrittenEncoding {
   std::string_view kernel;     // decodes the components, in their order: a DecodeKernel's name
   // Fills in dialect, geometry and parts of a form whose kind, dtype and number of elements are
   // set, or says what does not fit. The dialect is empty or one of `dialects`.
-  std::optional<DecodeProblem> (*prepare)(const Quantization& quantization, const Shape& shape,
-                                          QuantizeForm& form);
+  std::optional<Problem> (*prepare)(const Quantization& quantization, const Shape& shape,
+                                    QuantizeForm& form);
 
   // By style; no names: files of the style do not hold the encoding.
   std::span<const ComponentName> unified_names{};
@@ -130,9 +131,9 @@ struct WrittenEncoding {
 };
 
 // Fills in `form` and returns nothing, or says what does not fit.
-[[nodiscard]] std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
-                                                                const Shape& shape, Dtype dtype,
-                                                                QuantizeForm& form);
+[[nodiscard]] std::optional<Problem> prepare_quantization(const Quantization& quantization,
+                                                          const Shape& shape, Dtype dtype,
+                                                          QuantizeForm& form);
 // Whether the largest magnitude of the value's group is its own too.
 [[nodiscard]] inline bool shares_scale(const Quantization& quantization,
                                        const QuantizeForm& form) noexcept {

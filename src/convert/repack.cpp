@@ -90,10 +90,10 @@ class Repacker {
  private:
   using Value = RecipeBuilder::Value;
   // Why a tensor cannot be had in the style; empty where it was added.
-  using Problem = std::string;
+  using Reason = std::string;
 
   void repack(const QuantizedTensor& quantized) {
-    if (Problem problem = add(quantized); !problem.empty()) {
+    if (Reason problem = add(quantized); !problem.empty()) {
       refuse(quantized.name, quantized.encoding, std::move(problem));
     }
     const auto& sources = quantized.decoding.sources;
@@ -107,7 +107,7 @@ class Repacker {
     constexpr std::string_view encoding = "mxfp4";
     const WrittenEncoding* const written = find_written_encoding(encoding);
     QuantizeForm form;
-    Problem problem = prepare(written, info.name, info.shape, form);
+    Reason problem = prepare(written, info.name, info.shape, form);
     if (problem.empty()) {
       const Decoding parts[] = {mxfp4_codes_of(tensor, info.shape),
                                 mxfp4_scales_of(tensor, info.shape)};
@@ -124,8 +124,8 @@ class Repacker {
   }
 
   // Whether the style holds it, and in which form.
-  [[nodiscard]] Problem prepare(const WrittenEncoding* encoding, std::string_view target,
-                                const Shape& shape, QuantizeForm& form) const {
+  [[nodiscard]] Reason prepare(const WrittenEncoding* encoding, std::string_view target,
+                               const Shape& shape, QuantizeForm& form) const {
     if (encoding == nullptr || encoding->is_bitsandbytes() ||
         encoding->names(naming_style(*encoding, style_)).empty()) {
       return fmt::format("files of the style {} do not hold it", name(style_));
@@ -140,11 +140,11 @@ class Repacker {
     return {};
   }
 
-  Problem add(const QuantizedTensor& quantized) {
+  Reason add(const QuantizedTensor& quantized) {
     const WrittenEncoding* const encoding = find_written_encoding(quantized.encoding);
     if (quantized.has_zero_points) return "it has zero points";
     QuantizeForm form;
-    Problem problem = prepare(encoding, quantized.name, quantized.shape(), form);
+    Reason problem = prepare(encoding, quantized.name, quantized.shape(), form);
     if (!problem.empty()) return problem;
     const auto& sources = quantized.decoding.sources;
     if (quantized.is_transposed || form.parts.size() != sources.size()) {
@@ -222,7 +222,7 @@ class Repacker {
     }
   }
 
-  void refuse(const std::string& target, std::string_view encoding, Problem problem) {
+  void refuse(const std::string& target, std::string_view encoding, Reason problem) {
     Lossy& lossy = lossy_[{std::string(encoding), folded_name(target)}];
     if (lossy.targets.empty()) lossy.problem = std::move(problem);
     lossy.targets.push_back(target);
@@ -244,7 +244,7 @@ class Repacker {
   }
 
   struct Lossy {
-    Problem problem;  // of the first
+    Reason problem;  // of the first
     std::vector<std::string> targets;
   };
 

@@ -27,7 +27,7 @@ std::pair<std::uint32_t, std::uint64_t> first_place(const ValueSet& values, cons
   return first;
 }
 
-[[noreturn]] void refuse_quantization(const Value& target, DecodeProblem problem) {
+[[noreturn]] void refuse_quantization(const Value& target, Problem problem) {
   throw Error("plan.quantize", std::move(problem.message),
               {.tensor = std::string(target.name),
                .found = std::move(problem.found),

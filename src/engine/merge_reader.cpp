@@ -43,11 +43,7 @@ void MergeReader::open(const Value& target) {
   const Merge& merge = *target.merge;
   // Plans are checked when they are made; this is the last place before memory is written.
   if (auto found = check_merge(merge, elements, values_.tensors(), values_.decodings)) {
-    throw Error("plan.box", std::move(found->defect.message),
-                {.tensor = std::string(target.name),
-                 .field = std::move(found->field),
-                 .found = std::move(found->defect.found),
-                 .expected = std::move(found->defect.expected)});
+    throw_problem("plan.box", *found, {.tensor = std::string(target.name)});
   }
   target_ = &target;
   merge_ = &merge;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/bnb.h"
-#include "kernels/decode_problem.h"
+#include "kernels/whole_elements.h"
 #include "loadstone/quantization.h"
 
 namespace loadstone {

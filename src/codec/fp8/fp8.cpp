@@ -17,7 +17,7 @@ namespace {
 using scaled::Form;
 
 template <typename Cut>
-std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made, Cut cut) {
+std::optional<Problem> prepare(const DecodeRequest& request, DecodeForm& made, Cut cut) {
   if (auto wrong =
           scaled::check_codes(request, 2, {Dtype::f8_e4m3, Dtype::f8_e5m2}, "F8_E4M3 or F8_E5M2")) {
     return wrong;
@@ -29,12 +29,12 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> prepare_evenly(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_evenly(const DecodeRequest& request, DecodeForm& made) {
   return prepare(request, made, [&](Form& form) { return scaled::cut_evenly(request, form); });
 }
 
 template <std::uint64_t rows, std::uint64_t columns>
-std::optional<DecodeProblem> prepare_blocks(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_blocks(const DecodeRequest& request, DecodeForm& made) {
   return prepare(request, made,
                  [&](Form& form) { return scaled::cut_by(request, rows, columns, form); });
 }
@@ -166,24 +166,24 @@ void set_parts(const Shape& shape, Shape scales, Dtype scale, QuantizeForm& form
   form.parts = {{"data", shape, Dtype::f8_e4m3}, {"scale", std::move(scales), scale}};
 }
 
-std::optional<DecodeProblem> write_whole(const Quantization& quantization, const Shape& shape,
-                                         QuantizeForm& form) {
+std::optional<Problem> write_whole(const Quantization& quantization, const Shape& shape,
+                                   QuantizeForm& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   form.needs_amax = true;
   set_parts(shape, with_last(shape, 2, {}), scaled::scale_dtype(form), form);
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> write_rows(const Quantization& quantization, const Shape& shape,
-                                        QuantizeForm& form) {
+std::optional<Problem> write_rows(const Quantization& quantization, const Shape& shape,
+                                  QuantizeForm& form) {
   if (auto problem = scaled::begin_matrices(quantization, shape, form)) return problem;
   form.window_elements = form.columns;
   set_parts(shape, with_last(shape, 1, {}), scaled::scale_dtype(form), form);
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> write_blocks(const Quantization& quantization, const Shape& shape,
-                                          QuantizeForm& form) {
+std::optional<Problem> write_blocks(const Quantization& quantization, const Shape& shape,
+                                    QuantizeForm& form) {
   constexpr std::uint64_t block = scaled::fp8_block;
   if (auto problem = scaled::begin_matrices(quantization, shape, form)) return problem;
   const bool is_cut = form.rows % block == 0 || form.stack == 1;
@@ -194,8 +194,8 @@ std::optional<DecodeProblem> write_blocks(const Quantization& quantization, cons
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> write_mx(const Quantization& quantization, const Shape& shape,
-                                      QuantizeForm& form) {
+std::optional<Problem> write_mx(const Quantization& quantization, const Shape& shape,
+                                QuantizeForm& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   form.window_elements = scaled::window_of_blocks(form, mx_columns);
   set_parts(shape, with_last(shape, 1, {blocks_in(form.columns, mx_columns)}), Dtype::u8, form);

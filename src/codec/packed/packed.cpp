@@ -22,10 +22,10 @@ constexpr std::uint32_t none = TensorTable::none;
 // [columns].
 
 template <unsigned bits>
-std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare(const DecodeRequest& request, DecodeForm& made) {
   const auto& parts = request.parts;
   const auto refuse = [](const char* message, std::string found, std::string expected) {
-    return DecodeProblem{message, std::move(found), std::move(expected)};
+    return Problem{message, std::move(found), std::move(expected)};
   };
   if (parts.size() < 2 || parts.size() > 4) {
     return refuse("the kernel takes words, scales, zero points and an order",

@@ -55,30 +55,30 @@ void finish(const Form& form, DecodeForm& made);
 
 // So many parts, and codes of these dtypes, which give numbers of the wanted shape: codes stand
 // `per_byte` in each, along the dimension so many from the end.
-[[nodiscard]] std::optional<DecodeProblem> check_codes(
-    const DecodeRequest& request, std::size_t parts, std::initializer_list<Dtype> dtypes,
-    const char* expected, std::uint64_t per_byte = 1, std::size_t from_end = 1);
+[[nodiscard]] std::optional<Problem> check_codes(const DecodeRequest& request, std::size_t parts,
+                                                 std::initializer_list<Dtype> dtypes,
+                                                 const char* expected, std::uint64_t per_byte = 1,
+                                                 std::size_t from_end = 1);
 
-[[nodiscard]] std::optional<DecodeProblem> set_scale_dtype(const DecodePart& scales,
-                                                           std::initializer_list<Dtype> dtypes,
-                                                           const char* expected, Form& form);
+[[nodiscard]] std::optional<Problem> set_scale_dtype(const DecodePart& scales,
+                                                     std::initializer_list<Dtype> dtypes,
+                                                     const char* expected, Form& form);
 // F32, BF16, F16, F8_E8M0, or U8 that are powers of two.
-[[nodiscard]] std::optional<DecodeProblem> set_scale_dtype(const DecodePart& scales, Form& form);
+[[nodiscard]] std::optional<Problem> set_scale_dtype(const DecodePart& scales, Form& form);
 
 // Blocks of whatever size divides the matrix into as many as there are scales.
-[[nodiscard]] std::optional<DecodeProblem> cut_evenly(const DecodeRequest& request, Form& form);
+[[nodiscard]] std::optional<Problem> cut_evenly(const DecodeRequest& request, Form& form);
 
 // Blocks of this size, the last of which may be cut: a scale for each block of each matrix, or (a
 // vector of them) one for each row. `block_columns` 0: of whole rows.
-[[nodiscard]] std::optional<DecodeProblem> cut_by(const DecodeRequest& request,
-                                                  std::uint64_t block_rows,
-                                                  std::uint64_t block_columns, Form& form);
+[[nodiscard]] std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_rows,
+                                            std::uint64_t block_columns, Form& form);
 
 // The third part.
-[[nodiscard]] std::optional<DecodeProblem> set_global(const DecodeRequest& request, Global global,
-                                                      Form& form);
+[[nodiscard]] std::optional<Problem> set_global(const DecodeRequest& request, Global global,
+                                                Form& form);
 
-[[nodiscard]] std::optional<DecodeProblem> set_zeros(const DecodeRequest& request, Form& form);
+[[nodiscard]] std::optional<Problem> set_zeros(const DecodeRequest& request, Form& form);
 
 // ---- the size of blocks with a scale each, for shapes alone do not determine it
 
@@ -98,11 +98,11 @@ void decode_blocks(const TensorTable& table, QuantizedTensor& made, const BlockC
 // common
 
 // Sets the dialect, and columns, rows and matrices.
-[[nodiscard]] std::optional<DecodeProblem> begin_encoding(const Quantization& quantization,
-                                                          const Shape& shape, QuantizeForm& form);
+[[nodiscard]] std::optional<Problem> begin_encoding(const Quantization& quantization,
+                                                    const Shape& shape, QuantizeForm& form);
 // The same, for those that take no vectors.
-[[nodiscard]] std::optional<DecodeProblem> begin_matrices(const Quantization& quantization,
-                                                          const Shape& shape, QuantizeForm& form);
+[[nodiscard]] std::optional<Problem> begin_matrices(const Quantization& quantization,
+                                                    const Shape& shape, QuantizeForm& form);
 
 // The shape with its last dimensions replaced: `taken` of them by `others`.
 [[nodiscard]] Shape with_last(const Shape& shape, std::size_t taken,

@@ -77,7 +77,7 @@ struct Module {
 
 // The parts of a request [rows, columns]: three, or four with an order; fills in rows, columns,
 // groups, group size, dtypes and whether there is an order.
-[[nodiscard]] std::optional<DecodeProblem> check_module(const DecodeRequest& request, Form& form);
+[[nodiscard]] std::optional<Problem> check_module(const DecodeRequest& request, Form& form);
 
 // Returns true if the count of groups alone gives their size. Sizes are powers of two; any other
 // quotient means that the last group is short, and of which size nobody can tell.
