@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "boxes/dims.h"
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
 #include "convert/container.h"
@@ -77,10 +78,9 @@ std::optional<BlockFormat> format_of_source(const Catalog& catalog, std::uint32_
 bool is_whole_source(const Catalog& catalog, const TargetRecipe& recipe) {
   if (recipe.boxes.size() != 1) return false;
   const Box& box = recipe.boxes.front();
-  const BoxDim all = {recipe.shape.numel().value_or(0), 1, 1};
   return box.source < catalog.tensors().size() && box.decoding == no_decoding &&
-         catalog.tensors()[box.source].shape == recipe.shape && box.dims.size() == 1 &&
-         box.dims.front() == all;
+         catalog.tensors()[box.source].shape == recipe.shape &&
+         copies_all(box, recipe.shape.numel().value_or(0));
 }
 
 // The boxes of a recipe in bytes; nothing where they are no whole blocks of the format.

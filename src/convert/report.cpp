@@ -30,8 +30,7 @@ struct Total {
 std::string sources_text(const Plan& plan, const PlannedTarget& target) {
   if (target.recipe.constant) return "constant";
   std::set<std::string_view> names;
-  for (const std::uint32_t source :
-       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
+  for (const std::uint32_t source : sources_of(target.recipe, plan.decodings)) {
     names.insert(plan.catalog->tensors()[source].encoding.name());
   }
   if (names.empty()) return std::string(name(target.dtype));

@@ -9,6 +9,7 @@
 #include "catalog/assembled_file.h"
 #include "engine/box_read.h"
 #include "loadstone/error.h"
+#include "plan/costs.h"
 #include "plan/decodings.h"
 #include "receipt/file_digest.h"
 #include "storage/forwarding.h"
@@ -218,22 +219,7 @@ const std::string* SourceDigests::whole_digest(std::size_t group, std::uint32_t 
 }
 
 const Box* whole_copy(const Plan& plan, const PlannedTarget& target) {
-  if (target.recipe.boxes.size() != 1 || target.quantization || target.recipe.merge != nullptr) {
-    return nullptr;
-  }
-  const Box& box = target.recipe.boxes.front();
-  const TensorInfo& source = plan.catalog->tensors()[box.source];
-  if (box.decoding != no_decoding || source.encoding != Encoding(target.dtype) ||
-      box.source_offset != 0 || box.target_offset != 0 || !source.strides.empty() ||
-      source.byte_count() != target.byte_count()) {
-    return nullptr;
-  }
-  std::uint64_t elements = 1;
-  for (const BoxDim& dim : box.dims) {
-    if (dim.source_stride != dim.target_stride && dim.extent != 1) return nullptr;
-    elements *= dim.extent;
-  }
-  return elements == target.shape.numel().value_or(0) ? &box : nullptr;
+  return is_whole_source(plan, target) ? &target.recipe.boxes.front() : nullptr;
 }
 
 std::string recipe_word(const Plan& plan, const PlannedTarget& target) {
@@ -252,8 +238,7 @@ std::string recipe_word(const Plan& plan, const PlannedTarget& target) {
 
 std::vector<std::string> source_names(const Plan& plan, const PlannedTarget& target) {
   std::vector<std::string> names;
-  for (const std::uint32_t source :
-       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
+  for (const std::uint32_t source : sources_of(target.recipe, plan.decodings)) {
     names.push_back(plan.catalog->tensors()[source].name);
   }
   return names;

@@ -85,8 +85,7 @@ PlanNumbers write_plan_sources(JsonWriter& json, const Plan& plan) {
   json.key("sources");
   json.begin_array();
   for (const PlannedTarget& target : plan.targets) {
-    for (const std::uint32_t index :
-         sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
+    for (const std::uint32_t index : sources_of(target.recipe, plan.decodings)) {
       const auto next = static_cast<std::uint32_t>(numbers.sources.size());
       if (!numbers.sources.emplace(index, next).second) continue;
       const TensorInfo& source = plan.catalog->tensors()[index];

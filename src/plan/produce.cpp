@@ -58,8 +58,7 @@ void Production::add_recipes(const Recipes& recipes, std::vector<bool>& taken) {
     Produced item;
     item.name = recipe.target;
     item.recipe = r;
-    for (const std::uint32_t source :
-         sources_of(recipe.boxes, recipes.decodings, recipe.merge.get())) {
+    for (const std::uint32_t source : sources_of(recipe, recipes.decodings)) {
       if (source >= taken.size()) continue;
       taken[source] = true;
       item.members.push_back({.source = source, .name = catalog_.tensors()[source].name});
