@@ -43,7 +43,7 @@ nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows
     bytes_of_parts.push_back(static_cast<const std::byte*>(bytes.data()));
   }
   const Dtype dtype = dtype_argument(dtype_name);
-  DecodeForm form;
+  PreparedDecoder form;
   if (auto problem = prepare_decoding(kernel, parts, Shape(extents), dtype, offset, form)) {
     throw_problem("plan.recipe", *problem);
   }

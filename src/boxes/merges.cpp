@@ -58,10 +58,10 @@ std::optional<Problem> check_form(const Merge& merge) {
   if (!std::ranges::is_partitioned(merge.terms, is_value)) {
     return Problem{.message = "products come last", .field = "terms"};
   }
-  if (merge.form == MergeForm::slerp && values != 1) {
+  if (merge.op == MergeOp::slerp && values != 1) {
     return Problem{"an arc is between two values", std::to_string(values), "1", "terms"};
   }
-  const bool is_difference = merge.form == MergeForm::differences;
+  const bool is_difference = merge.op == MergeOp::differences;
   if (is_difference && (values == 0 || values > values_max)) {
     return Problem{"a number of differences that is not computed", std::to_string(values),
                    fmt::format("1 to {}", values_max), "terms"};
@@ -95,8 +95,8 @@ std::optional<Problem> check_operand(const Operand& operand, std::uint64_t eleme
 
 }  // namespace
 
-std::string_view name(MergeForm form) noexcept {
-  return name_among({"sum", "slerp", "differences"}, form);
+std::string_view name(MergeOp op) noexcept {
+  return name_among({"sum", "slerp", "differences"}, op);
 }
 
 std::string_view name(Pruning pruning) noexcept {
@@ -147,7 +147,7 @@ bool needs_whole_rows(const Merge& merge) noexcept {
 
 MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
   MergeSizes sizes = {.piece = std::min(piece_elements, elements)};
-  if (merge.form == MergeForm::differences) {
+  if (merge.op == MergeOp::differences) {
     sizes.buffers = 1 + static_cast<std::uint64_t>(std::ranges::count_if(
                             merge.terms, [](const Term& term) { return !term.low_rank; }));
     if (merge.pruning == Pruning::smallest) {

@@ -24,13 +24,13 @@ std::uint64_t Decoder::bytes_of_one() const noexcept {
   return bytes;
 }
 
-std::uint64_t decoding_bytes_least(const DecodeForm& form) noexcept {
+std::uint64_t decoding_bytes_least(const PreparedDecoder& form) noexcept {
   return std::max<std::uint64_t>(2 * form.decoder->bytes_of_one(), 2 * element_bytes_max);
 }
 
 std::optional<Problem> prepare_decoding(std::string_view kernel, std::span<const DecodePart> parts,
                                         const Shape& shape, Dtype dtype, float offset,
-                                        DecodeForm& form, std::uint64_t group_size) {
+                                        PreparedDecoder& form, std::uint64_t group_size) {
   form = {.dtype = dtype, .elements = shape.numel().value_or(0), .decoder = {}};
   const DecodeKernel* const found = find_decode_kernel(kernel);
   if (found == nullptr) {

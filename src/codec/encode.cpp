@@ -62,21 +62,21 @@ const ComponentName* find_component(const WrittenEncoding& encoding, NamingStyle
   return found == names.end() ? nullptr : &*found;
 }
 
-Shape shape_in_file(ComponentForm form, const Shape& shape) {
+Shape shape_in_file(ComponentShape in_file, const Shape& shape) {
   std::vector<std::uint64_t> extents = shape.extents();
-  switch (form) {
-    case ComponentForm::same:
+  switch (in_file) {
+    case ComponentShape::same:
       break;
-    case ComponentForm::flat:
+    case ComponentShape::flat:
       if (extents.size() > 1 && extents.back() == 1) extents.pop_back();
       break;
-    case ComponentForm::column:
+    case ComponentShape::column:
       if (extents.size() == 1) extents.push_back(1);
       break;
-    case ComponentForm::one:
+    case ComponentShape::one:
       if (extents.empty()) extents.push_back(1);
       break;
-    case ComponentForm::blocks_4d:
+    case ComponentShape::blocks_4d:
       if (extents.size() == 2) extents = {extents[0], 1, extents[1], 1};
       break;
   }
@@ -85,7 +85,7 @@ Shape shape_in_file(ComponentForm form, const Shape& shape) {
 
 // Declared in kernels/quantize.h, and defined here, where the table of encodings is known.
 std::optional<Problem> prepare_quantization(const Quantization& quantization, const Shape& shape,
-                                            Dtype dtype, QuantizeForm& form) {
+                                            Dtype dtype, QuantizedLayout& form) {
   form = {};
   if (dtype != Dtype::f32 && dtype != Dtype::f16 && dtype != Dtype::bf16) {
     return Problem{"only F32, F16 and BF16 are quantized", std::string(name(dtype))};
@@ -138,7 +138,7 @@ std::vector<QuantizedEncoding> quantized_encodings() {
 std::vector<QuantizedPart> quantized_parts(const Quantization& quantization, const Shape& shape,
                                            Dtype dtype) {
   return only_errors([&] {
-    QuantizeForm form;
+    QuantizedLayout form;
     if (auto problem = prepare_quantization(quantization, shape, dtype, form)) {
       throw_problem("plan.quantize", *problem, {.field = "quantize"});
     }

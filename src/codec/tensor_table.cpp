@@ -106,7 +106,7 @@ void refuse(QuantizedTensor& quantized, const Error& error, const std::string& c
 }
 
 std::optional<Problem> check_decoding(const std::vector<TensorInfo>& tensors,
-                                      const Decoding& decoding, DecodeForm& form) {
+                                      const Decoding& decoding, PreparedDecoder& form) {
   std::vector<DecodePart> parts;
   parts.reserve(decoding.sources.size());
   for (const std::uint32_t source : decoding.sources) {
@@ -127,7 +127,7 @@ std::optional<Problem> check_decoding(const std::vector<TensorInfo>& tensors,
 
 void set_decoding(const TensorTable& table, QuantizedTensor& quantized, std::string_view encoding,
                   Decoding decoding) {
-  DecodeForm form;
+  PreparedDecoder form;
   const auto problem = check_decoding(table.tensors(), decoding, form);
   if (!problem) {
     quantized.encoding = encoding;

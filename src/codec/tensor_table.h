@@ -88,6 +88,7 @@ void set_decoding(const TensorTable& table, QuantizedTensor& quantized, std::str
 
 // Checks everything about a decoding: that its sources are there and its kernel takes them.
 [[nodiscard]] std::optional<Problem> check_decoding(const std::vector<TensorInfo>& tensors,
-                                                    const Decoding& decoding, DecodeForm& form);
+                                                    const Decoding& decoding,
+                                                    PreparedDecoder& form);
 
 }  // namespace loadstone

@@ -32,11 +32,11 @@ namespace loadstone {
 namespace {
 
 // Makes recipes of what rules make of names. Not thread-safe.
-class RecipeMaker {
+class OutputPlanner {
  public:
   // `values` come in the place of the caller's recipes.
-  RecipeMaker(const Catalog& catalog, const ConvertOptions& options, Recipes values,
-              const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
+  OutputPlanner(const Catalog& catalog, const ConvertOptions& options, Recipes values,
+                const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
       : catalog_(catalog),
         options_(options),
         quantized_(catalog.quantized()),
@@ -328,10 +328,10 @@ Values output_recipes(const std::shared_ptr<const Catalog>& catalog, const Conve
   if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
   Values values = repacks(options) ? repacked_values(catalog, *options.quantize.style, findings)
                   : options.merge  ? merged_values(catalog, options, findings)
-                                   : values_of(catalog, options, is_decoded, broken, findings);
+                                   : decoded_values(catalog, options, is_decoded, broken, findings);
   const bool has_values = !values.recipes.targets.empty();
-  values.recipes = RecipeMaker(*catalog, options, std::move(values.recipes),
-                               tensor_names(*catalog, values.dropped), findings)
+  values.recipes = OutputPlanner(*catalog, options, std::move(values.recipes),
+                                 tensor_names(*catalog, values.dropped), findings)
                        .run();
   if (has_values) sort_by_source(*catalog, values.recipes);
   const auto& computed_from = options.recipes.computed_from;

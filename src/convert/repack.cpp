@@ -106,7 +106,7 @@ class Repacker {
     const TensorInfo& info = catalog_.tensors()[tensor];
     constexpr std::string_view encoding = "mxfp4";
     const WrittenEncoding* const written = find_written_encoding(encoding);
-    QuantizeForm form;
+    QuantizedLayout form;
     Reason problem = prepare(written, info.name, info.shape, form);
     if (problem.empty()) {
       const Decoding parts[] = {mxfp4_codes_of(tensor, info.shape),
@@ -125,7 +125,7 @@ class Repacker {
 
   // Whether the style holds it, and in which form.
   [[nodiscard]] Reason prepare(const WrittenEncoding* encoding, std::string_view target,
-                               const Shape& shape, QuantizeForm& form) const {
+                               const Shape& shape, QuantizedLayout& form) const {
     if (encoding == nullptr || encoding->is_bitsandbytes() ||
         encoding->names(naming_style(*encoding, style_)).empty()) {
       return fmt::format("files of the style {} do not hold it", name(style_));
@@ -143,7 +143,7 @@ class Repacker {
   Reason add(const QuantizedTensor& quantized) {
     const WrittenEncoding* const encoding = find_written_encoding(quantized.encoding);
     if (quantized.has_zero_points) return "it has zero points";
-    QuantizeForm form;
+    QuantizedLayout form;
     Reason problem = prepare(encoding, quantized.name, quantized.shape(), form);
     if (!problem.empty()) return problem;
     const auto& sources = quantized.decoding.sources;
@@ -185,7 +185,7 @@ class Repacker {
     return component_of(encoding, style_, part.name);
   }
   [[nodiscard]] Shape form_of(const WrittenEncoding& encoding, const QuantizedPart& part) const {
-    return shape_in_file(component(encoding, part).form, part.shape);
+    return shape_in_file(component(encoding, part).shape, part.shape);
   }
   // Whether scales are divided by the last component.
   [[nodiscard]] static bool divides(const QuantizedTensor& quantized) {
@@ -209,7 +209,7 @@ class Repacker {
   }
 
   void add_components(const std::string& target, const Shape& shape,
-                      const WrittenEncoding& encoding, const QuantizeForm& form,
+                      const WrittenEncoding& encoding, const QuantizedLayout& form,
                       const std::vector<Value>& values) {
     RepackedTensor& tensor = made_.repacked.emplace_back();
     tensor.name = target;

@@ -40,10 +40,10 @@ struct Values {
 [[nodiscard]] bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept;
 
 // As `is_decoded` and `options.experts` ask for. `broken`: what check_expert_series() found.
-[[nodiscard]] Values values_of(const std::shared_ptr<const Catalog>& catalog,
-                               const ConvertOptions& options, bool is_decoded,
-                               const std::set<std::string, std::less<>>& broken,
-                               std::vector<Finding>& findings);
+[[nodiscard]] Values decoded_values(const std::shared_ptr<const Catalog>& catalog,
+                                    const ConvertOptions& options, bool is_decoded,
+                                    const std::set<std::string, std::less<>>& broken,
+                                    std::vector<Finding>& findings);
 
 // Of all tensors of joined checkpoints that are merged or decoded; the others of the first stay as
 // they are. Throws Error "plan.options" for options that do not go with the catalog.

@@ -27,7 +27,7 @@ struct BoxRead {
   BoxDims dims;
   Dtype stored = Dtype::f32;           // of the elements, once they are decoded
   const Decoding* decoding = nullptr;  // null: the source's own bytes are copied
-  DecodeForm form;                     // of the decoding
+  PreparedDecoder form;                // of the decoding
   bool is_direct = false;              // read into its place
   bool is_transposed = false;
   InnerRun run;            // read in one go

@@ -35,7 +35,7 @@ std::pair<std::uint32_t, std::uint64_t> first_place(const ValueSet& values, cons
 }
 
 void prepare(const Value& target, GroupMember& member, Group& group) {
-  QuantizeForm& form = member.form.emplace();
+  QuantizedLayout& form = member.form.emplace();
   if (auto problem =
           prepare_quantization(*target.quantization, *target.shape, target.dtype, form)) {
     refuse_quantization(target, std::move(*problem));
@@ -52,7 +52,7 @@ void prepare(const Value& target, GroupMember& member, Group& group) {
 
 // Keeps memory from the first window to the last.
 void hold(GroupMember& member, Group& group, ValueSink& sink) {
-  const QuantizeForm& form = *member.form;
+  const QuantizedLayout& form = *member.form;
   member.held.resize(form.parts.size());
   for (std::size_t i = 0; i < form.parts.size(); ++i) {
     if (!is_finished_whole(form, i) || sink.place(member.target, i) != nullptr) continue;
@@ -70,7 +70,7 @@ GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> targets
   GroupSize size;
   for (const std::uint32_t i : targets) {
     const Value& target = values[i];
-    QuantizeForm form;
+    QuantizedLayout form;
     const std::uint64_t bytes = target.bytes_of(target.elements());
     if (target.quantization &&
         !prepare_quantization(*target.quantization, *target.shape, target.dtype, form)) {
@@ -98,7 +98,7 @@ void append_groups(const ValueSet& values, std::span<const std::uint32_t> target
   for (std::size_t i = 0; i < items.size(); ++i) {
     items[i].group = i;
     const Value& target = values[items[i].target];
-    QuantizeForm form;
+    QuantizedLayout form;
     if (!target.quantization || target.quantization->group.empty() ||
         prepare_quantization(*target.quantization, *target.shape, target.dtype, form) ||
         !shares_scale(*target.quantization, form)) {

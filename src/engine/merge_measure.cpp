@@ -32,7 +32,7 @@ MergeStatistics::Numbers arc_factors(const DotSums& sums, double place) {
 
 void MergeReader::measure() {
   auto found = statistics_.of(*target_, [&] {
-    return merge_->form == MergeForm::slerp ? measure_arc() : measure_magnitudes();
+    return merge_->op == MergeOp::slerp ? measure_arc() : measure_magnitudes();
   });
   if (found) {
     measured_ = *std::move(found);

@@ -139,7 +139,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   check_destinations(plan, destinations);
   Storage& storage = plan.catalog->storage(options.storage);
   const ValueSet values = values_of(plan);
-  const std::vector<DecodeForm> forms = prepare_decodings(values);
+  const std::vector<PreparedDecoder> forms = prepare_decodings(values);
   check_claims(*plan.catalog, storage);
   Report report;
   report.bytes_read = compare_ties(plan, storage, report.findings, options.observer);

@@ -168,7 +168,7 @@ class Binder {
         }
         source = bound_[source];
       }
-      DecodeForm form;
+      PreparedDecoder form;
       if (auto problem = check_decoding(plan_.catalog->tensors(), decoding, form)) fail(*problem);
       const QuantizedTensor* const quantized =
           plan_.catalog->quantized().find(decoding.sources.front());
@@ -191,7 +191,7 @@ class Binder {
 
   void check_quantization(std::size_t i) const {
     const PlannedTarget& target = plan_.targets[i];
-    QuantizeForm form;
+    QuantizedLayout form;
     auto problem = prepare_quantization(*target.quantization, target.shape, target.dtype, form);
     if (!problem && target.recipe.origin != Origin::checkpoint) {
       problem = Problem{"only what the checkpoint gives is quantized",

@@ -116,7 +116,7 @@ void Planner::check_recipes() {
     throw Error("plan.recipe", "constants have no boxes, and are small",
                 {.tensor = recipe.target, .field = "recipes"});
   }
-  DecodeForm form;
+  PreparedDecoder form;
   for (std::size_t i = 0; i < plan_.decodings.size(); ++i) {
     if (auto problem = check_decoding(plan_.catalog->tensors(), plan_.decodings[i], form)) {
       throw_problem("plan.recipe", *problem, {.field = fmt::format("decodings[{}]", i)});

@@ -125,10 +125,10 @@ void visit_fields(Visitor& visitor, Like<Term> auto& term, const PlanNumbers& nu
 
 template <typename Visitor>
 void visit_fields(Visitor& visitor, Like<Merge> auto& merge, const PlanNumbers& numbers) {
-  visitor.member("form", merge.form);
+  visitor.member("form", merge.op);
   visitor.member("factor_bits", JsonBits(merge.factor));
   visitor.member("row_elements", merge.row_elements);
-  if (merge.form == MergeForm::differences) {
+  if (merge.op == MergeOp::differences) {
     visitor.member("pruning", merge.pruning);
     auto density_bits = std::bit_cast<std::uint64_t>(merge.density);
     visitor.member("density_bits", density_bits);

@@ -129,7 +129,7 @@ bool Planner::decode_boxes(std::size_t root) {
     if (!is_numbers && source.encoding.is_dtype()) continue;
     box.decoding = decoding_of(box.source, is_numbers ? decoded_dtype(planned.dtype) : Dtype::u8);
     codes_.mark_components(box.source, accounted_);
-    DecodeForm form;
+    PreparedDecoder form;
     auto problem = check_decoding(tensors, plan_.decodings[box.decoding], form);
     if (!problem) continue;
     Finding finding = {.code = "plan.encoding", .sources = {source.name}};

@@ -124,7 +124,7 @@ struct RecipeBuilder::Impl {
 
   Value decoded(Decoding decoding) {
     const auto& tensors = catalog->tensors();
-    DecodeForm form;
+    PreparedDecoder form;
     if (auto problem = check_decoding(tensors, decoding, form)) {
       problem->message = fmt::format("{}: {}", printable(decoding.kernel), problem->message);
       refuse_operation("decode", *problem,

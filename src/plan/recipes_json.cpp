@@ -188,7 +188,7 @@ class Reading {
   }
 
   void read_decodings(Element value, const JsonPlace& place, std::vector<Decoding>& decodings) {
-    DecodeForm form;
+    PreparedDecoder form;
     for (const auto item : reader_.array(value, place)) {
       const JsonPlace item_place = {&place, {}, decodings.size()};
       const auto parts = reader_.array(item, item_place);

@@ -116,7 +116,7 @@ void Planner::quantize(std::size_t root) {
   }
   if (asked == options_.quantize.end()) return;
   PlannedTarget& planned = plan_.targets[root];
-  QuantizeForm form;
+  QuantizedLayout form;
   auto problem = prepare_quantization(asked->second, target.shape, planned.dtype, form);
   if (!problem && !members(root).empty()) {
     const std::size_t other = is_root ? members(root).back() : root;

@@ -17,8 +17,8 @@ constexpr std::uint64_t word_outputs = 8;
 // ---- decoding: qweight I32 [in, out / 8], scales [groups, out], qzeros I32 [groups, out / 8]. The
 // result is [in, out].
 
-std::optional<Problem> prepare(const DecodeRequest& request, DecodeForm& made) {
-  words::Form form = {.layout = words::Layout::interleaved, .bits = 4};
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
+  words::Packing form = {.layout = words::Layout::interleaved, .bits = 4};
   if (auto wrong = words::check_module(request, form)) return wrong;
   const Shape codes({form.rows, form.columns / word_outputs});
   const Shape zeros({form.groups, form.columns / word_outputs});

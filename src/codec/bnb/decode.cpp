@@ -115,7 +115,7 @@ std::optional<Problem> check(const DecodeRequest& request, BnbEncoding encoding,
 }
 
 template <BnbEncoding encoding>
-std::optional<Problem> prepare(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
   constexpr bool by_rows = encoding == BnbEncoding::int8;
   const bool nested = request.parts.size() == 4;
   if (request.parts.size() != 2 && (!nested || by_rows)) {

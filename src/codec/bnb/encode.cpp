@@ -14,12 +14,12 @@ namespace {
 
 constexpr std::array<std::string_view, 2> dialects = {"bnb-cpu", "bnb-cuda"};
 
-void set_dialect(const Quantization& quantization, QuantizeForm& form) {
+void set_dialect(const Quantization& quantization, QuantizedLayout& form) {
   if (quantization.dialect == dialects[1]) form.bnb4.dialect = BnbDialect::cuda;
 }
 
 std::optional<Problem> write_rows(const Quantization& quantization, const Shape& shape,
-                                  QuantizeForm& form) {
+                                  QuantizedLayout& form) {
   set_dialect(quantization, form);
   if (quantization.nested) return Problem{"int8 has no nested scales"};
   if (shape.rank() != 2) {
@@ -35,7 +35,7 @@ std::optional<Problem> write_rows(const Quantization& quantization, const Shape&
 
 template <Bnb4Code code>
 std::optional<Problem> write_blocks(const Quantization& quantization, const Shape& /*shape*/,
-                                    QuantizeForm& form) {
+                                    QuantizedLayout& form) {
   set_dialect(quantization, form);
   if (!is_bnb_block_size(quantization.block_size)) {
     return Problem{"no such block size", fmt::format("{}", quantization.block_size),

@@ -115,7 +115,7 @@ bool is_byte(Encoding encoding) noexcept {
          encoding == Encoding(Dtype::f8_e8m0);
 }
 
-std::optional<Problem> prepare_blocks(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_blocks(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_bytes(request, 2)) return wrong;
   const auto blocks = request.parts[1].shape.numel();
   const auto codes = request.parts[0].shape.numel();
@@ -135,7 +135,7 @@ std::optional<Problem> prepare_blocks(const DecodeRequest& request, DecodeForm& 
 }
 
 template <Made part>
-std::optional<Problem> prepare_part(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_part(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_bytes(request, 1)) return wrong;
   const DecodePart& blocks = request.parts[0];
   if (blocks.encoding != Encoding(BlockFormat::mxfp4)) {

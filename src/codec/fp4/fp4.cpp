@@ -21,15 +21,15 @@ constexpr std::uint32_t none = TensorTable::none;
 // ---- decoding
 
 using scaled::Codes;
-using scaled::Form;
 using scaled::Global;
+using scaled::Layout;
 
 using scaled::nvfp4_block;
 using simd::mx_block;
 constexpr std::uint64_t mxfp4_block_bytes = 16;
 
-std::optional<Problem> prepare_block(const DecodeRequest& request, DecodeForm& made) {
-  Form form = {.codes = Codes::fp4};
+std::optional<Problem> prepare_block(const DecodeRequest& request, PreparedDecoder& made) {
+  Layout form = {.codes = Codes::fp4};
   if (auto wrong = scaled::check_codes(request, 2, {Dtype::i8, Dtype::u8}, "I8 or U8", 2)) {
     return wrong;
   }
@@ -40,8 +40,8 @@ std::optional<Problem> prepare_block(const DecodeRequest& request, DecodeForm& m
 }
 
 template <Global global>
-std::optional<Problem> prepare_nvfp4(const DecodeRequest& request, DecodeForm& made) {
-  Form form = {.codes = Codes::fp4};
+std::optional<Problem> prepare_nvfp4(const DecodeRequest& request, PreparedDecoder& made) {
+  Layout form = {.codes = Codes::fp4};
   if (auto wrong = scaled::check_codes(request, 3, {Dtype::i8, Dtype::u8}, "I8 or U8", 2)) {
     return wrong;
   }
@@ -65,7 +65,7 @@ Shape ungrouped(const Shape& shape) {
 }
 
 // GPT-OSS: U8 [..., groups, 16] and U8 [..., groups].
-std::optional<Problem> prepare_mxfp4(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_mxfp4(const DecodeRequest& request, PreparedDecoder& made) {
   if (request.parts.size() != 2) {
     return Problem{"the kernel takes weights and scales",
                    std::to_string(request.parts.size()) + " tensors", "2 tensors"};
@@ -83,7 +83,7 @@ std::optional<Problem> prepare_mxfp4(const DecodeRequest& request, DecodeForm& m
   if (const Shape shape = ungrouped(blocks.shape); shape != request.shape) {
     return Problem{"the kernel gives another shape", request.shape.text(), shape.text()};
   }
-  Form form = {.codes = Codes::fp4, .dtype = request.dtype, .by_exponent = true};
+  Layout form = {.codes = Codes::fp4, .dtype = request.dtype, .by_exponent = true};
   if (auto wrong = scaled::set_scale_dtype(scales, {Dtype::u8}, "U8", form)) return wrong;
   groups.pop_back();
   if (scales.shape.extents() != groups) {
@@ -229,7 +229,7 @@ using scaled::blocks_in;
 using scaled::with_last;
 
 std::optional<Problem> write_nvfp4(const Quantization& quantization, const Shape& shape,
-                                   QuantizeForm& form) {
+                                   QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   const std::uint64_t blocks = blocks_in(form.columns, nvfp4_block);
   form.needs_amax = true;
@@ -241,7 +241,7 @@ std::optional<Problem> write_nvfp4(const Quantization& quantization, const Shape
 }
 
 std::optional<Problem> write_mxfp4(const Quantization& quantization, const Shape& shape,
-                                   QuantizeForm& form) {
+                                   QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (form.columns % mx_block != 0) {
     return Problem{"a row is no whole blocks of 32 numbers", shape.text(),
@@ -258,7 +258,7 @@ constexpr std::array unified_names = {ComponentName{"data", "weight"},
                                       ComponentName{"scale_2", "weight_scale_2"}};
 constexpr std::array compressed_names = {
     ComponentName{"data", "weight_packed"}, ComponentName{"scale", "weight_scale"},
-    ComponentName{"scale_2", "weight_global_scale", ComponentForm::one, true}};
+    ComponentName{"scale_2", "weight_global_scale", ComponentShape::one, true}};
 
 constexpr std::array written = {
     WrittenEncoding{

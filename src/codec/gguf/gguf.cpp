@@ -126,7 +126,7 @@ std::optional<Problem> check_shape(const DecodeRequest& request, const Shape& ma
 }
 
 template <GgufMode mode>
-std::optional<Problem> prepare(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_part(request)) return wrong;
   const DecodePart& part = request.parts[0];
   const BlockLayout block = layout(part.encoding.block_format());
@@ -141,7 +141,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, DecodeForm& made) {
 }
 
 // One scale, or one for each matrix of a stack.
-std::optional<Problem> prepare_scaled(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_scaled(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_part(request, 2)) return wrong;
   const DecodePart& part = request.parts[0];
   const DecodePart& scale = request.parts[1];
@@ -164,7 +164,7 @@ std::optional<Problem> prepare_scaled(const DecodeRequest& request, DecodeForm& 
   return std::nullopt;
 }
 
-std::optional<Problem> prepare_bytes(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_bytes(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_part(request)) return wrong;
   if (request.dtype != Dtype::u8) {
     return Problem{"bytes are of another dtype", std::string(name(request.dtype)), "U8"};

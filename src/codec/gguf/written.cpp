@@ -16,8 +16,8 @@ namespace {
 // The bytes of ggml's reference.
 constexpr std::array<std::string_view, 1> dialects = {"ggml"};
 
-std::optional<Problem> check_importance(const Quantization& quantization, const QuantizeForm& form,
-                                        BlockFormat format) {
+std::optional<Problem> check_importance(const Quantization& quantization,
+                                        const QuantizedLayout& form, BlockFormat format) {
   if (quantization.importance == nullptr) {
     if (!needs_importance(format)) return std::nullopt;
     return Problem{"it needs an importance matrix", "none", "--imatrix"};
@@ -36,7 +36,7 @@ std::optional<Problem> check_importance(const Quantization& quantization, const 
 
 template <BlockFormat format>
 std::optional<Problem> prepare_block_format(const Quantization& quantization, const Shape& shape,
-                                            QuantizeForm& form) {
+                                            QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   const BlockLayout block = layout(format);
   if (form.columns % block.elements != 0) {

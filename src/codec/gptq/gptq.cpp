@@ -24,8 +24,8 @@ bool is_width(std::uint64_t bits) { return bits == 2 || bits == 3 || bits == 4 |
 // out].
 
 template <unsigned zero_offset>
-std::optional<Problem> prepare(const DecodeRequest& request, DecodeForm& made) {
-  words::Form form = {.layout = words::Layout::down, .zero_offset = zero_offset};
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
+  words::Packing form = {.layout = words::Layout::down, .zero_offset = zero_offset};
   if (auto wrong = words::check_module(request, form)) return wrong;
   const Shape& codes = request.parts[0].shape;
   form.bits = static_cast<unsigned>(codes[0] * word_bits / form.rows);

@@ -20,13 +20,14 @@ constexpr std::string_view metadata_key = "loadstone.int4";
 // ---- decoding
 
 using scaled::Codes;
-using scaled::Form;
+using scaled::Layout;
 
 // U8 [..., columns / 2], inverse scales F32, F16 or BF16 [..., blocks, 1] of 128 numbers each; or
 // U8 [..., rows / 2, columns], F32 [..., rows, columns / 128].
 template <bool is_flat>
-std::optional<Problem> prepare(const DecodeRequest& request, DecodeForm& made) {
-  Form form = {.codes = is_flat ? Codes::offset_nibbles : Codes::row_pairs, .dtype = request.dtype};
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
+  Layout form = {.codes = is_flat ? Codes::offset_nibbles : Codes::row_pairs,
+                 .dtype = request.dtype};
   if (auto wrong = scaled::check_codes(request, 2, {Dtype::u8}, "U8", 2, is_flat ? 1 : 2)) {
     return wrong;
   }
@@ -131,7 +132,7 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 // ---- writing
 
 std::optional<Problem> write_flat(const Quantization& quantization, const Shape& shape,
-                                  QuantizeForm& form) {
+                                  QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (form.matrix_elements() % block != 0 || form.columns % 2 != 0) {
     return Problem{"a matrix is no whole blocks of 128 numbers", shape.text(),
@@ -145,7 +146,7 @@ std::optional<Problem> write_flat(const Quantization& quantization, const Shape&
 }
 
 std::optional<Problem> write_row_pairs(const Quantization& quantization, const Shape& shape,
-                                       QuantizeForm& form) {
+                                       QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (shape.rank() < 2 || form.columns % block != 0 || form.rows % 2 != 0) {
     return Problem{"a matrix is no whole pairs of rows of blocks of 128 numbers", shape.text(),

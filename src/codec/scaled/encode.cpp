@@ -16,7 +16,7 @@ QuantizeDialect dialect_of(std::string_view name) noexcept {
 }  // namespace
 
 std::optional<Problem> begin_encoding(const Quantization& quantization, const Shape& shape,
-                                      QuantizeForm& form) {
+                                      QuantizedLayout& form) {
   form.dialect = dialect_of(quantization.dialect);
   if (quantization.nested) {
     return Problem{quantization.encoding + " has no nested scales"};
@@ -31,7 +31,7 @@ std::optional<Problem> begin_encoding(const Quantization& quantization, const Sh
 }
 
 std::optional<Problem> begin_matrices(const Quantization& quantization, const Shape& shape,
-                                      QuantizeForm& form) {
+                                      QuantizedLayout& form) {
   if (auto problem = begin_encoding(quantization, shape, form)) return problem;
   if (shape.rank() > 1) return std::nullopt;
   return Problem{"it takes matrices", shape.text(), "[..., rows, columns]"};
@@ -45,11 +45,11 @@ Shape with_last(const Shape& shape, std::size_t taken,
   return Shape(std::move(extents));
 }
 
-Dtype scale_dtype(const QuantizeForm& form) noexcept {
+Dtype scale_dtype(const QuantizedLayout& form) noexcept {
   return form.dialect == QuantizeDialect::compressed ? form.dtype : Dtype::f32;
 }
 
-std::uint64_t window_of_blocks(const QuantizeForm& form, std::uint64_t block) noexcept {
+std::uint64_t window_of_blocks(const QuantizedLayout& form, std::uint64_t block) noexcept {
   return form.columns % block == 0 ? block : form.columns;
 }
 

@@ -22,7 +22,7 @@ std::optional<Shape> widened(const Shape& shape, std::uint64_t factor, std::size
   return wide;
 }
 
-void start(const DecodeRequest& request, Form& form) {
+void start(const DecodeRequest& request, Layout& form) {
   form.dtype = request.dtype;
   form.elements = request.shape.numel().value_or(0);
 }
@@ -55,7 +55,7 @@ std::optional<Problem> check_codes(const DecodeRequest& request, std::size_t par
 
 std::optional<Problem> set_scale_dtype(const DecodePart& scales,
                                        std::initializer_list<Dtype> dtypes, const char* expected,
-                                       Form& form) {
+                                       Layout& form) {
   if (!is_one_of(scales.encoding, dtypes)) {
     return Problem{"scales of a dtype that the kernel does not know",
                    std::string(scales.encoding.name()), expected};
@@ -64,12 +64,12 @@ std::optional<Problem> set_scale_dtype(const DecodePart& scales,
   return std::nullopt;
 }
 
-std::optional<Problem> set_scale_dtype(const DecodePart& scales, Form& form) {
+std::optional<Problem> set_scale_dtype(const DecodePart& scales, Layout& form) {
   return set_scale_dtype(scales, {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::f8_e8m0, Dtype::u8},
                          "F32, BF16, F16, F8_E8M0 or U8", form);
 }
 
-std::optional<Problem> cut_evenly(const DecodeRequest& request, Form& form) {
+std::optional<Problem> cut_evenly(const DecodeRequest& request, Layout& form) {
   const Shape& shape = request.shape;
   const Shape& scales = request.parts[1].shape;
   if (shape.rank() < 2) return Problem{"the weights are no matrices", shape.text()};
@@ -99,7 +99,7 @@ std::optional<Problem> cut_evenly(const DecodeRequest& request, Form& form) {
 }
 
 std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_rows,
-                              std::uint64_t block_columns, Form& form) {
+                              std::uint64_t block_columns, Layout& form) {
   const Shape& shape = request.shape;
   const Shape& scales = request.parts[1].shape;
   if (shape.rank() < 2) return Problem{"the weights are no matrices", shape.text()};
@@ -125,7 +125,7 @@ std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_
   return Problem{"blocks and scales differ in number", scales.text(), whole.text()};
 }
 
-std::optional<Problem> set_global(const DecodeRequest& request, Global global, Form& form) {
+std::optional<Problem> set_global(const DecodeRequest& request, Global global, Layout& form) {
   const DecodePart& part = request.parts[2];
   form.global = global;
   form.global_count = part.shape.numel().value_or(0);
@@ -138,7 +138,7 @@ std::optional<Problem> set_global(const DecodeRequest& request, Global global, F
                  std::to_string(matrices)};
 }
 
-std::optional<Problem> set_zeros(const DecodeRequest& request, Form& form) {
+std::optional<Problem> set_zeros(const DecodeRequest& request, Layout& form) {
   const DecodePart& part = request.parts[2];
   form.has_zeros = true;
   if (!is_one_of(part.encoding, {Dtype::i8})) {

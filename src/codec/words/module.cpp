@@ -38,7 +38,7 @@ std::optional<Module> module_of(const TensorTable& table, std::uint32_t tensor) 
   return module;
 }
 
-std::optional<Problem> check_module(const DecodeRequest& request, Form& form) {
+std::optional<Problem> check_module(const DecodeRequest& request, Packing& form) {
   const auto& parts = request.parts;
   const auto refuse = [](const char* message, std::string found, std::string expected) {
     return Problem{message, std::move(found), std::move(expected)};
