@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "buffers.h"
+#include "codec/bnb/weights.h"
 #include "kernels/bnb_parts.h"
 #include "kernels/cast.h"
 #include "kernels/modelopt/scales.h"
@@ -21,10 +22,10 @@ Dtype number_dtype(std::string_view text) {
 }
 
 BnbDialect dialect_argument(std::string_view text) {
-  if (text == "bnb-cpu") return BnbDialect::cpu;
-  if (text == "bnb-cuda") return BnbDialect::cuda;
-  throw Error("usage", "unknown dialect",
-              {.field = "dialect", .found = std::string(text), .expected = "bnb-cpu or bnb-cuda"});
+  if (const auto dialect = from_name<BnbDialect>(text)) return *dialect;
+  throw Error(
+      "usage", "unknown dialect",
+      {.field = "dialect", .found = std::string(text), .expected = either(names_of<BnbDialect>())});
 }
 
 BnbEncoding encoding_argument(std::string_view text) {

@@ -127,6 +127,12 @@ void bind_kernels(nb::module_& module) {
              nb::arg("dtype"), nb::arg("offset") = 0.0f);
   module.def("decode_gguf", &decode_gguf, nb::arg("format"), nb::arg("blocks"), nb::arg("target"),
              nb::arg("dtype"), nb::arg("mode") = "exact");
+  nb::dict dialects;
+  for (const QuantizedEncoding& each : quantized_encodings()) {
+    dialects[nb::cast(each.name)] =
+        nb::tuple(nb::cast(std::vector(each.dialects.begin(), each.dialects.end())));
+  }
+  module.attr("DIALECTS") = dialects;
   module.def("gguf_layout", &gguf_layout, nb::arg("format"));
   // The safetensors name of what a user calls a dtype ("torch.bfloat16", "bf16"); None: nothing.
   module.def("parse_dtype", [](std::string_view text) -> std::optional<std::string_view> {

@@ -12,10 +12,10 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::array<std::string_view, 2> dialects = {"bnb-cpu", "bnb-cuda"};
+constexpr std::array dialects = {name(BnbDialect::cpu), name(BnbDialect::cuda)};
 
 void set_dialect(const Quantization& quantization, QuantizedLayout& form) {
-  if (quantization.dialect == dialects[1]) form.bnb4.dialect = BnbDialect::cuda;
+  form.bnb4.dialect = from_name<BnbDialect>(quantization.dialect).value_or(BnbDialect::cpu);
 }
 
 std::optional<Problem> write_rows(const Quantization& quantization, const Shape& shape,
