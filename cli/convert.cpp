@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "base/named.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -23,9 +22,6 @@ struct ConvertArgs {
   OpenArgs open;
   std::string to;
   std::string rules_path;
-  std::string unexpected = "warn";
-  bool dequantize = false;
-  std::string experts = "keep";
   WriteArgs write;
 };
 
@@ -36,9 +32,6 @@ ConvertOptions convert_options(const ConvertArgs& args, const Catalog& catalog) 
     options.rules = std::move(given.rules);
     options.recipes = std::move(given.recipes);
   }
-  options.unexpected = from_name<UnexpectedPolicy>(args.unexpected).value();
-  options.experts = expert_layout(args.experts).value_or(ExpertLayout::keep);
-  options.dequantize = args.dequantize;
   return options;
 }
 
@@ -67,7 +60,7 @@ void add_convert(Program& program, Chosen& chosen) {
       program.add_subcommand("convert", "Write a checkpoint anew, in bounded memory");
   const auto args = std::make_shared<ConvertArgs>();
   args->open.paths.resize(1);
-  args->open.gguf_rank_max = gguf_rank_max;
+  args->open.gguf_rank_max = defaults::gguf_rank_most;
   command
       .add_option("SOURCE", args->open.paths.front(), "",
                   "A file, a folder, an index, or a pattern")
@@ -78,15 +71,13 @@ void add_convert(Program& program, Chosen& chosen) {
       .required();
   command.add_option("--to", args->to, "FORMAT", "Format to write, which TARGET says already");
   command.add_option("--rules", args->rules_path, "FILE", rules_help);
-  command.add_option("--unexpected", args->unexpected, "P", "Tensors that recipes leave over")
-      .one_of(names_of<UnexpectedPolicy>());
+  command.add_choice("--unexpected", args->write.options.unexpected, "P",
+                     "Tensors that recipes leave over");
   add_write_options(command, args->write);
-  command.add_flag("--dequantize", args->dequantize,
+  command.add_flag("--dequantize", args->write.options.dequantize,
                    "Make numbers (--dtype, or bf16) of what is quantized in SOURCE");
-  command
-      .add_option("--experts", args->experts, "LAYOUT",
-                  "fused: all experts of a layer in one tensor; separate: each by itself")
-      .one_of({"keep", "fused", "separate"});
+  command.add_choice("--experts", args->write.options.experts, "LAYOUT",
+                     "fused: all experts of a layer in one tensor; separate: each by itself");
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
   command.set_action([args, &chosen] { return convert(*args, chosen.json); });

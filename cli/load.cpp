@@ -34,7 +34,7 @@ struct LoadArgs {
   std::string receipt;  // the kind of digest; empty: none
   std::string receipt_path;
   std::string read_ahead;
-  bool interleave = false;
+  ExecuteOptions options;  // those that are typed as they are
 };
 
 // What was done, and what it took.
@@ -92,9 +92,8 @@ Outcome do_load(const Plan& plan, const LoadArgs& args) {
   const InterruptibleWork work;
   WorkWatch watch;
   const HostMemory memory(plan);
-  ExecuteOptions options;
+  ExecuteOptions options = args.options;
   options.threads = args.plan.options.threads;
-  options.interleave = args.interleave;
   if (!args.read_ahead.empty()) {
     options.read_ahead_bytes = parse_size("--read-ahead", args.read_ahead);
   }
@@ -201,7 +200,7 @@ void add_load(Program& program, Chosen& chosen) {
                      "How far ahead of the readers the system is asked for bytes that its\n"
                      "page cache lacks; 0: never" +
                          default_text(human_bytes(defaults::read_ahead_bytes)));
-  command.add_flag("--interleave", args->interleave,
+  command.add_flag("--interleave", args->options.interleave,
                    "Take memory from all memory nodes of the machine in turns");
   add_html_option(command, args->plan.html_path);
   add_receipt_option(command, args->receipt,

@@ -17,7 +17,6 @@ namespace {
 struct MergeArgs {
   OpenArgs open;
   AdapterArgs lora;
-  std::string method = "linear";
   bool normalise = false;
   MergeOptions options;
   WriteArgs write;
@@ -29,7 +28,6 @@ int merge(const MergeArgs& args, bool json) {
   }
   check_write(args.write);
   MergeOptions options = args.options;
-  options.method = parse_merge_method(args.method).value();
   if (args.normalise) options.normalise = true;
   options.weights.clear();
   std::vector<std::shared_ptr<const Catalog>> checkpoints;
@@ -41,7 +39,7 @@ int merge(const MergeArgs& args, bool json) {
     if (base.empty()) base = std::move(path);
   }
   options.adapters = args.lora.open(args.open, checkpoints);
-  options.tie = args.lora.tie_policy();
+  options.tie = args.lora.tie;
   ConvertOptions all = write_options(args.write, base, *checkpoints.front());
   all.merge = std::move(options);
   const auto catalog = std::make_shared<const Catalog>(std::move(checkpoints));
@@ -54,7 +52,7 @@ void add_merge(Program& program, Chosen& chosen) {
   const Command command =
       program.add_subcommand("merge", "Merge models and adapters, in bounded memory");
   const auto args = std::make_shared<MergeArgs>();
-  args->open.gguf_rank_max = gguf_rank_max;
+  args->open.gguf_rank_max = defaults::gguf_rank_most;
   command
       .add_option("MODEL", args->open.paths, "",
                   "The base, or the models to add, each with its weight: a:0.5 b:0.5")
@@ -64,11 +62,9 @@ void add_merge(Program& program, Chosen& chosen) {
                   "NAME.safetensors or NAME.gguf: one file; else a folder for shards and index")
       .required();
   add_adapter_options(command, args->lora);
-  command
-      .add_option("--method", args->method, "M",
-                  "How models become one: linear (default), slerp, task-arithmetic, ties,\n"
-                  "dare-linear or dare-ties; but for linear the first is the base")
-      .one_of({"linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"});
+  command.add_choice("--method", args->options.method, "M",
+                     "How models become one: linear (default), slerp, task-arithmetic, ties,\n"
+                     "dare-linear or dare-ties; but for linear the first is the base");
   command.add_flag("--normalise", args->normalise,
                    "Divide by the sum of the weights (ties and dare-ties always do)");
   command.add_option("--scale", args->options.scale, "S",

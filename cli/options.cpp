@@ -1,6 +1,7 @@
 #include "cli/options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -17,6 +18,7 @@
 #include "cli/output.h"
 #include "formats/document.h"
 #include "loadstone/error.h"
+#include "loadstone/receipt.h"
 #include "loadstone/remote.h"
 #include "plan/devices.h"
 #include "plan/origins.h"
@@ -109,8 +111,6 @@ PlanOptions plan_options(const PlanArgs& args) {
   if (!args.device_map.empty()) options.device_map = parse_device_map(args.device_map);
   options.max_memory = memory_limits(args);
   if (options.device_map.mode) add_host_capacity(options);
-  options.missing = from_name<MissingPolicy>(args.missing).value();
-  options.unexpected = from_name<UnexpectedPolicy>(args.unexpected).value();
   if (!args.staging.empty()) {
     options.staging_bytes_max = parse_size("--staging", args.staging, 1);
   }
@@ -155,7 +155,7 @@ void add_open_options(Command command, OpenArgs& args) {
       .add_option("--gguf-rank-max", args.gguf_rank_max, "N",
                   "Most dims of a GGUF tensor; video models may have 5 (default: " +
                       std::to_string(args.gguf_rank_max) + ")")
-      .in_range(1u, 8u, "1-8");
+      .in_range(1u, defaults::gguf_rank_most, fmt::format("1-{}", defaults::gguf_rank_most));
   command.add_option("--ca-file", args.remote.ca_file, "FILE",
                      "Trusted authorities of https, as PEM (default: SSL_CERT_FILE, the system's)");
   command.add_option("--proxy", args.remote.proxy, "URL",
@@ -184,8 +184,6 @@ Weighted parse_weighted(const std::string& text) {
   return {text.substr(0, colon), weight};
 }
 
-TiePolicy AdapterArgs::tie_policy() const { return from_name<TiePolicy>(tie).value(); }
-
 std::vector<MergeAdapter> AdapterArgs::open(
     const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const {
   if (!ignore.empty() && adapters.empty()) {
@@ -205,11 +203,9 @@ void add_adapter_options(Command command, AdapterArgs& args) {
                      "An adapter with the factor of what it adds: a:0.8; repeatable");
   command.add_option("--lora-ignore", args.ignore, "PATTERN",
                      "Tensors of adapters that are left out, by a pattern; repeatable");
-  command
-      .add_option("--tie", args.tie, "P",
-                  "Other names of a tied tensor that an adapter changes: split (default):\n"
-                  "they keep the base's value; keep: they change with it")
-      .one_of(names_of<TiePolicy>());
+  command.add_choice("--tie", args.tie, "P",
+                     "Other names of a tied tensor that an adapter changes: split (default):\n"
+                     "they keep the base's value; keep: they change with it");
 }
 
 Command add_plan_options(Command command, PlanArgs& args) {
@@ -218,9 +214,9 @@ Command add_plan_options(Command command, PlanArgs& args) {
       plan.add_option("--skeleton", args.skeleton_path, "FILE",
                       "What the model needs, as JSON (default: the checkpoint's tensors)");
   plan.add_option("--rules", args.rules_path, "FILE", rules_help).needs(skeleton);
-  plan.add_option(
-          "--strip-prefix", args.strip_prefixes, "P",
-          "Taken from names where all have it; repeatable (default: module. and _orig_mod.)")
+  plan.add_option("--strip-prefix", args.strip_prefixes, "P",
+                  "Taken from names where all have it; repeatable" +
+                      default_text(fmt::format("{}", fmt::join(defaults::strip_prefixes, " and "))))
       .needs(skeleton);
   plan.add_option("--dtype", args.dtype, "T",
                   "Cast parameters to this dtype; auto: keep the file's");
@@ -230,11 +226,11 @@ Command add_plan_options(Command command, PlanArgs& args) {
                   "Limit of a device, as in cpu=8GiB; repeatable");
   plan.add_option("--offload-folder", args.options.offload_folder, "DIR",
                   "Where tensors placed on disk are written");
-  plan.add_option("--missing", args.missing, "P", "Tensors that the checkpoint lacks")
-      .one_of(names_of<MissingPolicy>(
-          [](MissingPolicy policy) { return !missing_row(policy).needs_model; }));
-  plan.add_option("--unexpected", args.unexpected, "P", "Tensors that the model does not need")
-      .one_of(names_of<UnexpectedPolicy>());
+  plan.add_choice("--missing", args.options.missing, "P", "Tensors that the checkpoint lacks",
+                  names_of<MissingPolicy>(
+                      [](MissingPolicy policy) { return !missing_row(policy).needs_model; }));
+  plan.add_choice("--unexpected", args.options.unexpected, "P",
+                  "Tensors that the model does not need");
   plan.add_option(
       "--staging", args.staging, "SIZE",
       "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
@@ -264,7 +260,7 @@ Plan make_plan(const PlanArgs& args) {
   if (has_skeleton) skeleton = parse_file(args.skeleton_path, Skeleton::from_json);
   std::vector<std::shared_ptr<const Catalog>> checkpoints = {open_paths(args.open)};
   options.adapters = args.lora.open(args.open, checkpoints);
-  options.tie = args.lora.tie_policy();
+  options.tie = args.lora.tie;
   auto catalog = checkpoints.front();
   if (checkpoints.size() > 1) catalog = std::make_shared<const Catalog>(std::move(checkpoints));
   if (!has_skeleton) skeleton = Skeleton::from_catalog(*catalog);
@@ -299,7 +295,7 @@ void add_receipt_option(Command command, std::string& kind, const std::string& h
   command
       .add_option("--receipt", kind, "KIND",
                   help + "xxh3-128 detects accidents, sha256-tree is proof against tampering")
-      .one_of({"xxh3-128", "sha256-tree"});
+      .one_of(names_of<DigestKind>());
 }
 
 void add_html_option(Command command, std::string& path) {

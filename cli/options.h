@@ -44,9 +44,8 @@ struct Weighted {
 struct AdapterArgs {
   std::vector<std::string> adapters;
   std::vector<std::string> ignore;
-  std::string tie{name(TiePolicy::split)};
+  TiePolicy tie = MergeOptions{}.tie;
 
-  [[nodiscard]] TiePolicy tie_policy() const;
   // Opens them, behind the checkpoints that are there. Throws Error "usage".
   [[nodiscard]] std::vector<MergeAdapter> open(
       const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const;
@@ -62,8 +61,6 @@ struct PlanArgs {
   std::string dtype;
   std::string device_map;
   std::vector<std::string> max_memory;
-  std::string missing = "error";
-  std::string unexpected = "warn";
   std::string staging;
   AdapterArgs lora;
   PlanOptions options;  // those that are typed as they are

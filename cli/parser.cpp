@@ -167,6 +167,11 @@ LOADSTONE_OPTION(std::optional<double>)
 LOADSTONE_OPTION(std::optional<std::uint64_t>)
 #undef LOADSTONE_OPTION
 
+Option Command::add_word(const std::string& names, std::function<void(const std::string&)> set,
+                         const std::string& type, const std::string& help) const {
+  return Option(app_->add_option_function(names, set, help)->type_name(type)->group(group_));
+}
+
 Option Command::add_flag(const std::string& names, bool& value, const std::string& help) const {
   return Option(app_->add_flag(names, value, help)->group(group_));
 }

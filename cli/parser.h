@@ -5,8 +5,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "base/named.h"
 #include "cli/table.h"
 
 namespace CLI {
@@ -47,6 +49,14 @@ class Command {
   template <typename Value>
   Option add_option(const std::string& names, Value& value, const std::string& type,
                     const std::string& help) const;
+  // An enumerator, by its name: one of `words`.
+  template <typename Enum>
+  Option add_choice(const std::string& names, Enum& value, const std::string& type,
+                    const std::string& help,
+                    std::vector<std::string> words = names_of<Enum>()) const {
+    const auto set = [&value](const std::string& word) { value = from_name<Enum>(word).value(); };
+    return add_word(names, set, type, help).one_of(std::move(words));
+  }
   Option add_flag(const std::string& names, bool& value, const std::string& help) const;
   // Returns the exit status; throws for failures.
   void set_action(std::function<int()> action) const;
@@ -54,6 +64,9 @@ class Command {
   [[nodiscard]] std::vector<std::string> typed_options() const;
 
  private:
+  Option add_word(const std::string& names, std::function<void(const std::string&)> set,
+                  const std::string& type, const std::string& help) const;
+
   CLI::App* app_;
   std::function<int()>* chosen_;
   std::string group_ = "Options";

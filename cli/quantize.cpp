@@ -33,29 +33,26 @@ void add_quantize_options(Command command, QuantizeArgs& args) {
       "Encoding of weights inside decoder layers:\n" + in_lines(encodings + "none;") +
           "\nwith a pattern of names: of these only. Repeatable, the first that fits wins."
           "\nTo NAME.gguf also llama.cpp's mixes: q4_k_m, q5_k_s, f16 ...");
-  group.add_option("--include", args.include, "REGEX", "Quantize these too. Repeatable");
-  group.add_option("--exclude", args.exclude, "REGEX", "Leave these as they are. Repeatable");
+  group.add_option("--include", args.options.include, "REGEX", "Quantize these too. Repeatable");
+  group.add_option("--exclude", args.options.exclude, "REGEX",
+                   "Leave these as they are. Repeatable");
   group
       .add_option("--style", args.style, "STYLE",
                   "Whose names and configs (default: modelopt; for encodings of bitsandbytes:\n"
                   "always its own). Without --quantize: codes get them, and no number changes")
       .one_of(names_of<QuantizeStyle>());
-  group.add_option("--mode", args.mode, "MODE", "exact (default), or the bytes of ModelOpt itself")
-      .one_of({"exact", "modelopt-compat"});
+  group.add_choice("--mode", args.mode, "MODE", "exact (default), or the bytes of ModelOpt itself");
   group.add_option("--imatrix", args.imatrix, "FILE",
                    "GGUF: how much columns matter, as llama-imatrix measured it (.gguf or .dat)");
-  group.add_flag("--allow-non-finite", args.allow_non_finite,
+  group.add_flag("--allow-non-finite", args.options.allow_non_finite,
                  "Go on where numbers are NaN or inf, or become so in the dtype that is written");
 }
 
 QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
-  QuantizeOptions options;
-  options.allow_non_finite = args.allow_non_finite;
-  options.include = args.include;
-  options.exclude = args.exclude;
+  QuantizeOptions options = args.options;
   options.style = from_name<QuantizeStyle>(args.style);
   if (args.formats.empty()) {
-    if (args.mode != "exact") {
+    if (args.mode != QuantizeMode::exact) {
       throw Error("usage", "--mode says how --quantize writes; it is not there");
     }
     if (!args.imatrix.empty()) {
@@ -63,14 +60,13 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
     }
     return options;
   }
-  const QuantizeMode mode = quantize_mode(args.mode).value_or(QuantizeMode::exact);
   for (const std::string& text : args.formats) {
     // Patterns may hold the sign too; encodings do not.
     const auto sign = text.rfind('=');
     QuantizeFormat& made = options.formats.emplace_back();
     if (sign != std::string::npos) made.pattern = text.substr(0, sign);
-    made.quantization =
-        parse_quantization(sign == std::string::npos ? text : text.substr(sign + 1), mode, format);
+    made.quantization = parse_quantization(sign == std::string::npos ? text : text.substr(sign + 1),
+                                           args.mode, format);
   }
   if (!args.imatrix.empty()) {
     if (format != FileFormat::gguf) {

@@ -12,12 +12,10 @@ namespace loadstone::cli {
 // As typed.
 struct QuantizeArgs {
   std::vector<std::string> formats;
-  std::vector<std::string> include;
-  std::vector<std::string> exclude;
   std::string style;
-  std::string mode = "exact";
+  QuantizeMode mode = QuantizeMode::exact;
   std::string imatrix;
-  bool allow_non_finite = false;
+  QuantizeOptions options;  // those that are typed as they are
   bool copy_code = false;
 };
 

@@ -31,7 +31,7 @@ struct VerifyArgs {
   OpenArgs open;  // its paths are not used: each of the two is a checkpoint
   std::string first;
   std::string second;
-  unsigned threads = 0;
+  VerifyOptions options;
   bool receipt = false;
   bool digests = false;
   std::string receipt_path;
@@ -41,8 +41,7 @@ struct VerifyArgs {
 VerifyReport read_all(const Catalog& first, const Catalog* second, const VerifyArgs& args) {
   const InterruptibleWork work;
   WorkWatch watch;
-  VerifyOptions options;
-  options.threads = args.threads;
+  VerifyOptions options = args.options;
   options.observer = &watch;
   options.is_finite = args.open.strict;
   std::error_code problem;
@@ -115,9 +114,8 @@ int verify_with_receipt(const VerifyArgs& args, bool json) {
       parse_file(receipt_path(args), receipt_from_json, {"receipt.json", receipt_json_bytes_max});
   const InterruptibleWork work;
   WorkWatch watch;
-  VerifyOptions options;
+  VerifyOptions options = args.options;
   options.storage = args.open.options().storage;
-  options.threads = args.threads;
   options.observer = &watch;
   // A load writes no files: A is the first checkpoint that it read.
   const bool is_load = receipt.outputs.empty();
@@ -170,7 +168,7 @@ void add_verify(Program& program, Chosen& chosen) {
                   "With a receipt: what A was made of, to be compared too; again for each BASE,\n"
                   "model and adapter of a merge")
       .shown_once();
-  add_threads_option(command, args->threads, "Readers", defaults::verify_threads_max);
+  add_threads_option(command, args->options.threads, "Readers", defaults::verify_threads_max);
   add_open_options(command, args->open);
   add_json_flag(command, chosen.json);
   command.set_action([args, &chosen] { return verify(*args, chosen.json); });

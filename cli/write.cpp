@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/json_writer.h"
-#include "base/named.h"
 #include "base/text.h"
 #include "cli/interrupt.h"
 #include "cli/machine.h"
@@ -44,10 +43,9 @@ bool is_split(const WriteArgs& args) {
 }
 
 ConvertRun run_options(const WriteArgs& args) {
-  ConvertRun run = {.resume = args.resume, .part = {}, .finish = args.finish};
+  ConvertRun run = args.run;
   if (!args.part.empty()) run.part = part_option(args.part);
   if (!args.receipt.empty()) run.receipt = digest_kind(args.receipt);
-  run.page_cache = parse_page_cache(args.page_cache);
   if (run.part && run.finish) {
     throw Error("usage", "--finish comes when all parts are done, not with --part");
   }
@@ -118,7 +116,7 @@ void add_write_options(Command command, WriteArgs& args) {
   command.add_option(
       "--metadata", args.metadata_path, "FILE",
       "Keys to add to the metadata or to replace there, as JSON; a GGUF file has them typed");
-  command.add_flag("--beyond-ggml", args.beyond_ggml,
+  command.add_flag("--beyond-ggml", args.options.beyond_ggml,
                    "GGUF: more than 4 dims and long names, which ggml refuses and ComfyUI reads");
   command.add_option("--shard-size", args.shard_size, "SIZE",
                      "Bytes of tensors in a shard; NAME.gguf becomes NAME-00001-of-00003.gguf ..." +
@@ -129,19 +127,17 @@ void add_write_options(Command command, WriteArgs& args) {
       "model of diffusers)");
   command.add_option("--max-memory", args.max_memory, "SIZE",
                      "Never take more, or refuse to start");
-  add_threads_option(command, args.threads, "Threads");
-  command.add_flag("--resume", args.resume,
+  add_threads_option(command, args.options.threads, "Threads");
+  command.add_flag("--resume", args.run.resume,
                    "Keep the shards that an ended run of the same conversion finished");
   command.add_option("--part", args.part, "I/N",
                      "Do this share of the shards only; they wait beside TARGET for --finish");
-  command.add_flag("--finish", args.finish, "Check the shards of all parts and make TARGET");
+  command.add_flag("--finish", args.run.finish, "Check the shards of all parts and make TARGET");
   add_receipt_option(command, args.receipt,
                      "Write a receipt: digests of what was read and written, by KIND:\n");
-  command
-      .add_option("--page-cache", args.page_cache, "WHEN",
-                  "Pages of files that were read or written: keep, release, or auto (default):\n"
-                  "released where the files come to more than half of the machine's memory")
-      .one_of(names_of<PageCache>());
+  command.add_choice("--page-cache", args.run.page_cache, "WHEN",
+                     "Pages of files that were read or written: keep, release, or auto (default):\n"
+                     "released where the files come to more than half of the machine's memory");
   command.add_flag("--dry-run", args.dry_run, "Say what would be written, and stop");
   command.add_flag("--tensors", args.tensors, "With --dry-run: list every tensor");
   command.add_flag("--copy-code", args.quantize.copy_code,
@@ -156,7 +152,7 @@ void check_write(const WriteArgs& args) {
 
 ConvertOptions write_options(const WriteArgs& args, const std::string& source,
                              const Catalog& catalog) {
-  ConvertOptions options;
+  ConvertOptions options = args.options;
   const auto format = format_of_target(args.target);
   options.format = format.value_or(FileFormat::safetensors);
   options.is_split = is_split(args);
@@ -165,7 +161,6 @@ ConvertOptions write_options(const WriteArgs& args, const std::string& source,
   if (!args.metadata_path.empty()) {
     options.metadata = parse_file(args.metadata_path, metadata_from_json);
   }
-  options.beyond_ggml = args.beyond_ggml;
   if (options.one_file && !args.shard_size.empty()) {
     throw Error("usage", "--shard-size needs a folder as TARGET, and this is a file's name");
   }
@@ -185,7 +180,6 @@ ConvertOptions write_options(const WriteArgs& args, const std::string& source,
   if (!args.max_memory.empty()) {
     options.memory_bytes_max = parse_size("--max-memory", args.max_memory, 1);
   }
-  options.threads = args.threads;
   options.quantize = quantize_options(args.quantize, options.format);
   options.folder = format ? folders_left_out(source)
                           : read_model_folder(catalog, source, args.quantize.copy_code);
@@ -194,7 +188,7 @@ ConvertOptions write_options(const WriteArgs& args, const std::string& source,
 
 int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                      const WriteArgs& args, bool is_strict, bool json) {
-  const ConvertRun run = run_options(args);
+  ConvertRun run = run_options(args);
   Conversion conversion = make_conversion(catalog, options);
   if (conversion.ok()) {
     std::ranges::move(check_target(conversion, args.target, run),
@@ -207,9 +201,10 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   if (!json) print_warnings(conversion.plan.findings);
   const InterruptibleWork work;
   WorkWatch watch;
+  run.observer = &watch;
   const ConvertReport report = [&] {
     try {
-      return convert(conversion, args.target, &watch, nullptr, run);
+      return convert(conversion, args.target, run);
     } catch (const Error& error) {
       watch.clear();
       if (error.code() == "cancelled" && !json) hint_at_resume(options, run);

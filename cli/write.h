@@ -11,25 +11,19 @@
 
 namespace loadstone::cli {
 
-// More dims than ggml knows: files of video models hold patch embeddings of five.
-inline constexpr std::uint32_t gguf_rank_max = 8;
-
 // As typed.
 struct WriteArgs {
   std::string target;
   std::string dtype;
   std::string block_dtype;
   std::string metadata_path;
-  bool beyond_ggml = false;
   std::string shard_size;
   std::string name;
   std::string max_memory;
-  unsigned threads = 0;
+  ConvertOptions options;  // those that are typed as they are
   std::string part;
-  bool resume = false;
-  bool finish = false;
   std::string receipt;
-  std::string page_cache = "auto";
+  ConvertRun run;
   bool dry_run = false;
   bool tensors = false;
   QuantizeArgs quantize;

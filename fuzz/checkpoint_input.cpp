@@ -60,10 +60,10 @@ std::vector<FileTensor> random_tensors(Input& input) {
       tensor.shape = {tensor.data.size()};
     } else {
       tensor.shape = shape_of(input);
-      auto bytes = bytes_of(*Encoding::from_name(tensor.dtype), tensor.shape);
+      auto bytes = bytes_of(*parse_encoding(tensor.dtype), tensor.shape);
       if (!bytes) {
         tensor.shape = {8};
-        bytes = bytes_of(*Encoding::from_name(tensor.dtype), tensor.shape);
+        bytes = bytes_of(*parse_encoding(tensor.dtype), tensor.shape);
       }
       tensor.data = values(input, *bytes);
     }
@@ -74,7 +74,7 @@ std::vector<FileTensor> random_tensors(Input& input) {
 
 FileTensor make(std::string name, const char* dtype, std::vector<std::uint64_t> shape,
                 Input& input) {
-  const auto bytes = bytes_of(*Encoding::from_name(dtype), shape).value_or(0);
+  const auto bytes = bytes_of(*parse_encoding(dtype), shape).value_or(0);
   return {std::move(name), dtype, std::move(shape), values(input, bytes)};
 }
 

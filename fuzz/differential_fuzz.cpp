@@ -349,7 +349,7 @@ void convert_with(const Generator& generator, const std::shared_ptr<const Catalo
   const Conversion conversion = make_conversion(catalog, options);
   if (!conversion.ok()) return;  // no safetensors file holds complex128
   const std::string target = folder / "target.safetensors";
-  convert(conversion, target, nullptr, &storage);
+  convert(conversion, target, {.storage = &storage});
   const auto made = open_checkpoint(target);
   const std::string file = test::read_file(target);
   for (const TargetRecipe& recipe : generator.recipes.targets) {

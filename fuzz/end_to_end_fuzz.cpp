@@ -139,8 +139,8 @@ std::shared_ptr<const Catalog> convert_to(const std::shared_ptr<const Catalog>& 
     const Conversion conversion = make_conversion(catalog, options);
     require(!to_table(conversion, true).empty() && !to_json(conversion).empty());
     if (output_bytes(conversion) > bytes_max || conversion.peak_bytes > 16 * bytes_max) return {};
-    const ConvertRun how = {.resume = run.input.chance(20), .part = {}, .finish = false};
-    const ConvertReport report = convert(conversion, target, nullptr, storage, how);
+    const ConvertRun how = {.resume = run.input.chance(20), .part = {}, .storage = storage};
+    const ConvertReport report = convert(conversion, target, how);
     require(conversion.ok());
     require(!to_json(report).empty());
     auto made = open_checkpoint(is_gguf ? report.outputs.front() : target, {.gguf_rank_max = 8});

@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "loadstone/defaults.h"
 #include "loadstone/dtype.h"
 #include "loadstone/export.h"
 #include "loadstone/finding.h"
@@ -167,7 +168,7 @@ class LOADSTONE_API Catalog {
   [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
-  // Warnings met while opening; never errors (those are thrown).
+  // Warnings met while opening; never errors (those are thrown). all_findings() has more.
   [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
   // `other`, or where that is null the storage that the checkpoint was opened through.
   [[nodiscard]] Storage& storage(Storage* other = nullptr) const noexcept;
@@ -218,9 +219,7 @@ class LOADSTONE_API Catalog {
 struct OpenOptions {
   // Follow links that leave the checkpoint's folder (default: only into the blobs/ of a hub cache).
   bool allow_links = false;
-  // ggml knows tensors of at most 4 dims. Files of video models hold patch embeddings of 5, which
-  // the programs that read them accept: a caller that serves these allows more.
-  std::uint32_t gguf_rank_max = 4;
+  std::uint32_t gguf_rank_max = defaults::gguf_rank_max;  // dims of a GGUF tensor, at most
   // Where to read from, now and whenever the catalog is used, so it must live as long; null means
   // the machine's own file system.
   Storage* storage = nullptr;
@@ -242,5 +241,9 @@ struct OpenOptions {
 // The same for people: shards, metadata, totals per encoding, findings; with a row a tensor on
 // request.
 [[nodiscard]] LOADSTONE_API std::string to_table(const Catalog& catalog, bool with_tensors);
+
+// Returns the findings about the files, and the errors that headers alone show, sorted: quantized
+// tensors that cannot be read, experts that are not whole. They are in the two above.
+[[nodiscard]] LOADSTONE_API std::vector<Finding> all_findings(const Catalog& catalog);
 
 }  // namespace loadstone

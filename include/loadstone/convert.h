@@ -172,7 +172,7 @@ struct ConvertOptions {
   // All that the conversion takes, lists of tensors included. Where that is not enough the plan is
   // refused: finding "plan.over_budget" with the least that would be.
   std::optional<std::uint64_t> memory_bytes_max;
-  unsigned threads = 0;  // 0: one per core, at most 16
+  unsigned threads = 0;  // 0: one per core, at most defaults::threads_max
 };
 
 // A tensor of an output file: a target, or one part of a target that is quantized.
@@ -271,8 +271,8 @@ enum class PageCache : std::uint8_t { automatic, keep, release };
 
 // "auto", "keep", "release"
 [[nodiscard]] LOADSTONE_API std::string_view name(PageCache choice) noexcept;
-// Throws Error "plan.options".
-[[nodiscard]] LOADSTONE_API PageCache parse_page_cache(std::string_view text);
+[[nodiscard]] LOADSTONE_API std::optional<PageCache> parse_page_cache(
+    std::string_view text) noexcept;
 
 // What one call does of a conversion. As it stands: all of it, from the beginning.
 struct ConvertRun {
@@ -288,6 +288,8 @@ struct ConvertRun {
   // goes on reads them.
   std::optional<DigestKind> receipt = {};
   PageCache page_cache = PageCache::automatic;
+  Observer* observer = nullptr;  // told the progress, and asked whether to go on
+  Storage* storage = nullptr;    // of sources and target; null: the catalog's
 };
 
 struct ConvertReport {
@@ -323,9 +325,7 @@ LOADSTONE_API std::vector<Finding> check_target(const Conversion& conversion,
 // Errors among the findings, and sources that have changed, are thrown before anything is written;
 // "convert.locked" where another process is at the same work, "convert.state" where what is there
 // belongs to another conversion, "convert.incomplete" where there is nothing whole to finish.
-// `storage` is what the sources are read from and the target is written to; null: the catalog's.
 LOADSTONE_API ConvertReport convert(const Conversion& conversion, const std::string& target,
-                                    Observer* observer = nullptr, Storage* storage = nullptr,
                                     const ConvertRun& run = {});
 
 // What convert() writes to one of the files, less its header, in memory instead: `data` is as large
@@ -335,9 +335,9 @@ LOADSTONE_API ConvertReport convert(const Conversion& conversion, const std::str
 // of convert() that have to do with reading; `data` is then of no use.
 LOADSTONE_API std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file,
                                               std::span<std::byte> data,
+                                              Observer* observer = nullptr,
                                               Storage* storage = nullptr);
 
-// {"outputs", "seconds", "bytes_read", "bytes_written", "bytes_kept", "peak_bytes", "findings"}
 [[nodiscard]] LOADSTONE_API std::string to_json(const ConvertReport& report);
 // What would be done: {"files", "tensors", "metadata", "threads", "bytes_to_read" ...}
 [[nodiscard]] LOADSTONE_API std::string to_json(const Conversion& conversion);

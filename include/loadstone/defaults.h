@@ -22,6 +22,11 @@ inline constexpr unsigned verify_threads_max = 8;
 // Nobody may ask for more.
 inline constexpr unsigned threads_most = 256;
 
+// ggml knows tensors of at most 4 dims. Files of video models hold patch embeddings of 5, which the
+// programs that read them accept: a caller that serves these allows more.
+inline constexpr std::uint32_t gguf_rank_max = 4;
+inline constexpr std::uint32_t gguf_rank_most = 8;
+
 // Of DataParallel and torch.compile.
 inline constexpr std::array<std::string_view, 2> strip_prefixes = {"module.", "_orig_mod."};
 

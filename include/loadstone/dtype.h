@@ -211,8 +211,6 @@ class LOADSTONE_API Encoding {
   }
   // "BF16", "Q4_K" ...
   [[nodiscard]] std::string_view name() const noexcept;
-  // None where no dtype or block format has the name.
-  [[nodiscard]] static std::optional<Encoding> from_name(std::string_view name) noexcept;
   // Bytes that `elements` numbers take (rows of whole blocks); nothing when the count does not fill
   // whole blocks or whole bytes, or when the product does not fit 64 bits.
   [[nodiscard]] std::optional<std::uint64_t> byte_count(std::uint64_t elements) const noexcept;
@@ -223,6 +221,9 @@ class LOADSTONE_API Encoding {
   bool is_dtype_;
   std::uint8_t code_;
 };
+
+// Returns nothing if no dtype or block format has the name, in any case.
+[[nodiscard]] LOADSTONE_API std::optional<Encoding> parse_encoding(std::string_view name) noexcept;
 
 // Of one block.
 [[nodiscard]] LOADSTONE_API BlockLayout layout(BlockFormat format) noexcept;

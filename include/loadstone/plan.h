@@ -29,7 +29,7 @@ enum class MissingPolicy : std::uint8_t { error, initialise, zeros, keep };
 enum class UnexpectedPolicy : std::uint8_t { warn, error, ignore };
 enum class DeviceMapMode : std::uint8_t { automatic, balanced, balanced_low_0, sequential };
 
-// "error", "initialise", "zeros", "keep"; "warn", "error", "ignore"; "auto", "balanced" ...
+// As in Python and in the command: "zeros", "warn", "auto" ...
 [[nodiscard]] LOADSTONE_API std::string_view name(MissingPolicy policy) noexcept;
 [[nodiscard]] LOADSTONE_API std::string_view name(UnexpectedPolicy policy) noexcept;
 [[nodiscard]] LOADSTONE_API std::string_view name(DeviceMapMode mode) noexcept;
@@ -108,8 +108,8 @@ struct PlanOptions {
   // ---- what changes cost only
   // Memory for bytes under way, all threads together.
   std::uint64_t staging_bytes_max = defaults::staging_bytes_max;
-  // Readers that the plan counts on; 0: one per core, at least 4 and at most 16. Others may execute
-  // it, in no more memory.
+  // Readers that the plan counts on; 0: one per core, from first_readers_max to threads_max of
+  // defaults.h. Others may execute it, in no more memory.
   unsigned threads = 0;
   // Processes of this machine that load at the same time, this one included. They share the pinned
   // memory that one of them would have: each has less, and copies to GPUs in smaller parts.

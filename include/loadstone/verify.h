@@ -82,7 +82,7 @@ struct VerifyReport {
 
 struct VerifyOptions {
   Storage* storage = nullptr;  // null: each catalog's own
-  unsigned threads = 0;        // 0: one a core, at most 8. Each takes 8 MiB.
+  unsigned threads = 0;        // 0: one a core, at most defaults::verify_threads_max. Each: 8 MiB.
   Observer* observer = nullptr;
   bool is_folder = false;  // verify_digests(): all files of the checkpoint's folder
   bool is_finite = false;  // verify_values(): NaN and infinities are findings "verify.not_finite"
@@ -120,7 +120,6 @@ struct VerifyOptions {
 [[nodiscard]] LOADSTONE_API VerifyReport verify_digests(const Catalog& catalog,
                                                         const VerifyOptions& options = {});
 
-// {"ok", "differences", "not_finite", "findings", "quantized", "widened", "rounded", "bytes_read"}
 [[nodiscard]] LOADSTONE_API std::string to_json(const VerifyReport& report);
 [[nodiscard]] LOADSTONE_API std::string to_table(const VerifyReport& report);
 

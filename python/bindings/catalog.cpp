@@ -2,7 +2,6 @@
 
 #include "base/digest.h"
 #include "bindings.h"
-#include "catalog/header_findings.h"
 #include "codec/companions.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/tensor_reader.h"
@@ -173,8 +172,9 @@ void bind_catalog(nb::module_& module) {
         return paths.size() == 1 ? open_checkpoint(paths.front(), options)
                                  : open_checkpoint(paths, options);
       },
-      nb::arg("paths"), nb::arg("allow_links") = false, nb::arg("gguf_rank_max") = 4,
-      nb::arg("storage").none() = nb::none(), uses_files());
+      nb::arg("paths"), nb::arg("allow_links") = false,
+      nb::arg("gguf_rank_max") = defaults::gguf_rank_max, nb::arg("storage").none() = nb::none(),
+      uses_files());
   module.def(
       "join_checkpoints",
       [](std::vector<std::shared_ptr<const Catalog>> checkpoints) {

@@ -9,23 +9,19 @@ namespace loadstone::python {
 namespace {
 
 template <typename Enum>
-Enum require_known(std::optional<Enum> known, const char* field, const char* what,
-                   std::string_view text, const std::vector<std::string>& words) {
-  if (known) return *known;
-  throw Error("plan.options", unknown_word(what, text, words), {.field = field});
+Enum require_known(const char* field, const char* what, std::string_view text) {
+  if (const auto known = from_name<Enum>(text)) return *known;
+  throw Error("plan.options", unknown_word(what, text, names_of<Enum>()), {.field = field});
 }
 
 MergeOptions merge_options(const std::vector<float>& weights, const AdapterRows& adapters,
                            std::string_view method, std::optional<bool> normalise,
                            std::optional<float> scale, std::optional<double> density,
                            std::optional<std::uint64_t> seed, std::string_view tie) {
-  const auto known =
-      require_known(parse_merge_method(method), "method", "method", method,
-                    {"linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"});
   return {.weights = weights,
           .adapters = adapters_of(adapters),
           .tie = enum_argument<TiePolicy>("tie", tie),
-          .method = known,
+          .method = require_known<MergeMethod>("method", "method", method),
           .normalise = normalise,
           .scale = scale,
           .density = density,
@@ -36,8 +32,7 @@ QuantizeOptions quantize_options(NamedOptions& named, FileFormat format) {
   QuantizeOptions options;
   auto mode = named.take<std::string>("mode");
   if (mode.empty()) mode = name(QuantizeMode::exact);
-  const auto written =
-      require_known(quantize_mode(mode), "mode", "mode", mode, {"exact", "modelopt-compat"});
+  const auto written = require_known<QuantizeMode>("mode", "mode", mode);
   for (const auto& [pattern, encoding] :
        named.take<std::vector<std::pair<std::string, std::string>>>("formats")) {
     options.formats.push_back(
@@ -66,8 +61,7 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, const nb::kwar
   named.take("dequantize", options.dequantize);
   const auto experts = named.take<std::string>("experts");
   if (!experts.empty()) {
-    options.experts = require_known(expert_layout(experts), "experts", "layout", experts,
-                                    {"keep", "fused", "separate"});
+    options.experts = require_known<ExpertLayout>("experts", "layout", experts);
   }
   options.quantize = quantize_options(named, options.format);
   const auto metadata = named.take<std::string>("metadata");
@@ -104,7 +98,12 @@ ConvertRun run_for(bool resume, std::optional<std::pair<std::uint32_t, std::uint
                    bool finish, const std::string& receipt, std::string_view page_cache) {
   ConvertRun run = {.resume = resume, .part = {}, .finish = finish};
   if (!receipt.empty()) run.receipt = digest_kind(receipt);
-  run.page_cache = parse_page_cache(page_cache);
+  const auto choice = parse_page_cache(page_cache);
+  if (!choice) {
+    refuse_option("page_cache", "no such choice for the page cache", std::string(page_cache),
+                  "auto, keep or release");
+  }
+  run.page_cache = *choice;
   if (part) run.part = ConvertPart{.index = part->first, .count = part->second};
   return run;
 }
@@ -115,8 +114,10 @@ ConvertReport run(const Conversion& conversion, const std::string& target, nb::o
   PythonObserver observer(std::move(callback));
   const auto storage = observer.storage_for(*conversion.plan.catalog);
   return observer.watch([&] {
-    return convert(conversion, target, &observer, storage.get(),
-                   run_for(resume, part, finish, receipt, page_cache));
+    ConvertRun run = run_for(resume, part, finish, receipt, page_cache);
+    run.observer = &observer;
+    run.storage = storage.get();
+    return convert(conversion, target, run);
   });
 }
 
@@ -147,10 +148,11 @@ std::uint64_t in_memory(const Conversion& conversion, std::uint32_t file, std::u
                         std::size_t bytes) {
   PythonObserver observer{nb::none()};
   const auto storage = observer.storage_for(*conversion.plan.catalog);
-  const nb::gil_scoped_release release;
   // The caller's memory: it holds the tensor.
   auto* const data = reinterpret_cast<std::byte*>(address);  // NOLINT
-  return convert_in_memory(conversion, file, {data, bytes}, storage.get());
+  return observer.watch([&] {
+    return convert_in_memory(conversion, file, {data, bytes}, &observer, storage.get());
+  });
 }
 
 }  // namespace

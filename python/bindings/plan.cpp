@@ -2,6 +2,7 @@
 
 #include "base/pattern.h"
 #include "bindings.h"
+#include "boxes/decodings.h"
 #include "catalog/deepspeed.h"
 #include "catalog/lacking.h"
 #include "catalog/module_patterns.h"
@@ -9,7 +10,6 @@
 #include "loadstone/page.h"
 #include "named_options.h"
 #include "offload/offload.h"
-#include "plan/decodings.h"
 #include "plan/devices.h"
 #include "plan/origins.h"
 #include "plan/prefix.h"
@@ -267,6 +267,8 @@ void bind_names(nb::module_& module) {
 void bind_defaults(nb::module_& module) {
   module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
   module.attr("READ_AHEAD_BYTES") = defaults::read_ahead_bytes;
+  module.attr("GGUF_RANK_MAX") = defaults::gguf_rank_max;
+  module.attr("GGUF_RANK_MOST") = defaults::gguf_rank_most;
   module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
   nb::dict origins;
   for (const std::string& each : names_of<Origin>()) {

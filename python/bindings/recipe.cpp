@@ -2,8 +2,8 @@
 
 #include "bindings.h"
 #include "boxes/cast_kind.h"
+#include "boxes/decodings.h"
 #include "loadstone/quantized_tensors.h"
-#include "plan/decodings.h"
 
 namespace loadstone::python {
 

@@ -16,7 +16,7 @@ Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike
 
 # GGUF files of video models hold patch embeddings of five dims, one more than ggml knows: what is
 # made for such models passes this on.
-RANK_MAX = 8
+RANK_MAX = _core.GGUF_RANK_MOST
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ class Catalog:
         )
 
 
-def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int = 4) -> Catalog:
+def inspect(
+    path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int = _core.GGUF_RANK_MAX
+) -> Catalog:
     """Opens a checkpoint and reads its headers, no data.
 
     >>> loadstone.inspect("checkpoint/").tensors["lm_head.weight"].shape

@@ -163,13 +163,15 @@ def without_secrets(text: str) -> str: ...
 def open_checkpoint(
     paths: Sequence[str],
     allow_links: bool = False,
-    gguf_rank_max: int = 4,
+    gguf_rank_max: int = ...,
     storage: Storage | None = None,
 ) -> Catalog: ...
 def join_checkpoints(checkpoints: Sequence[Catalog]) -> Catalog: ...
 
 STAGING_BYTES_MAX: int
 READ_AHEAD_BYTES: int
+GGUF_RANK_MAX: int
+GGUF_RANK_MOST: int
 MISSING_POLICIES: tuple[str, ...]
 # Whether a load writes such values; how it fills tensors that the checkpoint lacks.
 ORIGINS: dict[str, tuple[bool, str]]

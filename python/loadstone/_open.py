@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from loadstone import _core
 from loadstone._catalog import Catalog, Checkpoint, inspect
 from loadstone._dtypes import dtype_argument, element_dtype
 from loadstone._errors import make
@@ -258,7 +259,7 @@ def open(
     device: Any = "cpu",
     dtype: Any = None,
     allow_links: bool = False,
-    gguf_rank_max: int = 4,
+    gguf_rank_max: int = _core.GGUF_RANK_MAX,
 ) -> OpenCheckpoint:
     """Opens a checkpoint of any format and reads its headers, no data.
 
@@ -287,7 +288,7 @@ def load_file(
     *,
     threads: int | None = None,
     allow_links: bool = False,
-    gguf_rank_max: int = 4,
+    gguf_rank_max: int = _core.GGUF_RANK_MAX,
 ) -> dict[str, torch.Tensor]:
     """Reads all tensors of a checkpoint in one pass; quantized ones are decoded.
 

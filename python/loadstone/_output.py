@@ -14,7 +14,7 @@ from loadstone._errors import PlanError, count_argument, make, unknown
 from loadstone._progress import shown
 
 Quantize = str | Mapping[str, str]
-_STYLES = ("modelopt", "compressed-tensors")
+STYLES = ("modelopt", "compressed-tensors")
 
 
 @dataclass
@@ -149,9 +149,9 @@ def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
 def style_name(style: str | None) -> str:
     if style is None:
         return ""
-    if style in _STYLES:
+    if style in STYLES:
         return style
-    raise unknown("style", "style", style, _STYLES)
+    raise unknown("style", "style", style, STYLES)
 
 
 def patterns_of(patterns: str | Sequence[str]) -> list[str]:

@@ -76,7 +76,7 @@ def load_checkpoint_in_model(
         offload_state_dict: has no effect: no more than the model itself is ever held.
         strict: every tensor of the model must be in the checkpoint, and nothing else.
         missing: policy for tensors that the checkpoint lacks: ``"keep"`` (see above; an error with
-            ``strict``), ``"error"``, ``"initialise"`` or ``"zeros"``.
+            ``strict``), or one that :func:`loadstone.plan` lists.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
 
     Raises:

@@ -45,7 +45,7 @@ def from_single_file(
         cls: a model or a pipeline class.
         pretrained_model_link_or_path: a file in the original or in diffusers' own key names,
             safetensors or GGUF; it may hold several components.
-        missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``.
+        missing: as for :func:`loadstone.plan`.
         infer_config: corrects fields of a config (given, or guessed by the library) that does not
             fit the file; ``config="infer"`` is the same, starting with the library's guess.
         max_memory, offload_folder: for a ``device_map``; the library's function has neither.

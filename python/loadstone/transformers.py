@@ -50,7 +50,7 @@ def from_pretrained(
         pretrained_model_name_or_path: a folder, or a name that the library resolves through its
             hub cache.
         missing: ``"initialise"``: missing tensors get values of the library's initialiser, or of
-            the constructor if that does not write to them; ``"error"``, ``"zeros"``.
+            the constructor if that does not write to them; others: :func:`loadstone.plan`.
         nested_offset: with ``bnb_4bit_use_double_quant``: the offset that is subtracted from the
             scales before these are quantized, by the weight's name; default: their mean.
             bitsandbytes' own mean depends on the number of threads.

@@ -32,11 +32,18 @@ def few_objects_to_search() -> None:
 
 
 @pytest.fixture(autouse=True)
-def torchs_own_functions() -> Iterator[None]:
-    """ModelOpt leaves its own in their place when a forward pass of its experts fails."""
+def what_libraries_replace() -> Iterator[None]:
+    """ModelOpt leaves its own function when a forward pass of its experts fails, and PEFT's BOFT
+    leaves gcc as the compiler of C++."""
     linear = torch.nn.functional.linear
+    compilers = {name: os.environ.get(name) for name in ("CC", "CXX")}
     yield
     torch.nn.functional.linear = linear
+    for name, value in compilers.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture

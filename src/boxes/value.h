@@ -15,6 +15,13 @@
 
 namespace loadstone {
 
+// The engine's way to make a value.
+enum class Making : std::uint8_t {
+  none,      // not at all
+  in_order,  // in its place in host memory, as the files come
+  windows,   // window by window: quantized, merged, without a source or without such a place
+};
+
 // A tensor to make. A view: everything it refers to must outlive it.
 struct Value {
   std::string_view name{};  // for errors and findings
@@ -25,7 +32,8 @@ struct Value {
   const std::vector<std::byte>* constant = nullptr;  // the bytes of all elements
   const Quantization* quantization = nullptr;        // null: the elements are delivered
   std::string_view device{};                         // empty: memory of the host, or a file
-  bool is_made = true;                               // by the engine
+  bool has_place = false;                            // in host memory
+  Making making = Making::windows;
 
   [[nodiscard]] std::uint64_t elements() const noexcept { return shape->numel().value_or(0); }
   // Bytes of elements of its dtype, from the first one on.
@@ -33,6 +41,10 @@ struct Value {
     return Encoding(dtype).byte_count(count).value_or(0);
   }
   [[nodiscard]] bool goes_to_device() const noexcept { return !device.empty(); }
+  // Written where it stays, without reading: zeros or a constant in host memory.
+  [[nodiscard]] bool is_filled_in_place() const noexcept {
+    return boxes.empty() && quantization == nullptr && has_place;
+  }
 };
 
 // Values of one catalog. A view, like each of them. Thread-safe while nobody writes to it.

@@ -11,8 +11,6 @@ namespace loadstone {
 // Quantized tensors that cannot be read, and experts that are not whole; of a few shards of many
 // the latter is an info: the rest is elsewhere.
 [[nodiscard]] std::vector<Finding> header_findings(const Catalog& catalog);
-// Returns these and the findings about the files, sorted.
-[[nodiscard]] std::vector<Finding> all_findings(const Catalog& catalog);
 
 // The exit status of a command that reports findings: that of a bad file if one of them is an error
 // of a format, else 1 if one is an error.

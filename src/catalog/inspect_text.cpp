@@ -9,7 +9,6 @@
 #include "base/finding_json.h"
 #include "base/only_errors.h"
 #include "base/text.h"
-#include "catalog/header_findings.h"
 #include "formats/metadata.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"

@@ -5,6 +5,10 @@
 
 namespace loadstone {
 
+// Each is defined in the folder of its name.
+extern const Family unknown_family, gptq_family, awq_family, packed_family, bnb_family, fp8_family,
+    int8_family, int4_family, fp4_family, gguf_family;
+
 namespace {
 
 // In the order in which they are asked.

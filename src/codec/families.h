@@ -39,10 +39,6 @@ struct Family {
   bool stores_conv1d_transposed = false;
 };
 
-// Each is defined in the folder of its name.
-extern const Family unknown_family, gptq_family, awq_family, packed_family, bnb_family, fp8_family,
-    int8_family, int4_family, fp4_family, gguf_family;
-
 [[nodiscard]] std::span<const Family* const> families() noexcept;
 
 // Methods whose layouts several families read.

@@ -17,6 +17,7 @@
 #include "base/python_pattern.h"
 #include "base/text.h"
 #include "base/words.h"
+#include "boxes/decodings.h"
 #include "catalog/config_sections.h"
 #include "codec/activation_scheme.h"
 #include "codec/companions.h"
@@ -25,7 +26,6 @@
 #include "convert/values.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

@@ -327,7 +327,7 @@ std::vector<bool> files_to_write(const Conversion& conversion, const WorkFolder&
 void write_files(const Conversion& conversion, const OpenShards& shards, Output& output,
                  const std::vector<bool>& wanted, Observer* observer, const ConvertRun& run,
                  ConvertReport& report) {
-  const ValueSet values = values_of(conversion.plan);
+  const ValueSet values = values_of(conversion.plan, SinkKind::files);
   std::optional<ReceiptRecorder> recorder;
   if (run.receipt || !conversion.one_file) {
     recorder.emplace(conversion, values, shards, wanted, kind_of(run));
@@ -367,7 +367,9 @@ class Memory final : public OutputFiles {
 }  // namespace
 
 static ConvertReport converted(const Conversion& conversion, const std::string& target,
-                               Observer* observer, Storage* storage, const ConvertRun& run) {
+                               const ConvertRun& run) {
+  Observer* const observer = run.observer;
+  Storage* const storage = run.storage;
   const auto begin = std::chrono::steady_clock::now();
   require_ok(conversion.plan);
   check_run(conversion, run);
@@ -419,13 +421,13 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   return report;
 }
 
-ConvertReport convert(const Conversion& conversion, const std::string& target, Observer* observer,
-                      Storage* storage, const ConvertRun& run) {
-  return only_errors([&] { return converted(conversion, target, observer, storage, run); });
+ConvertReport convert(const Conversion& conversion, const std::string& target,
+                      const ConvertRun& run) {
+  return only_errors([&] { return converted(conversion, target, run); });
 }
 
 std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file,
-                                std::span<std::byte> data, Storage* storage) {
+                                std::span<std::byte> data, Observer* observer, Storage* storage) {
   return only_errors([&] {
     require_ok(conversion.plan);
     if (file >= conversion.files.size() || data.size() != conversion.files[file].data_bytes) {
@@ -437,33 +439,23 @@ std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file
     Storage& files = conversion.plan.catalog->storage(storage);
     const OpenShards shards = open_needed(conversion, wanted, &files);
     const SourceWatch watch(shards, files.writable());
-    const ValueSet values = values_of(conversion.plan);
+    const ValueSet values = values_of(conversion.plan, SinkKind::files);
     const CacheRelease cache(conversion, values, shards, PageCache::keep);
     Memory memory(data, conversion.files[file].header_bytes);
     OutputSink sink(conversion, values, wanted, memory, cache);
     MemoryCount count;
-    const std::uint64_t bytes_read = sink.make(shards.sources(), count).bytes_read;
+    const std::uint64_t bytes_read = sink.make(shards.sources(), count, observer).bytes_read;
     watch.check();
     return bytes_read;
   });
 }
 
 std::string_view name(PageCache choice) noexcept {
-  switch (choice) {
-    case PageCache::automatic:
-      return "auto";
-    case PageCache::keep:
-      return "keep";
-    case PageCache::release:
-      return "release";
-  }
-  return {};
+  return name_among({"auto", "keep", "release"}, choice);
 }
 
-PageCache parse_page_cache(std::string_view text) {
-  if (const auto choice = from_name<PageCache>(text)) return *choice;
-  refuse_option("page_cache", "no such choice for the page cache", std::string(text),
-                "auto, keep or release");
+std::optional<PageCache> parse_page_cache(std::string_view text) noexcept {
+  return from_name<PageCache>(text);
 }
 
 }  // namespace loadstone

@@ -304,8 +304,8 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const Catalog& catalog = *conversion.plan.catalog;
   const std::uint64_t reading_once = reading_bytes(catalog, 0);
   const std::uint64_t lists = list_bytes(conversion) + reading_once;
-  const ValueSet values = values_of(conversion.plan);
-  const Limits limits(values, SinkKind::files);
+  const ValueSet values = values_of(conversion.plan, SinkKind::files);
+  const Limits limits(values);
   // A block that is read again to be hashed has a buffer.
   const auto overhead_with = [&](std::uint64_t digest_bytes) {
     return thread_overhead + kept_by_allocator * digest_bytes + receipt_block_bytes +

@@ -297,15 +297,7 @@ void settle_extras(Conversion& conversion, const ConvertOptions& options, const 
 }
 
 std::string_view name(QuantizeStyle style) noexcept {
-  switch (style) {
-    case QuantizeStyle::unified:
-      return "modelopt";
-    case QuantizeStyle::compressed_tensors:
-      return "compressed-tensors";
-    case QuantizeStyle::gguf:
-      return "gguf";
-  }
-  return {};
+  return name_among({"modelopt", "compressed-tensors", "gguf"}, style);
 }
 
 std::string_view module_of(std::string_view name) noexcept {
@@ -335,9 +327,7 @@ std::string component_name(const std::string& target, std::size_t part, std::str
 }
 
 std::string_view name(QuantizeMode mode) noexcept {
-  constexpr std::string_view names[] = {"exact", "modelopt-compat"};
-  const auto index = static_cast<std::size_t>(mode);
-  return index < std::size(names) ? names[index] : std::string_view();
+  return name_among({"exact", "modelopt-compat"}, mode);
 }
 
 std::optional<QuantizeMode> quantize_mode(std::string_view text) noexcept {

@@ -10,11 +10,11 @@
 #include "base/finding_json.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "boxes/decodings.h"
 #include "convert/choose.h"
 #include "convert/conversion.h"
 #include "formats/metadata.h"
 #include "loadstone/convert.h"
-#include "plan/decodings.h"
 #include "tensor/tensor_json.h"
 
 namespace loadstone {

@@ -361,15 +361,7 @@ class ValueDecoder {
 }  // namespace
 
 std::string_view name(ExpertLayout layout) noexcept {
-  switch (layout) {
-    case ExpertLayout::keep:
-      return "keep";
-    case ExpertLayout::fused:
-      return "fused";
-    case ExpertLayout::separate:
-      return "separate";
-  }
-  return {};
+  return name_among({"keep", "fused", "separate"}, layout);
 }
 
 std::optional<ExpertLayout> expert_layout(std::string_view text) noexcept {

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "boxes/decodings.h"
 #include "loadstone/catalog.h"
 #include "loadstone/convert.h"
 #include "loadstone/finding.h"
 #include "loadstone/recipe.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

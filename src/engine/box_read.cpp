@@ -1,6 +1,7 @@
 #include "engine/box_read.h"
 
 #include <algorithm>
+#include <string>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -9,6 +10,8 @@
 #include "boxes/direct_read.h"
 #include "boxes/sources.h"
 #include "codec/tensor_table.h"
+#include "kernels/cast.h"
+#include "loadstone/error.h"
 
 namespace loadstone {
 
@@ -34,47 +37,101 @@ std::vector<ShardRange> joined(std::vector<ShardRange> reads) {
   return joined;
 }
 
+// Returns the box's defect, or an empty text.
+std::string fill_read(const ValueSet& values, const Box& box, std::uint64_t elements, Dtype target,
+                      BoxRead& read) {
+  const auto& tensors = values.tensors();
+  if (auto defect = box_defect(box, elements, tensors, values.decodings)) {
+    return std::move(defect->message);
+  }
+  const Encoding encoding = encoding_of(box, tensors, values.decodings);
+  if (!encoding.is_dtype()) return "blocks of numbers cannot be copied as numbers";
+  const Dtype stored = encoding.dtype();
+  read.source_bytes = element_bytes(stored);
+  read.target_bytes = element_bytes(target);
+  const Box* counted = &box;
+  std::optional<Box> run;
+  if (read.source_bytes == 0 && stored == target) {
+    run = as_bytes(box, bits(stored));
+    if (!run) return "parts of a byte cannot be copied apart";
+    counted = &*run;
+    read.source_bytes = read.target_bytes = 1;
+  }
+  read.source = box.source;
+  if (box.decoding != no_decoding) read.decoding = &values.decodings[box.decoding];
+  read.source_offset = counted->source_offset;
+  read.target_offset = counted->target_offset;
+  read.dims = BoxDims::by_source(*counted);
+  const auto dims = std::as_const(read.dims).dims();
+  read.is_direct =
+      read.decoding == nullptr && stored == target && reads_directly(dims, read.source_bytes);
+  read.is_transposed = !read.is_direct && transposes(dims);
+  const std::uint64_t hole_max = read.is_direct ? skipped_bytes_max : staged_hole_bytes_max;
+  read.run = source_run(dims, hole_max / std::max<std::uint64_t>(read.source_bytes, 1));
+  return {};
+}
+
+bool has_cast(const ValueSet& values, const Box& box, Dtype target) {
+  const Dtype stored = encoding_of(box, values.tensors(), values.decodings).dtype();
+  return stored == target || cast_between(stored, target).run != nullptr;
+}
+
 }  // namespace
 
-std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target) {
+ElementRange BoxRead::elements() const noexcept {
+  ElementRange range = {source_offset, source_offset + 1};
+  for (const BoxDim& dim : dims.dims()) range.end += (dim.extent - 1) * dim.source_stride;
+  return range;
+}
+
+std::uint64_t BoxRead::runs() const noexcept {
+  std::uint64_t count = 1;
+  for (const BoxDim& dim : dims.dims().first(run.outer_dims)) {
+    count = saturating_mul(count, dim.extent);
+  }
+  return count;
+}
+
+BoxRead check_box(const ValueSet& values, const Value& value, const Box& box) {
+  BoxRead read;
+  std::string problem = fill_read(values, box, value.elements(), value.dtype, read);
+  if (problem.empty() && !has_cast(values, box, value.dtype)) {
+    problem = "the source's dtype cannot be cast to the target's";
+  }
+  if (problem.empty()) return read;
+  Where where = {.tensor = std::string(value.name)};
   const auto& tensors = values.tensors();
-  if (is_empty(box) || box_defect(box, UINT64_MAX, tensors, values.decodings)) return std::nullopt;
-  std::optional<BoxRead> found(std::in_place);
-  BoxRead& read = *found;
-  read.box = &box;
-  if (box.decoding != no_decoding) {
-    read.decoding = &values.decodings[box.decoding];
-    read.stored = read.decoding->dtype;
-    if (check_decoding(tensors, *read.decoding, read.form)) return std::nullopt;
-  } else {
-    const Encoding encoding = tensors[box.source].encoding;
-    if (!encoding.is_dtype()) return std::nullopt;
-    read.stored = encoding.dtype();
+  if (box.source < tensors.size()) {
+    where.path = values.catalog.shards()[tensors[box.source].shard].path;
+    where.field = tensors[box.source].name;
   }
-  read.dims = BoxDims::by_source(box);
-  const auto dims = std::as_const(read.dims).dims();
-  const std::uint64_t width = std::max<std::uint64_t>(element_bytes(read.stored), 1);
-  read.is_direct = read.decoding == nullptr && read.stored == target && reads_directly(dims, width);
-  read.is_transposed = transposes(dims);
-  read.run = source_run(dims, (read.is_direct ? skipped_bytes_max : staged_hole_bytes_max) / width);
-  for (const BoxDim& dim : dims.first(read.run.outer_dims)) {
-    read.runs = saturating_mul(read.runs, dim.extent);
+  throw Error("plan.box", std::move(problem), std::move(where));
+}
+
+std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target,
+                                PreparedDecoder& form) {
+  std::optional<BoxRead> read(std::in_place);
+  if (is_empty(box) || !fill_read(values, box, UINT64_MAX, target, *read).empty() ||
+      (read->decoding != nullptr && check_decoding(values.tensors(), *read->decoding, form))) {
+    return std::nullopt;
   }
-  return found;
+  return read;
 }
 
 std::vector<ShardRange> planned_reads(const ValueSet& values,
-                                      std::span<const std::uint32_t> targets) {
+                                      std::span<const std::uint32_t> numbers) {
   std::vector<ShardRange> reads;
-  for (const std::uint32_t target : targets) {
-    visit_boxes(values[target], [&](const Box& box, Dtype dtype) {
-      const auto read = box_read(values, box, dtype);
+  for (const std::uint32_t number : numbers) {
+    visit_boxes(values[number], [&](const Box& box, Dtype dtype) {
+      PreparedDecoder form;
+      const auto read = box_read(values, box, dtype, form);
       if (!read) return;
-      const std::uint64_t elements_min = apart_bytes_min * 8 / bits(read->stored);
-      if (read->run.outer_dims > 0 && read->run.elements < elements_min) return;
-      visit_runs(read->dims.dims().first(read->run.outer_dims), box.source_offset,
+      if (read->run.outer_dims > 0 && read->run.elements * read->source_bytes < apart_bytes_min) {
+        return;
+      }
+      visit_runs(read->dims.dims().first(read->run.outer_dims), read->source_offset,
                  [&](std::uint64_t begin) {
-                   visit_sources(values, *read, {begin, begin + read->run.elements},
+                   visit_sources(values, *read, form, {begin, begin + read->run.elements},
                                  [&](std::uint32_t source, ByteRange bytes) {
                                    reads.push_back({values.tensors()[source].shard, bytes});
                                  });
@@ -84,7 +141,7 @@ std::vector<ShardRange> planned_reads(const ValueSet& values,
   return joined(std::move(reads));
 }
 
-std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& target) {
+std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& value) {
   std::vector<SourceExtent> extents;
   std::unordered_map<std::uint32_t, std::size_t> places;  // of those before the last one
   const auto add = [&](std::uint32_t source, ByteRange bytes) {
@@ -102,14 +159,15 @@ std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& ta
     extents.back().begin = std::min(extents.back().begin, bytes.begin);
     extents.back().end = std::max(extents.back().end, bytes.end);
   };
-  visit_boxes(target, [&](const Box& box, Dtype dtype) {
-    if (const auto read = box_read(values, box, dtype)) {
-      visit_sources(values, *read, read->elements(), add);
+  visit_boxes(value, [&](const Box& box, Dtype dtype) {
+    PreparedDecoder form;
+    if (const auto read = box_read(values, box, dtype, form)) {
+      visit_sources(values, *read, form, read->elements(), add);
     }
   });
   if (!extents.empty()) return extents;
   // A tensor without elements has sources too, of which no byte is read.
-  for (const std::uint32_t source : sources_of(target.boxes, values.decodings, target.merge)) {
+  for (const std::uint32_t source : sources_of(value.boxes, values.decodings, value.merge)) {
     const std::uint64_t begin = values.tensors()[source].offset_begin;
     add(source, {begin, begin});
   }

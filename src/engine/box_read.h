@@ -21,40 +21,48 @@ inline constexpr std::uint64_t skipped_bytes_max = 4096;
 // The same between staged pieces, which are read over into the slot.
 inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
 
-// A box that is not empty, its dimensions by source stride.
+// A box that is not empty, its dimensions by source stride. Counts elements; bytes where an element
+// takes less than one, of which only runs can be copied.
 struct BoxRead {
-  const Box* box = nullptr;
-  BoxDims dims;
-  Dtype stored = Dtype::f32;           // of the elements, once they are decoded
+  std::uint32_t source = 0;            // index into Catalog::tensors()
   const Decoding* decoding = nullptr;  // null: the source's own bytes are copied
-  PreparedDecoder form;                // of the decoding
-  bool is_direct = false;              // read into its place
+  std::uint64_t source_offset = 0;
+  std::uint64_t target_offset = 0;
+  std::uint64_t source_bytes = 0;  // of one element, once it is decoded
+  std::uint64_t target_bytes = 0;
+  BoxDims dims;
+  bool is_direct = false;  // read into its place
   bool is_transposed = false;
-  InnerRun run;            // read in one go
-  std::uint64_t runs = 1;  // how many; saturated
+  InnerRun run;  // read in one go
 
   // The elements of the whole box.
-  [[nodiscard]] ElementRange elements() const noexcept { return source_range(*box); }
+  [[nodiscard]] ElementRange elements() const noexcept;
+  // The number of runs, saturated.
+  [[nodiscard]] std::uint64_t runs() const noexcept;
 };
 
+// Checks a box that is not empty, once more before memory is written. Throws Error "plan.box" if it
+// leaves its source or its target, or needs a cast that has no kernel.
+[[nodiscard]] BoxRead check_box(const ValueSet& values, const Value& value, const Box& box);
 // Returns nothing for empty boxes and those that a reader rejects. `target`: the final dtype.
-[[nodiscard]] std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target);
+// `form`: receives that of the decoding.
+[[nodiscard]] std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target,
+                                              PreparedDecoder& form);
 
 // Visits the sources that hold these elements of the box: their indices, and where in the shard the
 // bytes are.
 template <typename Visit>
-void visit_sources(const ValueSet& values, const BoxRead& read, ElementRange elements,
-                   const Visit& visit) {
+void visit_sources(const ValueSet& values, const BoxRead& read, const PreparedDecoder& form,
+                   ElementRange elements, const Visit& visit) {
   const auto found = [&](std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
     const std::uint64_t first = values.tensors()[source].offset_begin;
     if (begin < end) visit(source, ByteRange{first + begin, first + end});
   };
   if (read.decoding == nullptr) {
-    const ByteRange bytes = bytes_of(elements, read.stored);
-    return found(read.box->source, bytes.begin, bytes.end);
+    return found(read.source, elements.begin * read.source_bytes, elements.end * read.source_bytes);
   }
   for (std::size_t i = 0; i < read.decoding->sources.size(); ++i) {
-    const auto part = read.form.part_bytes(i, elements.begin, elements.end);
+    const auto part = form.part_bytes(i, elements.begin, elements.end);
     found(read.decoding->sources[i], part.begin, part.end);
   }
 }
@@ -75,11 +83,11 @@ void visit_boxes(const Value& value, const Visit& visit) {
   for_each_box(value, [&](const Box& box) { visit(box, dtype); });
 }
 
-// The bytes that these targets are made of, in the order of the files, as ranges that do not meet.
-// Bytes that no target needs are among them only where they are read over. Short pieces far
+// The bytes that these values are made of, in the order of the files, as ranges that do not meet.
+// Bytes that no value needs are among them only where they are read over. Short pieces far
 // apart, as those of columns, are left out: asking for each costs as much as reading it.
 [[nodiscard]] std::vector<ShardRange> planned_reads(const ValueSet& values,
-                                                    std::span<const std::uint32_t> targets);
+                                                    std::span<const std::uint32_t> numbers);
 
 // Bytes of a shard that hold a part of one source.
 struct SourceExtent {
@@ -88,7 +96,7 @@ struct SourceExtent {
   std::uint64_t end = 0;
 };
 
-// The sources of a target's value, one extent each, in the order in which they are met.
-[[nodiscard]] std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& target);
+// The sources of a value, one extent each, in the order in which they are met.
+[[nodiscard]] std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& value);
 
 }  // namespace loadstone

@@ -82,40 +82,40 @@ void DeviceRing::wait(unsigned number) {
   try {
     device_.wait(number);
   } catch (const Error& error) {
-    throw named(error, slot.target, error.message());
+    throw named(error, slot.value, error.message());
   }
   slot.used_bytes = 0;
 }
 
-Error DeviceRing::named(const Error& error, std::uint32_t target, std::string message) const {
+Error DeviceRing::named(const Error& error, std::uint32_t value, std::string message) const {
   Where where = error.where();
-  if (where.tensor.empty()) where.tensor = values_[target].name;
-  if (where.field.empty()) where.field = std::string(device_of(target));
+  if (where.tensor.empty()) where.tensor = values_[value].name;
+  if (where.field.empty()) where.field = std::string(device_of(value));
   return {error.code(), std::move(message), std::move(where)};
 }
 
-void DeviceRing::send(std::uint32_t target, std::byte* to, std::span<const std::byte> bytes) {
+void DeviceRing::send(std::uint32_t value, std::byte* to, std::span<const std::byte> bytes) {
   if (holds(bytes.data())) {
-    send_taken(static_cast<unsigned>((bytes.data() - data_) / ring_.slot_bytes), target, to, bytes);
+    send_taken(static_cast<unsigned>((bytes.data() - data_) / ring_.slot_bytes), value, to, bytes);
     return;
   }
   while (!bytes.empty()) {
     const auto part = bytes.first(std::min<std::uint64_t>(bytes.size(), ring_.slot_bytes));
     std::byte* const taken = take(part.size());
     std::memcpy(taken, part.data(), part.size());
-    send_taken(static_cast<unsigned>((taken - data_) / ring_.slot_bytes), target, to,
+    send_taken(static_cast<unsigned>((taken - data_) / ring_.slot_bytes), value, to,
                {taken, part.size()});
     to += part.size();
     bytes = bytes.subspan(part.size());
   }
 }
 
-void DeviceRing::send_taken(unsigned number, std::uint32_t target, std::byte* to,
+void DeviceRing::send_taken(unsigned number, std::uint32_t value, std::byte* to,
                             std::span<const std::byte> bytes) {
   Slot& slot = slots_[number];
-  slot.target = target;
+  slot.value = value;
   slot.copies.push_back({to, bytes});
-  slot.targets.push_back(target);
+  slot.values.push_back(value);
   slot.unsent_bytes += bytes.size();
   slot.used_bytes = std::min(ring_.slot_bytes, aligned_part(slot.used_bytes + bytes.size()));
   if (!has_room(number, std::min(rest_least, ring_.slot_bytes / 4))) {
@@ -135,14 +135,14 @@ void DeviceRing::begin_copies(unsigned number) {
   Slot& slot = slots_[number];
   for (std::size_t first = 0; first < slot.copies.size();) {
     const auto other = std::ranges::find_if(
-        slot.targets.begin() + static_cast<std::ptrdiff_t>(first), slot.targets.end(),
-        [&](std::uint32_t target) { return device_of(target) != device_of(slot.targets[first]); });
-    const auto end = static_cast<std::size_t>(other - slot.targets.begin());
+        slot.values.begin() + static_cast<std::ptrdiff_t>(first), slot.values.end(),
+        [&](std::uint32_t value) { return device_of(value) != device_of(slot.values[first]); });
+    const auto end = static_cast<std::size_t>(other - slot.values.begin());
     begin_batch(number, first, end - first);
     first = end;
   }
   slot.copies.clear();
-  slot.targets.clear();
+  slot.values.clear();
   slot.unsent_bytes = 0;
 }
 
@@ -150,7 +150,7 @@ void DeviceRing::begin_batch(unsigned number, std::size_t first, std::size_t cou
   const Slot& slot = slots_[number];
   std::size_t failed = count;
   try {
-    device_.copy_all(number, device_of(slot.targets[first]),
+    device_.copy_all(number, device_of(slot.values[first]),
                      std::span(slot.copies).subspan(first, count), failed);
   } catch (const Error& error) {
     std::string message = error.message();
@@ -160,7 +160,7 @@ void DeviceRing::begin_batch(unsigned number, std::size_t first, std::size_t cou
         message +=
             fmt::format(", for {} copies at once of which this tensor's is the first", count);
     }
-    throw named(error, slot.targets[first + failed], std::move(message));
+    throw named(error, slot.values[first + failed], std::move(message));
   }
 }
 

@@ -33,20 +33,20 @@ class DeviceRing {
   // Memory for so many bytes, at most those of a slot: the calling thread fills it and sends it.
   // Waits for the slot that was used first where none is free.
   [[nodiscard]] std::byte* take(std::uint64_t bytes);
-  // Copies to the memory of a target's device, now or later: bytes that were taken, or any others,
-  // which are the caller's again. Throws Error that names target and device.
-  void send(std::uint32_t target, std::byte* to, std::span<const std::byte> bytes);
+  // Copies to the memory of a value's device, now or later: bytes that were taken, or any others,
+  // which are the caller's again. Throws Error that names value and device.
+  void send(std::uint32_t value, std::byte* to, std::span<const std::byte> bytes);
   // Returns when all has arrived.
   void finish();
 
  private:
   struct Slot {
     std::uint64_t used_bytes = 0;
-    std::uint64_t age = 0;     // of slots in use, the least was taken first
-    std::uint32_t target = 0;  // that was sent last
-    // Not begun yet, of so many bytes; and the target of each.
+    std::uint64_t age = 0;    // of slots in use, the least was taken first
+    std::uint32_t value = 0;  // that was sent last
+    // Copies that have not begun, and the value of each.
     std::vector<DeviceCopy> copies;
-    std::vector<std::uint32_t> targets;
+    std::vector<std::uint32_t> values;
     std::uint64_t unsent_bytes = 0;
   };
 
@@ -54,14 +54,14 @@ class DeviceRing {
     return ring_.slot_bytes - slots_[slot].used_bytes >= bytes;
   }
   [[nodiscard]] unsigned next_slot(std::uint64_t bytes);
-  void send_taken(unsigned slot, std::uint32_t target, std::byte* to,
+  void send_taken(unsigned slot, std::uint32_t value, std::byte* to,
                   std::span<const std::byte> bytes);
   void begin_copies(unsigned slot);
   void begin_batch(unsigned slot, std::size_t first, std::size_t count);
   void wait(unsigned slot);
-  [[nodiscard]] Error named(const Error& error, std::uint32_t target, std::string message) const;
-  [[nodiscard]] std::string_view device_of(std::uint32_t target) const noexcept {
-    return values_[target].device;
+  [[nodiscard]] Error named(const Error& error, std::uint32_t value, std::string message) const;
+  [[nodiscard]] std::string_view device_of(std::uint32_t value) const noexcept {
+    return values_[value].device;
   }
   [[nodiscard]] bool holds(const std::byte* bytes) const noexcept;
 

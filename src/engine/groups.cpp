@@ -27,23 +27,22 @@ std::pair<std::uint32_t, std::uint64_t> first_place(const ValueSet& values, cons
   return first;
 }
 
-[[noreturn]] void refuse_quantization(const Value& target, Problem problem) {
+[[noreturn]] void refuse_quantization(const Value& value, Problem problem) {
   throw Error("plan.quantize", std::move(problem.message),
-              {.tensor = std::string(target.name),
+              {.tensor = std::string(value.name),
                .found = std::move(problem.found),
                .expected = std::move(problem.expected)});
 }
 
-void prepare(const Value& target, GroupMember& member, Group& group) {
+void prepare(const Value& value, GroupMember& member, Group& group) {
   QuantizedLayout& form = member.form.emplace();
-  if (auto problem =
-          prepare_quantization(*target.quantization, *target.shape, target.dtype, form)) {
-    refuse_quantization(target, std::move(*problem));
+  if (auto problem = prepare_quantization(*value.quantization, *value.shape, value.dtype, form)) {
+    refuse_quantization(value, std::move(*problem));
   }
   const GroupMember& first = group.members.front();
   if (first.form->stack != form.stack) {
-    refuse_quantization(target,
-                        {"others of its group are stacks of another height", target.shape->text(),
+    refuse_quantization(value,
+                        {"others of its group are stacks of another height", value.shape->text(),
                          fmt::format("{} matrices", first.form->stack)});
   }
   group.number_bytes += aligned_part(form.elements * element_bytes(form.dtype));
@@ -55,7 +54,7 @@ void hold(GroupMember& member, Group& group, ValueSink& sink) {
   const QuantizedLayout& form = *member.form;
   member.held.resize(form.parts.size());
   for (std::size_t i = 0; i < form.parts.size(); ++i) {
-    if (!is_finished_whole(form, i) || sink.place(member.target, i) != nullptr) continue;
+    if (!is_finished_whole(form, i) || sink.place(member.value, i) != nullptr) continue;
     member.held[i].resize(form.parts[i].byte_count());
     group.held_bytes += member.held[i].size();
   }
@@ -66,14 +65,14 @@ void hold(GroupMember& member, Group& group, ValueSink& sink) {
 
 }  // namespace
 
-GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> targets) {
+GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> numbers) {
   GroupSize size;
-  for (const std::uint32_t i : targets) {
-    const Value& target = values[i];
+  for (const std::uint32_t i : numbers) {
+    const Value& value = values[i];
     QuantizedLayout form;
-    const std::uint64_t bytes = target.bytes_of(target.elements());
-    if (target.quantization &&
-        !prepare_quantization(*target.quantization, *target.shape, target.dtype, form)) {
+    const std::uint64_t bytes = value.bytes_of(value.elements());
+    if (value.quantization &&
+        !prepare_quantization(*value.quantization, *value.shape, value.dtype, form)) {
       size.is_quantized = true;
       size.is_measured = size.is_measured || form.needs_amax;
     }
@@ -82,49 +81,49 @@ GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> targets
   return size;
 }
 
-void append_groups(const ValueSet& values, std::span<const std::uint32_t> targets,
+void append_groups(const ValueSet& values, std::span<const std::uint32_t> numbers,
                    GroupList& groups) {
   // Each with the first place of its group, and that group's number.
   struct Item {
     std::pair<std::uint32_t, std::uint64_t> place;
     std::size_t group = 0;
-    std::uint32_t target = 0;
+    std::uint32_t value = 0;
   };
   std::vector<Item> items;
-  items.reserve(targets.size());
-  for (const std::uint32_t i : targets) items.push_back({first_place(values, values[i]), 0, i});
+  items.reserve(numbers.size());
+  for (const std::uint32_t i : numbers) items.push_back({first_place(values, values[i]), 0, i});
   std::ranges::stable_sort(items, {}, &Item::place);
   std::map<std::string_view, std::size_t> shared;
   for (std::size_t i = 0; i < items.size(); ++i) {
     items[i].group = i;
-    const Value& target = values[items[i].target];
+    const Value& value = values[items[i].value];
     QuantizedLayout form;
-    if (!target.quantization || target.quantization->group.empty() ||
-        prepare_quantization(*target.quantization, *target.shape, target.dtype, form) ||
-        !shares_scale(*target.quantization, form)) {
+    if (!value.quantization || value.quantization->group.empty() ||
+        prepare_quantization(*value.quantization, *value.shape, value.dtype, form) ||
+        !shares_scale(*value.quantization, form)) {
       continue;
     }
-    items[i].group = shared.try_emplace(target.quantization->group, i).first->second;
+    items[i].group = shared.try_emplace(value.quantization->group, i).first->second;
   }
   std::ranges::stable_sort(items, {}, &Item::group);
   for (std::size_t i = 0; i < items.size(); ++i) {
-    groups.targets.push_back(items[i].target);
+    groups.numbers.push_back(items[i].value);
     const bool is_last = i + 1 == items.size() || items[i + 1].group != items[i].group;
-    if (is_last) groups.ends.push_back(groups.targets.size());
+    if (is_last) groups.ends.push_back(groups.numbers.size());
   }
 }
 
-std::shared_ptr<Group> make_group(const ValueSet& values, std::span<const std::uint32_t> targets,
+std::shared_ptr<Group> make_group(const ValueSet& values, std::span<const std::uint32_t> numbers,
                                   ValueSink& sink, MemoryCount& memory) {
   auto group = std::make_shared<Group>();
-  group->members.reserve(targets.size());
-  for (const std::uint32_t i : targets) {
-    const Value& target = values[i];
+  group->members.reserve(numbers.size());
+  for (const std::uint32_t i : numbers) {
+    const Value& value = values[i];
     GroupMember& member = group->members.emplace_back();
-    member.target = i;
-    member.elements = member.left = target.elements();
-    if (!target.quantization) continue;
-    prepare(target, member, *group);
+    member.value = i;
+    member.elements = member.left = value.elements();
+    if (!value.quantization) continue;
+    prepare(value, member, *group);
     hold(member, *group, sink);
   }
   group->held_bytes += group->amax.size() * sizeof(float);

@@ -18,7 +18,7 @@ namespace loadstone {
 
 // One value of a group.
 struct GroupMember {
-  std::uint32_t target = 0;
+  std::uint32_t value = 0;
   std::uint64_t elements = 0;
   std::optional<QuantizedLayout> form;  // none: it stays as it is
   // Parts that take all windows, and have no place in the sink's memory; the others are empty.
@@ -50,12 +50,12 @@ struct Group {
 // Targets in the order in which they are made, partners of one scale together, and where each group
 // ends. Those with the same Quantization::group follow the first of them.
 struct GroupList {
-  std::vector<std::uint32_t> targets;
+  std::vector<std::uint32_t> numbers;
   std::vector<std::size_t> ends;
 
   [[nodiscard]] std::span<const std::uint32_t> operator[](std::size_t group) const noexcept {
     const std::size_t begin = group == 0 ? 0 : ends[group - 1];
-    return std::span(targets).subspan(begin, ends[group] - begin);
+    return std::span(numbers).subspan(begin, ends[group] - begin);
   }
   [[nodiscard]] std::size_t size() const noexcept { return ends.size(); }
 };
@@ -65,15 +65,15 @@ struct GroupSize {
   bool is_quantized = false;
   bool is_measured = false;  // before it is encoded
 };
-[[nodiscard]] GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> targets);
+[[nodiscard]] GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> numbers);
 
-// Appends these targets in the order of the files that they are made of.
-void append_groups(const ValueSet& values, std::span<const std::uint32_t> targets,
+// Appends these values in the order of the files that they are made of.
+void append_groups(const ValueSet& values, std::span<const std::uint32_t> numbers,
                    GroupList& groups);
 
 // Ready to be made. Throws Error "plan.quantize" for plans that nobody checked, and "memory.host".
 [[nodiscard]] std::shared_ptr<Group> make_group(const ValueSet& values,
-                                                std::span<const std::uint32_t> targets,
+                                                std::span<const std::uint32_t> numbers,
                                                 ValueSink& sink, MemoryCount& memory);
 
 }  // namespace loadstone

@@ -18,21 +18,21 @@ bool goes_on_later(const Walk& a, const Walk& b) { return a.file_begin() > b.fil
 
 }  // namespace
 
-JobQueue::JobQueue(const ValueSet& values, std::span<std::byte* const> targets,
+JobQueue::JobQueue(const ValueSet& values, std::span<std::byte* const> places,
                    const WindowLimits& limits)
     : values_(values), limits_(limits) {
-  for (std::uint32_t t = 0; t < targets.size(); ++t) {
-    const Value& target = values[t];
-    if (targets[t] == nullptr || target.merge != nullptr) continue;  // made by windows
-    for (std::uint32_t b = 0; b < target.boxes.size(); ++b) {
-      const Box& box = target.boxes[b];
+  for (std::uint32_t t = 0; t < places.size(); ++t) {
+    const Value& value = values[t];
+    if (places[t] == nullptr || value.merge != nullptr) continue;  // made by windows
+    for (std::uint32_t b = 0; b < value.boxes.size(); ++b) {
+      const Box& box = value.boxes[b];
       if (is_empty(box)) continue;
       const Walk walk(values, t, box);
       bytes_total_ += walk.source_bytes();
       items_.push_back({.file_begin = walk.file_begin(),
                         .shard = values.tensors()[box.source].shard,
                         .decoding = box.decoding,
-                        .target = t,
+                        .value = t,
                         .box = b});
     }
   }
@@ -42,7 +42,7 @@ JobQueue::JobQueue(const ValueSet& values, std::span<std::byte* const> targets,
     const std::uint64_t begin =
         decoded ? values.tensors()[values.decodings[item.decoding].sources[0]].offset_begin
                 : item.file_begin;
-    return std::tuple(item.shard, begin, decoded, item.decoding, item.file_begin, item.target,
+    return std::tuple(item.shard, begin, decoded, item.decoding, item.file_begin, item.value,
                       item.box);
   });
 }
@@ -64,7 +64,7 @@ void JobQueue::open_items(std::uint64_t window_end) {
     const Item& item = items_[next_item_];
     if (item.shard != shard_ || item.decoding != decoding_) return;
     if (item.file_begin >= window_end) return;
-    push(Walk(values_, item.target, values_[item.target].boxes[item.box]));
+    push(Walk(values_, item.value, values_[item.value].boxes[item.box]));
   }
 }
 

@@ -16,9 +16,9 @@ namespace loadstone {
 // and of the boxes that overlap in the file at one place. Thread-safe.
 class JobQueue {
  public:
-  // `targets`: where each target of the plan is written to; null: not in this call. Checks every
+  // `places`: where each value is written to; null: not in this run. Checks every
   // box.
-  JobQueue(const ValueSet& values, std::span<std::byte* const> targets, const WindowLimits& limits);
+  JobQueue(const ValueSet& values, std::span<std::byte* const> places, const WindowLimits& limits);
 
   // Bytes of the sources that the jobs bring to their places.
   [[nodiscard]] std::uint64_t bytes_total() const noexcept { return bytes_total_; }
@@ -30,7 +30,7 @@ class JobQueue {
     std::uint64_t file_begin = 0;
     std::uint32_t shard = 0;
     std::uint32_t decoding = no_decoding;
-    std::uint32_t target = 0;
+    std::uint32_t value = 0;
     std::uint32_t box = 0;
   };
 

@@ -43,11 +43,11 @@ std::uint64_t pages(std::uint64_t bytes) {
   return bytes > UINT64_MAX - page_bytes ? bytes : round_up(bytes, page_bytes);
 }
 
-// The target orders its elements differently from a source: each window then reads through
+// The value orders its elements differently from a source: each window then reads through
 // more of the source than it takes.
-bool is_transposed(const Value& target) noexcept {
+bool is_transposed(const Value& value) noexcept {
   // Dimensions come by target stride.
-  return std::ranges::any_of(target.boxes, [](const Box& box) {
+  return std::ranges::any_of(value.boxes, [](const Box& box) {
     return !std::ranges::is_sorted(box.dims, std::greater(), &BoxDim::source_stride);
   });
 }
@@ -132,8 +132,9 @@ WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) 
   return limits;
 }
 
-std::uint64_t window_bytes_of(const Value& target, std::uint64_t window_bytes) noexcept {
-  return largest_window(is_transposed(target), window_bytes);
+std::uint64_t window_bytes_of(const Value& value, std::uint64_t window_bytes) noexcept {
+  if (value.is_filled_in_place()) return straight_window_bytes;  // none of it is held
+  return largest_window(is_transposed(value), window_bytes);
 }
 
 std::uint64_t elements_in(const QuantizedLayout& form, std::uint64_t bytes) noexcept {
@@ -157,18 +158,17 @@ Slot Limits::Staged::slot(std::uint64_t most, std::uint64_t chunk_bytes) const n
   return {.bytes = most, .used_bytes = std::min(most, pages(used))};
 }
 
-Limits::Limits(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_max)
-    : values_(values), sink_(sink), pinned_bytes_max_(pinned_bytes_max) {
+Limits::Limits(const ValueSet& values, std::uint64_t pinned_bytes_max)
+    : values_(values), pinned_bytes_max_(pinned_bytes_max) {
   std::map<std::string_view, std::size_t> shared;
   std::set<std::tuple<std::string_view, Dtype, bool, std::vector<std::uint64_t>>> kinds;
   for (const Value& value : values.list) {
-    if (!value.is_made) continue;
+    if (value.making == Making::none || value.is_filled_in_place()) continue;
     QuantizedLayout form;
     const bool is_quantized =
         value.quantization != nullptr &&
         !prepare_quantization(*value.quantization, *value.shape, value.dtype, form);
-    const bool is_apart = sink == SinkKind::files || value.goes_to_device();
-    const bool is_whole = !is_apart && !is_quantized && value.merge == nullptr;
+    const bool is_whole = value.making == Making::in_order;
     if (value.merge != nullptr) {
       add_merge(value);
     } else {
@@ -177,7 +177,7 @@ Limits::Limits(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes
     if (is_whole) continue;
     has_device_ = has_device_ || value.goes_to_device();
     has_host_windows_ = has_host_windows_ || is_quantized || !value.goes_to_device();
-    encodes_apart_ = encodes_apart_ || (is_quantized && is_apart);
+    encodes_apart_ = encodes_apart_ || (is_quantized && !value.has_place);
     boxes_most_ = std::max<std::uint64_t>(boxes_most_, value.boxes.size());
     add_windows(value, is_quantized ? &form : nullptr, shared);
     if (is_quantized &&
@@ -212,8 +212,7 @@ void Limits::add_windows(const Value& value, const QuantizedLayout* form,
   }
   group.has_large_windows = true;
   group.step_bytes = std::max(group.step_bytes, form->step_bytes());
-  const bool has_place = sink_ == SinkKind::memory && !value.goes_to_device();
-  group.held_bytes = saturating_add(group.held_bytes, held_bytes_of(*form, has_place));
+  group.held_bytes = saturating_add(group.held_bytes, held_bytes_of(*form, value.has_place));
   window_least_ = std::max(window_least_, pages(form->step_bytes()));
 }
 
@@ -249,13 +248,14 @@ void Limits::add_merge(const Value& value) {
 
 // Notes the bytes that the box reads. Returns how many are staged.
 std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged) {
-  const auto read = box_read(values_, box, value.dtype);
+  PreparedDecoder form;
+  const auto read = box_read(values_, box, value.dtype, form);
   if (!read) return 0;
   const bool is_decoded = read->decoding != nullptr;
   const ElementRange all = read->elements();
   auto next = static_cast<std::ptrdiff_t>(stretches_.size());
   std::uint64_t bytes = 0;
-  visit_sources(values_, *read, all, [&](std::uint32_t source, ByteRange range) {
+  visit_sources(values_, *read, form, all, [&](std::uint32_t source, ByteRange range) {
     bytes = saturating_add(bytes, range.size());
     const std::uint32_t shard = values_.tensors()[source].shard;
     stretches_.push_back({.at = {shard, range.begin, range.end, range.size()},
@@ -264,16 +264,15 @@ std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged
   });
   if (read->run.outer_dims > 0) {
     const ElementRange run = {all.begin, all.begin + read->run.elements};
-    visit_sources(values_, *read, run, [&](std::uint32_t, ByteRange range) {
+    visit_sources(values_, *read, form, run, [&](std::uint32_t, ByteRange range) {
       const auto its =
           std::find_if(stretches_.begin() + next, stretches_.end(),
                        [&](const Stretch& each) { return each.at.begin == range.begin; });
-      its->at.bytes = std::min(its->at.bytes, saturating_mul(read->runs, range.size()));
+      its->at.bytes = std::min(its->at.bytes, saturating_mul(read->runs(), range.size()));
       next = its - stretches_.begin() + 1;
     });
   }
-  const std::uint64_t least =
-      is_decoded ? decoding_bytes_least(read->form) : element_bytes(read->stored);
+  const std::uint64_t least = is_decoded ? decoding_bytes_least(form) : read->source_bytes;
   staged.bytes_least = std::max(staged.bytes_least, least);
   if (read->is_direct) {
     staged.is_mixed = true;
@@ -285,8 +284,8 @@ std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged
     staged.is_cast = staged.is_cast || !read->is_transposed;
     return bytes;
   }
-  staged.parts_bytes = std::max(staged.parts_bytes, parts_bytes_max(read->form, UINT64_MAX));
-  return sum({bytes_of(all.end - all.begin, read->stored), bytes, bytes});
+  staged.parts_bytes = std::max(staged.parts_bytes, parts_bytes_max(form, UINT64_MAX));
+  return sum({(all.end - all.begin) * read->source_bytes, bytes, bytes});
 }
 
 // Bytes that are read into their place are staged where other boxes need some of them, and holes

@@ -52,10 +52,6 @@ struct WindowLimits {
 // Bytes of small values that are copied to a device in one call: more take longer than the call.
 inline constexpr std::uint64_t batch_bytes = 256 << 10;
 
-// The destination of values. In host memory, whole values are read in file order, and only
-// quantized ones are made window by window; for files and devices, all are.
-enum class SinkKind : std::uint8_t { memory, files };
-
 // The memory and threads that a run is given. It has fewer threads if each would get too little.
 struct LimitOptions {
   unsigned threads = 1;
@@ -81,7 +77,7 @@ struct CountedBytes {
 class Limits {
  public:
   // `pinned_bytes_max`: of the ring, all threads together.
-  Limits(const ValueSet& values, SinkKind sink, std::uint64_t pinned_bytes_max = UINT64_MAX);
+  explicit Limits(const ValueSet& values, std::uint64_t pinned_bytes_max = UINT64_MAX);
 
   // Bytes of the sources, each once.
   [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
@@ -149,7 +145,6 @@ class Limits {
   static constexpr std::uint64_t window_bytes_least = 32 << 10;
 
   const ValueSet& values_;
-  const SinkKind sink_;
   const std::uint64_t pinned_bytes_max_;
   bool has_device_ = false;             // some value goes to one
   bool has_host_windows_ = false;       // windows are made in memory of their thread

@@ -31,22 +31,21 @@ MergeStatistics::Numbers arc_factors(const DotSums& sums, double place) {
 }  // namespace
 
 void MergeReader::measure() {
-  auto found = statistics_.of(*target_, [&] {
-    return merge_->op == MergeOp::slerp ? measure_arc() : measure_magnitudes();
-  });
+  auto found = statistics_.of(
+      *value_, [&] { return merge_->op == MergeOp::slerp ? measure_arc() : measure_magnitudes(); });
   if (found) {
     measured_ = *std::move(found);
   } else {
-    target_ = nullptr;  // nobody reads on: the work is stopped
+    value_ = nullptr;  // nobody reads on: the work is stopped
   }
 }
 
 std::optional<MergeStatistics::Numbers> MergeReader::measure_arc() {
-  const std::uint64_t elements = target_->elements();
+  const std::uint64_t elements = value_->elements();
   DotSums sums;
   for (std::uint64_t begin = 0; begin < elements; begin += sizes_.piece) {
     const std::uint64_t end = std::min(elements, begin + sizes_.piece);
-    read_operand(target_->boxes, 0, begin, end);
+    read_operand(value_->boxes, 0, begin, end);
     read_operand(merge_->terms.front().boxes, 1, begin, end);
     if (is_stopped()) return std::nullopt;
     add_dots(buffer(0), buffer(1), end - begin, sums);
@@ -57,10 +56,10 @@ std::optional<MergeStatistics::Numbers> MergeReader::measure_arc() {
 // False: the work was stopped.
 template <typename Visit>
 bool MergeReader::for_each_difference(const Visit& visit) {
-  const std::uint64_t elements = target_->elements();
+  const std::uint64_t elements = value_->elements();
   for (std::uint64_t begin = 0; begin < elements; begin += sizes_.piece) {
     const std::uint64_t end = std::min(elements, begin + sizes_.piece);
-    read_operand(target_->boxes, 0, begin, end);
+    read_operand(value_->boxes, 0, begin, end);
     for (std::size_t t = 0; t < summands_; ++t) {
       read_operand(merge_->terms[t].boxes, 1, begin, end);
       if (is_stopped()) return false;
@@ -82,7 +81,7 @@ std::optional<MergeStatistics::Numbers> MergeReader::measure_magnitudes() {
       })) {
     return std::nullopt;
   }
-  const auto elements = static_cast<double>(target_->elements());
+  const auto elements = static_cast<double>(value_->elements());
   const auto kept =
       static_cast<std::uint64_t>(std::max(1.0, std::floor(merge_->density * elements)));
   std::vector<std::uint32_t> upper;

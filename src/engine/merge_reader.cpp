@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t f32_bytes = sizeof(float);
 
-// Operands of a product, behind the target's name.
+// Operands of a product, behind the value's name.
 constexpr const char* left_field = " (left matrix)";
 constexpr const char* right_field = " (right matrix)";
 constexpr const char* magnitudes_field = " (magnitudes)";
@@ -38,14 +38,14 @@ void provide(std::optional<CountedMemory>& memory, MemoryCount& count, std::uint
 
 }  // namespace
 
-void MergeReader::open(const Value& target) {
-  const std::uint64_t elements = target.elements();
-  const Merge& merge = *target.merge;
+void MergeReader::open(const Value& value) {
+  const std::uint64_t elements = value.elements();
+  const Merge& merge = *value.merge;
   // Plans are checked when they are made; this is the last place before memory is written.
   if (auto found = check_merge(merge, elements, values_.tensors(), values_.decodings)) {
-    throw_problem("plan.box", *found, {.tensor = std::string(target.name)});
+    throw_problem("plan.box", *found, {.tensor = std::string(value.name)});
   }
-  target_ = &target;
+  value_ = &value;
   merge_ = &merge;
   sizes_ = merge_sizes(merge, elements);
   operand_ = nullptr;
@@ -61,7 +61,7 @@ void MergeReader::open(const Value& target) {
 
 void MergeReader::open_operand(std::span<const Box> boxes, const Shape& shape, const char* field) {
   if (operand_ == boxes.data()) return;
-  const std::string name = std::string(target_->name) + field;
+  const std::string name = std::string(value_->name) + field;
   reader_.open({.name = name, .shape = &shape, .dtype = Dtype::f32, .boxes = boxes},
                values_.decodings);
   operand_ = boxes.data();
@@ -71,18 +71,18 @@ void MergeReader::read_numbers(std::uint64_t begin, std::uint64_t end, float* to
   reader_.read(begin, end, std::as_writable_bytes(std::span(to, end - begin)));
 }
 
-std::uint64_t MergeReader::read(const Value& target, std::uint64_t begin, std::uint64_t end,
+std::uint64_t MergeReader::read(const Value& value, std::uint64_t begin, std::uint64_t end,
                                 std::span<std::byte> to) {
   if (begin == end) return end;
   operand_ = nullptr;  // the reader has been elsewhere
-  if (target_ != &target) open(target);
+  if (value_ != &value) open(value);
   if (is_stopped()) return end;
-  const Cast cast = cast_between(Dtype::f32, target.dtype);
+  const Cast cast = cast_between(Dtype::f32, value.dtype);
   if (cast.run == nullptr) {
     throw Error("plan.dtype", "a merge makes floats of whole bytes",
-                {.tensor = std::string(target.name), .found = std::string(name(target.dtype))});
+                {.tensor = std::string(value.name), .found = std::string(name(value.dtype))});
   }
-  const std::size_t size = element_bytes(target.dtype);
+  const std::size_t size = element_bytes(value.dtype);
   std::uint64_t bad = end;
   const std::uint64_t row = needs_whole_rows(*merge_) ? merge_->row_elements : 1;
   // Windows may begin inside of rows that have to be there as a whole.
@@ -109,15 +109,15 @@ float* MergeReader::buffer(std::uint64_t number) const {
   return reinterpret_cast<float*>(numbers_->data()) + number * sizes_.piece;
 }
 
-// A range of a value of the target's shape.
+// A range of an operand of the same shape.
 void MergeReader::read_operand(std::span<const Box> boxes, std::uint64_t number,
                                std::uint64_t begin, std::uint64_t end) {
-  open_operand(boxes, *target_->shape, "");
+  open_operand(boxes, *value_->shape, "");
   read_numbers(begin, end, used(*numbers_, number * sizes_.piece, end - begin));
 }
 
 void MergeReader::make_piece(std::uint64_t begin, std::uint64_t end) {
-  read_operand(target_->boxes, 0, begin, end);
+  read_operand(value_->boxes, 0, begin, end);
   if (merge_->op == MergeOp::differences) {
     add_differences(begin, end);
   } else {
@@ -150,7 +150,7 @@ void MergeReader::add_differences(std::uint64_t begin, std::uint64_t end) {
     if (merge_->pruning == Pruning::smallest) drop_small(difference, count, measured_[t]);
     if (merge_->pruning == Pruning::random) {
       const std::string_view name =
-          merge_->draws_as.empty() ? target_->name : std::string_view(merge_->draws_as);
+          merge_->draws_as.empty() ? value_->name : std::string_view(merge_->draws_as);
       const std::uint64_t key = random_key(merge_->seed, name, t);
       drop_random(difference, begin, count, key, merge_->density);
     }
@@ -243,12 +243,12 @@ void MergeReader::require_finite(std::span<const float> numbers, const char* fie
   const auto wrong = std::ranges::find_if(numbers, is_none);
   if (wrong == numbers.end()) return;
   throw Error("q.nan", "a number of an adapter is NaN or infinite",
-              {.tensor = std::string(target_->name) + field,
+              {.tensor = std::string(value_->name) + field,
                .found = std::isnan(*wrong) ? "NaN" : "infinity",
                .expected = "finite numbers"});
 }
 
-// Read once for a target, where all of them have room together.
+// Read once for a value, where all of them have room together.
 const float* MergeReader::panels_of(std::size_t t) {
   const auto known = std::ranges::find(kept_, t, &Kept::term);
   if (known != kept_.end()) return known->panels;

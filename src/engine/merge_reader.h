@@ -27,14 +27,14 @@ class MergeReader {
               std::atomic<bool>& stop, MemoryCount& memory)
       : values_(values), reader_(reader), statistics_(statistics), stop_(stop), memory_(memory) {}
 
-  // Writes the elements [begin, end) of the target, which has a merge, in its dtype. Leaves the
+  // Writes the elements [begin, end) of the value, which has a merge, in its dtype. Leaves the
   // reader open for something else. Returns the first element that is NaN or infinite before it is
   // cast to that, or `end`.
   // Throws what the reader throws; Error "plan.box" for a merge that nobody checked.
-  [[nodiscard]] std::uint64_t read(const Value& target, std::uint64_t begin, std::uint64_t end,
+  [[nodiscard]] std::uint64_t read(const Value& value, std::uint64_t begin, std::uint64_t end,
                                    std::span<std::byte> to);
 
-  // Finite numbers since the last call that the target's dtype cannot hold.
+  // Finite numbers since the last call that the value's dtype cannot hold.
   [[nodiscard]] Overflow take_overflow() noexcept { return std::exchange(overflow_, {}); }
 
  private:
@@ -44,7 +44,7 @@ class MergeReader {
     const float* panels = nullptr;
   };
 
-  void open(const Value& target);
+  void open(const Value& value);
   void open_operand(std::span<const Box> boxes, const Shape& shape, const char* field);
   void read_numbers(std::uint64_t begin, std::uint64_t end, float* to);
   void read_operand(std::span<const Box> boxes, std::uint64_t buffer, std::uint64_t begin,
@@ -57,10 +57,10 @@ class MergeReader {
   void normalise(const Term& term, std::uint64_t first_row, std::uint64_t rows,
                  std::uint64_t begin);
   const float* panels_of(std::size_t term);
-  // Of an adapter: one number that is none spoils a row or column of the target.
+  // An adapter's NaN or infinity spoils a row or a column of the value.
   void require_finite(std::span<const float> numbers, const char* field) const;
 
-  // Of the whole target.
+  // Sizes of the whole value.
   void measure();
   [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_arc();
   [[nodiscard]] std::optional<MergeStatistics::Numbers> measure_magnitudes();
@@ -74,7 +74,7 @@ class MergeReader {
   MergeStatistics& statistics_;
   std::atomic<bool>& stop_;
   MemoryCount& memory_;
-  const Value* target_ = nullptr;
+  const Value* value_ = nullptr;
   const Merge* merge_ = nullptr;
   MergeSizes sizes_;
   const Box* operand_ = nullptr;  // that the reader is open for

@@ -12,7 +12,7 @@
 
 namespace loadstone {
 
-// Measured once for each target, by the thread that asks first; the others wait for it.
+// Measured once for each value, by the thread that asks first; the others wait for it.
 // Thread-safe.
 class MergeStatistics {
  public:
@@ -20,8 +20,8 @@ class MergeStatistics {
   // Nothing where the work was stopped before all was measured.
   using Measure = std::function<std::optional<Numbers>()>;
 
-  [[nodiscard]] std::optional<Numbers> of(const Value& target, const Measure& measure) {
-    const std::shared_ptr<Entry> entry = entry_of(target);
+  [[nodiscard]] std::optional<Numbers> of(const Value& value, const Measure& measure) {
+    const std::shared_ptr<Entry> entry = entry_of(value);
     const std::lock_guard lock(entry->mutex);
     if (!entry->numbers) entry->numbers = measure();
     return entry->numbers;
@@ -33,9 +33,9 @@ class MergeStatistics {
     std::optional<Numbers> numbers;
   };
 
-  std::shared_ptr<Entry> entry_of(const Value& target) {
+  std::shared_ptr<Entry> entry_of(const Value& value) {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<Entry>& entry = entries_[&target];
+    std::shared_ptr<Entry>& entry = entries_[&value];
     if (entry == nullptr) entry = std::make_shared<Entry>();
     return entry;
   }

@@ -31,22 +31,22 @@ std::string wider(double largest) {
 
 }  // namespace
 
-void Overflows::add(std::uint32_t target, const Overflow& found) {
+void Overflows::add(std::uint32_t value, const Overflow& found) {
   if (found.count + found.spoiled == 0) return;
   const std::lock_guard lock(mutex_);
-  found_[target] += found;
+  found_[value] += found;
 }
 
-Overflow Overflows::of(std::uint32_t target) const {
+Overflow Overflows::of(std::uint32_t value) const {
   const std::lock_guard lock(mutex_);
-  const auto known = found_.find(target);
+  const auto known = found_.find(value);
   return known == found_.end() ? Overflow() : known->second;
 }
 
 Overflow Overflows::take() {
   const std::lock_guard lock(mutex_);
   Overflow all;
-  for (const auto& [target, found] : std::exchange(found_, {})) all += found;
+  for (const auto& [value, found] : std::exchange(found_, {})) all += found;
   return all;
 }
 
@@ -54,27 +54,27 @@ std::vector<Finding> Overflows::findings(const ValueSet& values) const {
   const std::lock_guard lock(mutex_);
   std::vector<Finding> findings;
   for (const auto& [number, found] : found_) {
-    const Value& target = values[number];
+    const Value& value = values[number];
     Finding& finding = findings.emplace_back(Finding{
         .severity = Severity::warning,
         .code = code,
-        .target = std::string(target.name),
-        .message = fmt::format("'{}': {}", printable(target.name), overflow_text(target, found))});
+        .target = std::string(value.name),
+        .message = fmt::format("'{}': {}", printable(value.name), overflow_text(value, found))});
     if (found.count == 0) continue;
     finding.found = fmt::format("{}", found.largest);
-    finding.expected = name(target.dtype);
+    finding.expected = name(value.dtype);
     if (found.spoiled > 0) continue;  // no dtype holds those
     finding.suggestion = fmt::format("A wider dtype holds them: {}", wider(found.largest));
   }
   return findings;
 }
 
-std::string overflow_text(const Value& target, const Overflow& found) {
-  const std::uint64_t all = target.elements();
+std::string overflow_text(const Value& value, const Overflow& found) {
+  const std::uint64_t all = value.elements();
   std::string text;
   if (found.count > 0) {
     text = fmt::format("{} of {} numbers {} too large for {}, the largest is {}", found.count, all,
-                       found.count == 1 ? "is" : "are", name(target.dtype), found.largest);
+                       found.count == 1 ? "is" : "are", name(value.dtype), found.largest);
   }
   if (found.spoiled > 0) {
     text += fmt::format("{}{} of {} numbers {} NaN or infinite because of a scale",
@@ -84,15 +84,15 @@ std::string overflow_text(const Value& target, const Overflow& found) {
   return text;
 }
 
-void require_none(const Value& target, const Overflow& found) {
+void require_none(const Value& value, const Overflow& found) {
   if (found.count + found.spoiled == 0) return;
   const std::string wide =
       found.spoiled > 0 ? ""
                         : fmt::format("a wider dtype holds them ({}), and ", wider(found.largest));
-  throw Error(code,
-              fmt::format("{}; {}--allow-non-finite writes them anyway",
-                          overflow_text(target, found), wide),
-              {.tensor = std::string(target.name)});
+  throw Error(
+      code,
+      fmt::format("{}; {}--allow-non-finite writes them anyway", overflow_text(value, found), wide),
+      {.tensor = std::string(value.name)});
 }
 
 }  // namespace loadstone

@@ -12,14 +12,14 @@
 
 namespace loadstone {
 
-// By target. Thread-safe.
+// By value. Thread-safe.
 class Overflows {
  public:
-  void add(std::uint32_t target, const Overflow& found);
-  [[nodiscard]] Overflow of(std::uint32_t target) const;
-  // Returns the sum of all targets, and forgets it.
+  void add(std::uint32_t value, const Overflow& found);
+  [[nodiscard]] Overflow of(std::uint32_t value) const;
+  // Returns the sum of all values, and forgets it.
   [[nodiscard]] Overflow take();
-  // A warning for each target, in their order.
+  // A warning for each value, in their order.
   [[nodiscard]] std::vector<Finding> findings(const ValueSet& values) const;
 
  private:
@@ -28,9 +28,9 @@ class Overflows {
 };
 
 // "3 of 4096 numbers are too large for F16, the largest is 70000"
-[[nodiscard]] std::string overflow_text(const Value& target, const Overflow& found);
+[[nodiscard]] std::string overflow_text(const Value& value, const Overflow& found);
 
 // Throws Error "convert.overflow" where there are some.
-void require_none(const Value& target, const Overflow& found);
+void require_none(const Value& value, const Overflow& found);
 
 }  // namespace loadstone

@@ -209,7 +209,7 @@ void Reader::count_overflow(const Job& job, PreparedDecoder::Range range,
   }
 }
 
-// The range also holds values between those that a slice delivers, or that another target gets.
+// The range also holds values between those that a slice delivers, or that another value gets.
 void Reader::count_delivered(const Job& job, PreparedDecoder::Range range,
                              std::span<const float> values, const std::byte* codes) {
   const std::uint32_t source = context_.values.decodings[job.decoding].sources.front();
@@ -234,7 +234,7 @@ void Reader::count_delivered(const Job& job, PreparedDecoder::Range range,
       one.spoiled *= times;
       if (times != 0) overflow += one;
     }
-    context_.overflows.add(piece.target, overflow);
+    context_.overflows.add(piece.value, overflow);
   }
 }
 
@@ -327,14 +327,14 @@ std::string_view Reader::tensor_at(const Job& job, std::uint64_t offset) const {
 }
 
 std::byte* Reader::place(const Piece& piece) const {
-  std::byte* const first = context_.sink != nullptr ? context_.sink->place(piece.target, 0)
-                                                    : context_.targets[piece.target];
+  std::byte* const first = context_.sink != nullptr ? context_.sink->place(piece.value, 0)
+                                                    : context_.places[piece.value];
   return first + piece.target_begin;
 }
 
 // Copies staged bytes, and counts the piece.
 void Reader::deliver(const Job& job, const Piece& piece) {
-  const Dtype to = context_.values[piece.target].dtype;
+  const Dtype to = context_.values[piece.value].dtype;
   const Dtype from = job.decoding != no_decoding
                          ? context_.values.decodings[job.decoding].dtype
                          : context_.values.tensors()[piece.source].encoding.dtype();
@@ -351,15 +351,15 @@ void Reader::deliver(const Job& job, const Piece& piece) {
     if (span < 2 * piece.elements) populate_fresh(target, span * target_bytes);
     const Cast cast = whole_bytes ? cast_between(from, to) : cast_between(Dtype::u8, Dtype::u8);
     const std::byte* const source = slot_->data() + (piece.file_begin - job.begin);
-    context_.overflows.add(piece.target,
+    context_.overflows.add(piece.value,
                            copy_box(dims, cast, source, source_bytes, target, target_bytes));
   }
   const std::uint64_t bytes = piece.elements * target_bytes;
   context_.bytes_done.fetch_add(piece.elements * source_bytes, std::memory_order_relaxed);
-  context_.written[piece.target].fetch_add(bytes, std::memory_order_relaxed);
+  context_.written[piece.value].fetch_add(bytes, std::memory_order_relaxed);
   // One with gaps between its elements is not reported: nobody can look at all of it at once.
   if (context_.sink != nullptr && span == piece.elements) {
-    context_.sink->made(piece.target, 0, {target, bytes});
+    context_.sink->made(piece.value, 0, {target, bytes});
   }
 }
 

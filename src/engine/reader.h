@@ -25,7 +25,7 @@ namespace loadstone {
 // Shared by all readers of a run. Thread-safe where a comment or an atomic promises it.
 struct ReadContext {
   const ValueSet& values;
-  std::span<std::byte* const> targets;
+  std::span<std::byte* const> places;                   // by value; null: not in this run
   std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from
   std::span<const PreparedDecoder> forms;               // of the plan's decodings
   std::uint64_t chunk_bytes;                            // of one read
@@ -34,7 +34,7 @@ struct ReadContext {
   std::atomic<bool>& stop;
   std::atomic<std::uint64_t> bytes_done = 0;  // of the sources, in their places
   std::atomic<std::uint64_t> bytes_read = 0;
-  std::vector<std::atomic<std::uint64_t>> written;  // bytes, per target
+  std::vector<std::atomic<std::uint64_t>> written;  // bytes, by value
   Overflows overflows{};
   // Memory that is read into is populated before. Of no use where it is written to again and again.
   bool populates = true;

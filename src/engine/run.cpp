@@ -19,7 +19,7 @@ namespace loadstone {
 namespace {
 
 std::vector<std::uint32_t> all_values(const Run& run) {
-  std::vector<std::uint32_t> all = run.groups.targets;
+  std::vector<std::uint32_t> all = run.groups.numbers;
   for (std::uint32_t i = 0; i < run.whole.size(); ++i) {
     if (run.whole[i] != nullptr) all.push_back(i);
   }
@@ -52,7 +52,7 @@ RunReport run(const Run& run, ReaderGrowth growth) {
   ReadAhead ahead(planned_reads(run.values, all_values(run)), run.shards, run.read_ahead_bytes);
   std::atomic<bool> stop = false;
   ReadContext reads = {.values = run.values,
-                       .targets = run.whole,
+                       .places = run.whole,
                        .shards = ahead.sources(),
                        .forms = run.forms,
                        .chunk_bytes = budget.chunk_bytes,

@@ -7,6 +7,7 @@
 #include "boxes/cut.h"
 #include "boxes/dims.h"
 #include "codec/tensor_table.h"
+#include "engine/box_read.h"
 #include "engine/job_queue.h"
 #include "engine/limits.h"
 #include "loadstone/error.h"
@@ -27,7 +28,7 @@ ValueReader::ValueReader(const Catalog& catalog,
                          MemoryCount* memory, bool populates)
     : values_{.catalog = catalog, .list = std::vector<Value>(1)},
       context_{.values = values_,
-               .targets = target_,
+               .places = place_,
                .shards = shards,
                .forms = {},
                .chunk_bytes = defaults::chunk_bytes,
@@ -108,8 +109,8 @@ void ValueReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::by
   range_ = {end - begin};
   value.shape = &range_;
   value.boxes = boxes_;
-  target_.front() = to.data();
-  JobQueue queue(values_, target_, window_limits(context_.slot_bytes, context_.chunk_bytes));
+  place_.front() = to.data();
+  JobQueue queue(values_, place_, window_limits(context_.slot_bytes, context_.chunk_bytes));
   while (!context_.stop.load(std::memory_order_relaxed) && queue.next(job_)) reader_.run(job_);
 }
 

@@ -70,7 +70,7 @@ class ValueReader {
   std::vector<Box> boxes_;
   std::vector<Decoding> decodings_;
   std::vector<PreparedDecoder> forms_;
-  std::array<std::byte*, 1> target_ = {};
+  std::array<std::byte*, 1> place_ = {};
   MemoryCount own_count_;
   ReadContext context_;
   Reader reader_;

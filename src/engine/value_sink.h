@@ -18,19 +18,19 @@ class ValueSink {
 
   // The address of the part's first byte: bytes are about to be made in their place. Null: write()
   // brings them.
-  [[nodiscard]] virtual std::byte* place(std::uint32_t target, std::size_t part) = 0;
+  [[nodiscard]] virtual std::byte* place(std::uint32_t value, std::size_t part) = 0;
   // Where bytes without a place are best made: so many, which the next write() of this thread
   // brings from there. Null: anywhere.
   [[nodiscard]] virtual std::byte* room(std::uint32_t, std::uint64_t) { return nullptr; }
   // Brings bytes of a part to their place, `offset` bytes from its first one. May change them where
   // they are.
-  virtual void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
+  virtual void write(std::uint32_t value, std::size_t part, std::uint64_t offset,
                      std::span<std::byte> bytes) = 0;
   // Bytes of a part have been made in their place, and stay as they are.
-  virtual void made(std::uint32_t /*target*/, std::size_t /*part*/,
+  virtual void made(std::uint32_t /*value*/, std::size_t /*part*/,
                     std::span<const std::byte> /*bytes*/) {}
-  // All bytes of the target are in their places, or on their way.
-  virtual void finish(std::uint32_t target) = 0;
+  // All bytes of the value are in their places, or on their way.
+  virtual void finish(std::uint32_t value) = 0;
 };
 
 }  // namespace loadstone

@@ -1,85 +1,33 @@
 #include "engine/walk.h"
 
 #include <algorithm>
-#include <string>
-#include <utility>
 
-#include "boxes/check_boxes.h"
-#include "boxes/direct_read.h"
-#include "boxes/sources.h"
 #include "engine/box_read.h"
-#include "loadstone/error.h"
 
 namespace loadstone {
 
-namespace {
-
-[[noreturn]] void refuse_box(const ValueSet& values, const Value& target, const Box& box,
-                             const std::string& problem) {
-  Where where;
-  const auto& tensors = values.tensors();
-  if (box.source < tensors.size()) {
-    where.path = values.catalog.shards()[tensors[box.source].shard].path;
-    where.field = tensors[box.source].name;
-  }
-  where.tensor = std::string(target.name);
-  throw Error("plan.box", problem, where);
-}
-
-}  // namespace
-
-ByteBox check_box(const ValueSet& values, const Value& target, const Box& box) {
-  const auto& tensors = values.tensors();
-  const auto elements = target.elements();
-  if (const auto defect = box_defect(box, elements, tensors, values.decodings)) {
-    refuse_box(values, target, box, defect->message);
-  }
-  const Encoding encoding = encoding_of(box, tensors, values.decodings);
-  if (!encoding.is_dtype()) {
-    refuse_box(values, target, box, "blocks of numbers cannot be copied as numbers");
-  }
-  const Dtype dtype = encoding.dtype();
-  ByteBox bytes = {.box = box,
-                   .source_bytes = element_bytes(dtype),
-                   .target_bytes = element_bytes(target.dtype),
-                   .cast = cast_between(dtype, target.dtype),
-                   .same_dtype = dtype == target.dtype};
-  if (bytes.source_bytes == 0 && bytes.same_dtype) {
-    auto run = as_bytes(box, bits(dtype));
-    if (!run) refuse_box(values, target, box, "parts of a byte cannot be copied apart");
-    bytes.box = std::move(*run);
-    bytes.source_bytes = bytes.target_bytes = 1;
-    bytes.cast = cast_between(Dtype::u8, Dtype::u8);
-  }
-  if (bytes.cast.run == nullptr) {
-    refuse_box(values, target, box, "the source's dtype cannot be cast to the target's");
-  }
-  return bytes;
-}
-
-Walk::Walk(const ValueSet& values, std::uint32_t target, const Box& box) : target_(target) {
-  const ByteBox bytes = check_box(values, values[target], box);
-  source_ = bytes.box.source;
-  element_bytes_ = bytes.source_bytes;
-  decoded_ = box.decoding != no_decoding;
-  file_at_ = bytes.box.source_offset * bytes.source_bytes;
+Walk::Walk(const ValueSet& values, std::uint32_t value, const Box& box) : target_(value) {
+  const BoxRead read = check_box(values, values[value], box);
+  source_ = read.source;
+  element_bytes_ = read.source_bytes;
+  decoded_ = read.decoding != nullptr;
+  direct_ = read.is_direct;
+  is_transposed_ = read.is_transposed;
+  file_at_ = read.source_offset * read.source_bytes;
   if (!decoded_) file_at_ += values.tensors()[source_].offset_begin;
-  target_at_ = bytes.box.target_offset * bytes.target_bytes;
-  const BoxDims sorted = BoxDims::by_source(bytes.box);
-  for (const BoxDim& dim : sorted.dims()) {
+  target_at_ = read.target_offset * read.target_bytes;
+  for (const BoxDim& dim : read.dims.dims()) {
     dims_.push_back({.box = dim,
-                     .source_step = dim.source_stride * bytes.source_bytes,
-                     .target_step = dim.target_stride * bytes.target_bytes});
+                     .source_step = dim.source_stride * read.source_bytes,
+                     .target_step = dim.target_stride * read.target_bytes});
   }
   std::uint64_t span = element_bytes_;
   for (std::size_t level = dims_.size(); level-- > 0;) {
     dims_[level].step_bytes = span;
     span += (dims_[level].box.extent - 1) * dims_[level].source_step;
   }
-  direct_ = bytes.same_dtype && !decoded_ && reads_directly(sorted.dims(), element_bytes_);
-  is_transposed_ = !direct_ && transposes(sorted.dims());
-  kept_from_ = source_run(sorted.dims(), staged_hole_bytes_max / element_bytes_).outer_dims;
-  if (direct_ && !dims_.empty()) kept_from_ = dims_.size() - 1;
+  kept_from_ =
+      direct_ ? dims_.size() - std::min<std::size_t>(dims_.size(), 1) : read.run.outer_dims;
 }
 
 std::uint64_t Walk::source_bytes() const noexcept {
@@ -129,7 +77,7 @@ void Walk::emit(std::size_t level, std::uint64_t steps, std::uint64_t file_end, 
                  .file_end = file_end,
                  .target_begin = target_at_,
                  .elements = steps,
-                 .target = target_,
+                 .value = target_,
                  .source = source_,
                  .dims_begin = static_cast<std::uint32_t>(job.dims.size()),
                  .direct = direct_};

@@ -7,7 +7,6 @@
 
 #include "boxes/value.h"
 #include "engine/limits.h"
-#include "kernels/cast.h"
 
 namespace loadstone {
 
@@ -18,7 +17,7 @@ struct Piece {
   std::uint64_t file_end = 0;
   std::uint64_t target_begin = 0;  // bytes from the target's first one to the piece's first element
   std::uint64_t elements = 0;
-  std::uint32_t target = 0;      // index into Plan::targets
+  std::uint32_t value = 0;       // index into ValueSet::list
   std::uint32_t source = 0;      // index into Catalog::tensors()
   std::uint32_t dims_begin = 0;  // in Job::dims
   std::uint32_t dims_count = 0;
@@ -45,7 +44,7 @@ struct Job {
 class Walk {
  public:
   // The box must fit its source and target, see check_box().
-  Walk(const ValueSet& values, std::uint32_t target, const Box& box);
+  Walk(const ValueSet& values, std::uint32_t value, const Box& box);
 
   [[nodiscard]] bool done() const noexcept { return done_; }
   // Of all elements.
@@ -81,20 +80,5 @@ class Walk {
   bool is_transposed_ = false;
   bool done_ = false;
 };
-
-// A box in units of whole bytes: for dtypes of less than a byte, of which only runs can be copied,
-// the box of their bytes.
-struct ByteBox {
-  Box box;
-  std::size_t source_bytes = 0;  // of one element
-  std::size_t target_bytes = 0;
-  Cast cast;
-  bool same_dtype = false;
-};
-
-// Throws Error "plan.box" where the box leaves its source or its target, or needs a cast that there
-// is none for. For boxes that are not empty. Plans are checked when they are made; this is the last
-// place before memory is written.
-[[nodiscard]] ByteBox check_box(const ValueSet& values, const Value& target, const Box& box);
 
 }  // namespace loadstone

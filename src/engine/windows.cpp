@@ -20,8 +20,8 @@ WindowQueue::WindowQueue(const Run& run) : run_(run) {
     const GroupSize size = size_of(run.values, run.groups[i]);
     const bool is_read_twice = size.is_measured && size.number_bytes > run.budget.window_bytes;
     for (const std::uint32_t number : run.groups[i]) {
-      const Value& target = run.values[number];
-      bytes_total_ += target.bytes_of(target.elements()) * (is_read_twice ? 2u : 1u);
+      const Value& value = run.values[number];
+      bytes_total_ += value.bytes_of(value.elements()) * (is_read_twice ? 2u : 1u);
     }
   }
 }
@@ -47,11 +47,11 @@ bool WindowQueue::take(Window& window) {
 }
 
 std::uint64_t WindowQueue::elements_per_window(const GroupMember& member) const {
-  const Value& target = run_.values[member.target];
-  std::uint64_t bytes = window_bytes_of(target, run_.budget.window_bytes);
+  const Value& value = run_.values[member.value];
+  std::uint64_t bytes = window_bytes_of(value, run_.budget.window_bytes);
   if (member.form) return elements_in(*member.form, bytes);
-  if (target.goes_to_device()) bytes = std::min(bytes, run_.budget.ring.slot_bytes);
-  const std::uint64_t elements = bytes / 8 * 64 / bits(target.dtype);
+  if (value.goes_to_device()) bytes = std::min(bytes, run_.budget.ring.slot_bytes);
+  const std::uint64_t elements = bytes / 8 * 64 / bits(value.dtype);
   return std::max(elements / whole_elements, std::uint64_t{1}) * whole_elements;
 }
 

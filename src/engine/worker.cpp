@@ -46,17 +46,17 @@ class Worker {
   void read_to(const Window& window, std::byte* to);
   [[nodiscard]] Overflow read_values(const Window& window, std::byte* to);
   void report_unencodable(const Window& window, std::uint64_t element, const std::byte* number);
-  void report(std::uint32_t target, BadNumber bad);
-  void check_overflow(std::uint32_t target) const;
+  void report(std::uint32_t value, BadNumber bad);
+  void check_overflow(std::uint32_t value) const;
 
   [[nodiscard]] static GroupMember& member_of(const Window& window) {
     return window.group->members[window.member];
   }
-  [[nodiscard]] const Value& target_of(const Window& window) const {
-    return run_.values[member_of(window).target];
+  [[nodiscard]] const Value& value_of(const Window& window) const {
+    return run_.values[member_of(window).value];
   }
   [[nodiscard]] std::uint64_t bytes_of(const Window& window, std::uint64_t elements) const {
-    return target_of(window).bytes_of(elements);
+    return value_of(window).bytes_of(elements);
   }
   [[nodiscard]] bool is_stopped() const { return reads_.stop.load(std::memory_order_relaxed); }
 
@@ -101,35 +101,35 @@ void Worker::read_to(const Window& window, std::byte* to) {
   const Overflow overflow = read_values(window, to);
   // Measured windows are read again when they are encoded.
   if (window.step == Window::Step::measure) return;
-  reads_.overflows.add(member_of(window).target, overflow);
+  reads_.overflows.add(member_of(window).value, overflow);
 }
 
-// Returns what became infinite or NaN on the way to the target's dtype.
+// Returns what became infinite or NaN on the way to the value's dtype.
 Overflow Worker::read_values(const Window& window, std::byte* to) {
-  const Value& target = target_of(window);
+  const Value& value = value_of(window);
   const std::uint64_t bytes = bytes_of(window, window.end - window.begin);
-  if (target.constant != nullptr) {
-    std::memcpy(to, target.constant->data() + bytes_of(window, window.begin), bytes);
-  } else if (target.boxes.empty()) {
+  if (value.constant != nullptr) {
+    std::memcpy(to, value.constant->data() + bytes_of(window, window.begin), bytes);
+  } else if (value.boxes.empty()) {
     std::memset(to, 0, bytes);
-  } else if (target.merge != nullptr) {
+  } else if (value.merge != nullptr) {
     open_ = nullptr;
-    const std::uint64_t bad = merged_.read(target, window.begin, window.end, {to, bytes});
+    const std::uint64_t bad = merged_.read(value, window.begin, window.end, {to, bytes});
     if (bad < window.end) {
-      report(member_of(window).target,
+      report(member_of(window).value,
              {bad, "q.nan",
               fmt::format("'{}': element {} is NaN or infinite once it is merged",
-                          printable(target.name), bad)});
+                          printable(value.name), bad)});
     }
   } else {
-    if (open_ != &target) {
-      reader_.open(target, run_.values.decodings);
-      open_ = &target;
+    if (open_ != &value) {
+      reader_.open(value, run_.values.decodings);
+      open_ = &value;
     }
     reader_.read(window.begin, window.end, {to, bytes});
   }
   const Overflow overflow = reader_.take_overflow();  // of a merge: of its operands, in F32
-  return target.merge != nullptr ? merged_.take_overflow() : overflow;
+  return value.merge != nullptr ? merged_.take_overflow() : overflow;
 }
 
 std::byte* Worker::read(const Window& window, std::uint64_t offset) {
@@ -144,24 +144,24 @@ void Worker::copy(const Window& window) {
   GroupMember& member = member_of(window);
   const std::uint64_t offset = bytes_of(window, window.begin);
   const std::uint64_t bytes = bytes_of(window, window.end) - offset;
-  if (std::byte* const place = run_.sink.place(member.target, 0)) {
+  if (std::byte* const place = run_.sink.place(member.value, 0)) {
     populate(place + offset, bytes);
     read_to(window, place + offset);
-    if (!is_stopped()) run_.sink.made(member.target, 0, {place + offset, bytes});
+    if (!is_stopped()) run_.sink.made(member.value, 0, {place + offset, bytes});
   } else {
-    std::byte* from = run_.sink.room(member.target, bytes);
+    std::byte* from = run_.sink.room(member.value, bytes);
     if (from != nullptr) {
       read_to(window, from);
     } else {
       from = read(window);
     }
-    if (!is_stopped()) run_.sink.write(member.target, 0, offset, {from, bytes});
+    if (!is_stopped()) run_.sink.write(member.value, 0, offset, {from, bytes});
   }
   if (is_stopped()) return;
   reads_.bytes_done += bytes;
   if (!work_.queue.is_last(window)) return;
-  check_overflow(member.target);
-  run_.sink.finish(member.target);
+  check_overflow(member.value);
+  run_.sink.finish(member.value);
 }
 
 void Worker::measure(const Window& window, const std::byte* numbers, std::span<float> amax) {
@@ -220,7 +220,7 @@ void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64
   std::uint64_t offset = 0;
   for (std::size_t i = 0; i < ranges_.size(); ++i) {
     if (ranges_[i].size() == 0) continue;
-    if (std::byte* const place = run_.sink.place(member.target, i)) {
+    if (std::byte* const place = run_.sink.place(member.value, i)) {
       parts_[i] = place + ranges_[i].begin;
       populate(parts_[i], ranges_[i].size());
       continue;
@@ -238,46 +238,46 @@ void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64
   for (std::size_t i = 0; i < ranges_.size() && !is_stopped(); ++i) {
     if (parts_[i] == nullptr) continue;
     const std::span<std::byte> bytes(parts_[i], ranges_[i].size());
-    if (run_.sink.place(member.target, i) == nullptr) {
-      run_.sink.write(member.target, i, ranges_[i].begin, bytes);
+    if (run_.sink.place(member.value, i) == nullptr) {
+      run_.sink.write(member.value, i, ranges_[i].begin, bytes);
     } else if (!is_finished_whole(form, i)) {
-      run_.sink.made(member.target, i, bytes);
+      run_.sink.made(member.value, i, bytes);
     }
   }
 }
 
 void Worker::finish(GroupMember& member, std::span<const float> amax) {
-  check_overflow(member.target);
+  check_overflow(member.value);
   parts_.assign(member.form->parts.size(), nullptr);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     std::vector<std::byte>& held = member.held[i];
-    parts_[i] = held.empty() ? run_.sink.place(member.target, i) : held.data();
+    parts_[i] = held.empty() ? run_.sink.place(member.value, i) : held.data();
     // Rows without numbers have scales all the same, which no window writes.
     const std::uint64_t bytes = member.form->parts[i].byte_count();
     if (member.elements == 0 && bytes > 0) std::memset(parts_[i], 0, bytes);
   }
   finish_quantized(*member.form, parts_, amax, member.scratch.data());
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    if (!member.held[i].empty()) run_.sink.write(member.target, i, 0, member.held[i]);
+    if (!member.held[i].empty()) run_.sink.write(member.value, i, 0, member.held[i]);
   }
-  run_.sink.finish(member.target);
+  run_.sink.finish(member.value);
 }
 
 // Once all of a value has been read. Those of a merge are refused in a load too.
 void Worker::check_overflow(std::uint32_t number) const {
-  const Value& target = run_.values[number];
+  const Value& value = run_.values[number];
   if (run_.values.allows_non_finite) return;
-  if (!run_.refuses_casts && target.merge == nullptr) return;
-  require_none(target, reads_.overflows.of(number));
+  if (!run_.refuses_casts && value.merge == nullptr) return;
+  require_none(value, reads_.overflows.of(number));
 }
 
 void Worker::report_unencodable(const Window& window, std::uint64_t element,
                                 const std::byte* number) {
   const GroupMember& member = member_of(window);
-  const Value& target = run_.values[member.target];
+  const Value& made = run_.values[member.value];
   const bool has_blocks = member.form->kind == QuantizeKind::gguf_blocks;
   float value = 0;
-  cast_between(target.dtype, Dtype::f32).run(number, reinterpret_cast<std::byte*>(&value), 1);
+  cast_between(made.dtype, Dtype::f32).run(number, reinterpret_cast<std::byte*>(&value), 1);
   Overflow before;  // of this element alone, on its way here
   if (!std::isfinite(value)) {
     Window one = window;
@@ -291,25 +291,25 @@ void Worker::report_unencodable(const Window& window, std::uint64_t element,
   const bool is_large = std::isfinite(value) || before.count > 0;
   if (before.count > 0) {
     what = fmt::format("element {}, {}, is too large for {}", element,
-                       std::copysign(before.largest, double{value}), name(target.dtype));
+                       std::copysign(before.largest, double{value}), name(made.dtype));
   } else if (is_large && has_blocks) {
     what = fmt::format("the scale of the block of element {} is too large for F16", element);
   } else if (is_large) {
     what = fmt::format("element {}, {}, is too large for {}", element, value,
-                       name(member.form->computed_in.value_or(target.dtype)));
+                       name(member.form->computed_in.value_or(made.dtype)));
   }
-  report(member.target, {element, is_large ? "convert.overflow" : "q.nan",
-                         fmt::format("'{}': {}, and is to become {}", printable(target.name), what,
-                                     target.quantization->encoding)});
+  report(member.value, {element, is_large ? "convert.overflow" : "q.nan",
+                        fmt::format("'{}': {}, and is to become {}", printable(made.name), what,
+                                    made.quantization->encoding)});
 }
 
 // The first of a value, where several are found.
 void Worker::report(std::uint32_t number, BadNumber bad) {
-  const Value& target = run_.values[number];
+  const Value& value = run_.values[number];
   if (!run_.values.allows_non_finite) {
     throw Error(std::move(bad.code), std::move(bad.message),
-                {.tensor = std::string(target.name),
-                 .found = fmt::format("element {} of {}", bad.element, target.shape->text())});
+                {.tensor = std::string(value.name),
+                 .found = fmt::format("element {} of {}", bad.element, value.shape->text())});
   }
   const std::lock_guard lock(work_.mutex);
   const auto [known, is_new] = work_.bad_numbers.try_emplace(number, bad);
@@ -322,10 +322,10 @@ void make_windows(WindowWork& work) { Worker(work).run(); }
 
 std::vector<Finding> findings_of(const WindowWork& work) {
   std::vector<Finding> findings = work.reads.overflows.findings(work.run.values);
-  for (const auto& [target, bad] : work.bad_numbers) {
+  for (const auto& [value, bad] : work.bad_numbers) {
     findings.push_back({.severity = Severity::warning,
                         .code = bad.code,
-                        .target = std::string(work.run.values[target].name),
+                        .target = std::string(work.run.values[value].name),
                         .message = bad.message});
   }
   return findings;

@@ -29,7 +29,7 @@ struct WindowWork {
   WindowQueue& queue;
   MergeStatistics statistics{};
   std::mutex mutex{};
-  // By target: the first number that cannot be quantized. Guarded by mutex.
+  // By value: the first number that cannot be quantized. Guarded by mutex.
   std::map<std::uint32_t, BadNumber> bad_numbers{};
 };
 

@@ -5,15 +5,6 @@
 
 namespace loadstone {
 
-namespace {
-
-// True for a value that is filled window by window, not in the order of the file.
-bool is_made_by_windows(const Value& value) {
-  return value.is_made && (value.boxes.empty() || value.merge != nullptr || value.goes_to_device());
-}
-
-}  // namespace
-
 MemorySink::MemorySink(const Plan& plan, const ValueSet& values,
                        std::span<const Destination> destinations, const OffloadFolder& folder,
                        const ExecuteOptions& options, const Budget& budget, MemoryCount& memory)
@@ -26,20 +17,21 @@ MemorySink::MemorySink(const Plan& plan, const ValueSet& values,
   for (std::uint32_t i = 0; i < whole_.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const bool is_memory = target.delivery == Delivery::memory;
-    if (!is_memory && target.delivery != Delivery::disk_write) continue;
-    if (target.quantization && is_memory) {
-      for (const auto& part : destinations[i].parts) parts_[i].push_back(part.data());
+    if (values[i].making == Making::none) continue;
+    std::vector<std::byte*> parts;
+    if (!is_memory) {
+      parts = folder.parts(i);
     } else if (target.quantization) {
-      parts_[i] = folder.parts(i);
-    } else {
-      std::byte* const data = is_memory ? destinations[i].data : folder.parts(i).front();
-      if (is_made_by_windows(values[i]) && data != nullptr) {
-        parts_[i] = {data};
-      } else {
-        whole_[i] = data;
-      }
+      for (const auto& part : destinations[i].parts) parts.push_back(part.data());
+    } else if (destinations[i].data != nullptr) {
+      parts = {destinations[i].data};
     }
-    if (parts_[i].empty()) continue;
+    if (parts.empty() || (!target.quantization && parts.front() == nullptr)) continue;
+    if (values[i].making == Making::in_order) {
+      whole_[i] = parts.front();
+      continue;
+    }
+    parts_[i] = std::move(parts);
     by_windows_.push_back(i);
     is_on_device_[i] = is_memory && destinations[i].kind == MemoryKind::device;
     if (is_on_device_[i] && !ring_) open_device(options.device, i, budget, memory);

@@ -4,9 +4,9 @@
 
 #include "base/finding_json.h"
 #include "base/only_errors.h"
+#include "boxes/decodings.h"
 #include "codec/tensor_table.h"
 #include "engine/box_read.h"
-#include "plan/decodings.h"
 #include "plan/values.h"
 #include "tensor/tensor_json.h"
 

@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "boxes/decodings.h"
 #include "boxes/sources.h"
 #include "catalog/assembled_file.h"
 #include "engine/box_read.h"
 #include "loadstone/error.h"
 #include "plan/costs.h"
-#include "plan/decodings.h"
 #include "receipt/file_digest.h"
 #include "storage/forwarding.h"
 

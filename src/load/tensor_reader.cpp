@@ -9,11 +9,11 @@
 #include "base/refuse_option.h"
 #include "base/text.h"
 #include "boxes/cast_kind.h"
+#include "boxes/decodings.h"
 #include "catalog/open_shards.h"
 #include "engine/value_reader.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

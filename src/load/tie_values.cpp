@@ -17,13 +17,13 @@
 
 #include "base/text.h"
 #include "boxes/cast_kind.h"
+#include "boxes/decodings.h"
 #include "catalog/open_shards.h"
 #include "engine/team.h"
 #include "engine/value_reader.h"
 #include "kernels/cast.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

@@ -5,10 +5,10 @@
 
 #include "base/checked.h"
 #include "boxes/cast_kind.h"
+#include "boxes/decodings.h"
 #include "boxes/dims.h"
 #include "catalog/reading_threads.h"
 #include "loadstone/remote.h"
-#include "plan/decodings.h"
 #include "plan/values.h"
 
 namespace loadstone {

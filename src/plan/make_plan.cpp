@@ -6,12 +6,12 @@
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
 #include "boxes/check_boxes.h"
+#include "boxes/decodings.h"
 #include "boxes/merges.h"
 #include "catalog/reading_threads.h"
 #include "codec/tensor_table.h"
 #include "loadstone/error.h"
 #include "plan/costs.h"
-#include "plan/decodings.h"
 #include "plan/devices.h"
 #include "plan/planner.h"
 #include "storage/remote_path.h"
@@ -195,7 +195,7 @@ Plan make_plan(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
                const PlanOptions& options) {
   return only_errors([&] {
     if (catalog == nullptr) refuse_option("catalog", "there is no catalog");
-    return Planner(std::move(catalog), skeleton, options).run();
+    return Planner(std::move(catalog), skeleton, options).run(SinkKind::memory);
   });
 }
 

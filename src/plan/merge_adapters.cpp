@@ -6,10 +6,10 @@
 
 #include "base/text.h"
 #include "boxes/cast_kind.h"
+#include "boxes/decodings.h"
 #include "boxes/merges.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/adapters.h"
-#include "plan/decodings.h"
 #include "plan/planner.h"
 
 namespace loadstone {

@@ -2,8 +2,8 @@
 
 #include <set>
 
+#include "boxes/decodings.h"
 #include "loadstone/quantized_tensors.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

@@ -5,10 +5,10 @@
 
 #include "base/text.h"
 #include "boxes/cast_kind.h"
+#include "boxes/decodings.h"
 #include "boxes/merges.h"
 #include "catalog/transform_claim.h"
 #include "codec/tensor_table.h"
-#include "plan/decodings.h"
 #include "plan/planner.h"
 
 namespace loadstone {

@@ -20,9 +20,6 @@ namespace loadstone {
 
 namespace {
 
-// What a caller may have allowed when the plan was made.
-constexpr std::uint32_t saved_rank_max = 8;
-
 // Shards stand in the root or below it; the plan's word for where is not trusted.
 bool is_inside(std::string_view path) {
   if (path.empty() || path.front() == '/') return false;
@@ -188,7 +185,8 @@ void take_offload_folder(Plan& plan, const std::string& folder) {
 std::shared_ptr<const Catalog> open_saved(const SavedPlan& saved, const OpenOptions& options,
                                           const PlanPaths& paths) {
   OpenOptions opening = options;
-  opening.gguf_rank_max = std::max(opening.gguf_rank_max, saved_rank_max);  // as it was planned
+  // A caller may have allowed that when the plan was made.
+  opening.gguf_rank_max = std::max(opening.gguf_rank_max, defaults::gguf_rank_most);
   if (paths.other_roots.size() >= saved.checkpoints.size()) {
     refuse_option("root", "there are more roots than checkpoints in the plan",
                   std::to_string(1 + paths.other_roots.size()),

@@ -8,6 +8,7 @@
 #include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "boxes/decodings.h"
 #include "boxes/merges.h"
 #include "loadstone/error.h"
 #include "plan/merge_json.h"

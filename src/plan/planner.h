@@ -11,7 +11,6 @@
 
 #include "base/pattern.h"
 #include "catalog/lacking.h"
-#include "engine/limits.h"
 #include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
 #include "plan/adapters.h"
@@ -21,6 +20,7 @@
 #include "plan/produce.h"
 #include "plan/rules.h"
 #include "plan/ties.h"
+#include "plan/values.h"
 
 namespace loadstone {
 
@@ -31,7 +31,7 @@ class Planner {
           const PlanOptions& options);
 
   // Costs are those of a load; of values that go to files whoever writes these counts them.
-  [[nodiscard]] Plan run(SinkKind sink = SinkKind::memory) &&;
+  [[nodiscard]] Plan run(SinkKind sink) &&;
 
  private:
   // A target without a source, for the suggestions.

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "base/natural_order.h"
+#include "boxes/decodings.h"
 #include "codec/gguf/gguf.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

@@ -11,11 +11,11 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "boxes/cast_kind.h"
+#include "boxes/decodings.h"
 #include "boxes/view.h"
 #include "codec/tensor_table.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

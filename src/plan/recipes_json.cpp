@@ -10,12 +10,12 @@
 #include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "boxes/decodings.h"
 #include "codec/tensor_table.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe.h"
-#include "plan/decodings.h"
 #include "plan/merge_json.h"
 
 namespace loadstone {

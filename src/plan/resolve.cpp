@@ -7,11 +7,11 @@
 #include "base/text.h"
 #include "boxes/cast_kind.h"
 #include "boxes/check_boxes.h"
+#include "boxes/decodings.h"
 #include "catalog/deepspeed.h"
 #include "codec/encode.h"
 #include "kernels/cast.h"
 #include "kernels/quantize.h"
-#include "plan/decodings.h"
 #include "plan/origins.h"
 #include "plan/planner.h"
 

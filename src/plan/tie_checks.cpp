@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "boxes/decodings.h"
 #include "loadstone/error.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

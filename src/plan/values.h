@@ -7,9 +7,14 @@
 
 namespace loadstone {
 
+// The destination of a plan's values.
+enum class SinkKind : std::uint8_t { memory, files };
+
 // A value for each target, in their order. Refers to the plan.
-[[nodiscard]] ValueSet values_of(const Plan& plan);
-[[nodiscard]] Value value_of(const PlannedTarget& target) noexcept;
+[[nodiscard]] ValueSet values_of(const Plan& plan, SinkKind sink = SinkKind::memory);
+[[nodiscard]] Value value_of(const PlannedTarget& target,
+                             SinkKind sink = SinkKind::memory) noexcept;
+ValueSet values_of(const Plan&& plan, SinkKind sink = SinkKind::memory) = delete;
 
 // Returns the limits of a load. `values` are the plan's, and must outlive them.
 [[nodiscard]] Limits limits_of(const Plan& plan, const ValueSet& values);

@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "base/named.h"
 #include "base/only_errors.h"
 #include "base/refuse_option.h"
 #include "base/text.h"
@@ -47,15 +48,14 @@ void add_number(BlockHash& hash, std::uint64_t number) {
 }  // namespace
 
 std::string_view name(DigestKind kind) noexcept {
-  return kind == DigestKind::sha256_tree ? "sha256-tree" : "xxh3-128";
+  return name_among({"xxh3-128", "sha256-tree"}, kind);
 }
 
 DigestKind digest_kind(std::string_view text) {
   return only_errors([&] {
-    for (const DigestKind kind : {DigestKind::xxh3_128, DigestKind::sha256_tree}) {
-      if (text == name(kind)) return kind;
-    }
-    refuse_option("receipt", "there is no such digest", printable(text), "xxh3-128 or sha256-tree");
+    if (const auto kind = from_name<DigestKind>(text)) return *kind;
+    refuse_option("receipt", "there is no such digest", printable(text),
+                  either(names_of<DigestKind>()));
   });
 }
 

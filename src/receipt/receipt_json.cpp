@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/json_fields.h"
+#include "base/named.h"
 #include "base/only_errors.h"
 #include "loadstone/receipt.h"
 #include "receipt/block_hash.h"
@@ -142,10 +143,10 @@ class Parser {
     }
     Receipt receipt;
     fields.member("digest", text);
-    if (text != name(DigestKind::xxh3_128) && text != name(DigestKind::sha256_tree)) {
-      fields.refuse("digest", "unknown digest", printable(text), "xxh3-128 or sha256-tree");
-    }
-    receipt.kind = digest_kind(text);
+    const auto kind = from_name<DigestKind>(text);
+    if (!kind)
+      fields.refuse("digest", "unknown digest", printable(text), either(names_of<DigestKind>()));
+    receipt.kind = *kind;
     fields.member("block_bytes", number);
     if (number != receipt_block_bytes) {
       fields.refuse("block_bytes", "unsupported size of blocks", {},

@@ -92,7 +92,7 @@ std::string_view Encoding::name() const noexcept {
   return is_dtype_ ? dtype_table[code_].name : block_rows[code_].name;
 }
 
-std::optional<Encoding> Encoding::from_name(std::string_view name) noexcept {
+std::optional<Encoding> parse_encoding(std::string_view name) noexcept {
   if (const auto found = row_of(dtype_table, name)) return static_cast<Dtype>(*found);
   if (const auto found = row_of(block_rows, name)) return static_cast<BlockFormat>(*found);
   return std::nullopt;

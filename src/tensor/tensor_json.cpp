@@ -22,7 +22,7 @@ void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPl
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                Encoding& encoding) {
   const std::string_view text = reader.string(value, place);
-  const auto known = Encoding::from_name(text);
+  const auto known = parse_encoding(text);
   if (!known) reader.refuse(place, "unknown encoding", printable(text));
   encoding = *known;
 }

@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "boxes/decodings.h"
 #include "catalog/open_shards.h"
 #include "codec/error_bound.h"
 #include "engine/value_reader.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensor.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

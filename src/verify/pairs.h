@@ -7,10 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "boxes/decodings.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/verify.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

@@ -84,9 +84,8 @@ class ReceiptHeaders {
 const Catalog& ReceiptHeaders::catalog_of(const std::string& path) {
   const auto known = catalogs_.find(path);
   if (known != catalogs_.end()) return *known->second;
-  constexpr std::uint32_t any_rank = 8;  // more than any file that is written
-  const auto catalog =
-      open_checkpoint(path, {.allow_links = true, .gguf_rank_max = any_rank, .storage = &storage_});
+  const auto catalog = open_checkpoint(
+      path, {.allow_links = true, .gguf_rank_max = defaults::gguf_rank_most, .storage = &storage_});
   for (const Shard& shard : catalog->shards()) catalogs_.try_emplace(shard.path, catalog);
   return *catalogs_.try_emplace(path, catalog).first->second;
 }

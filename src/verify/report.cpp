@@ -6,6 +6,7 @@
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "base/named.h"
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/verify.h"
@@ -13,21 +14,7 @@
 namespace loadstone {
 
 std::string_view name(DifferenceKind kind) noexcept {
-  switch (kind) {
-    case DifferenceKind::missing:
-      return "missing";
-    case DifferenceKind::unexpected:
-      return "unexpected";
-    case DifferenceKind::encoding:
-      return "encoding";
-    case DifferenceKind::shape:
-      return "shape";
-    case DifferenceKind::bytes:
-      return "bytes";
-    case DifferenceKind::values:
-      return "values";
-  }
-  return "bytes";
+  return name_among({"missing", "unexpected", "encoding", "shape", "bytes", "values"}, kind);
 }
 
 static void visit_fields(JsonWriter& json, const Difference& difference) {

@@ -8,10 +8,10 @@
 #include <span>
 #include <string>
 
+#include "boxes/decodings.h"
 #include "catalog/open_shards.h"
 #include "engine/value_reader.h"
 #include "loadstone/catalog.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 

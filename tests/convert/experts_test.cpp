@@ -98,7 +98,7 @@ TEST(ConvertExperts, APartOfAConversionRefusesThemToo) {
   const auto conversion = make_conversion(open_checkpoint(source), option("keep"));
   EXPECT_FALSE(conversion.ok());
   const auto error = error_of([&] {
-    (void)convert(conversion, folder / "out", nullptr, nullptr, {.part = ConvertPart{2, 2}});
+    (void)convert(conversion, folder / "out", {.part = ConvertPart{2, 2}});
   });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), "plan.missing");

@@ -116,8 +116,7 @@ TEST_F(Extras, MayBeInFolders) {
     EXPECT_THAT(local_storage().list(folder.path()), ElementsAre("in", "out"))
         << what;  // nothing is left over
   };
-  const auto report =
-      convert(plan(modules), target, nullptr, nullptr, {.receipt = DigestKind::xxh3_128});
+  const auto report = convert(plan(modules), target, {.receipt = DigestKind::xxh3_128});
   EXPECT_THAT(report.outputs, ::testing::Contains(target + "/2_Dense/model.safetensors"));
   expect_all("new");
   // An older output is replaced in one step, with its folders.
@@ -143,13 +142,13 @@ TEST_F(Extras, MayBeInFolders) {
 
 TEST_F(Extras, ComeWithTheLastStep) {
   const ConvertRun part = {.part = ConvertPart{.index = 1, .count = 1}};
-  convert(plan(both), target, nullptr, nullptr, part);
+  convert(plan(both), target, part);
   for (const std::string& name : names_in(folder / ".loadstone-out.part/files")) {
     EXPECT_EQ(name, "model.safetensors");
   }
   const ConvertRun finish = {.finish = true};
   const auto finished = [&](const std::vector<ExtraFile>& extras) {
-    return code_of([&] { convert(plan(extras), target, nullptr, nullptr, finish); });
+    return code_of([&] { convert(plan(extras), target, finish); });
   };
   auto other = both;
   other[0].text = "{}";

@@ -464,9 +464,7 @@ TEST_F(GgufQuantize, PartsOfOneOutputHaveOneImportance) {
     options.is_split = true;
     options.stem = "out";
     options.shard_bytes_max = 20'000;
-    return code_of([&] {
-      convert(planned(options), out_, nullptr, nullptr, {.part = ConvertPart{index, 2}});
-    });
+    return code_of([&] { convert(planned(options), out_, {.part = ConvertPart{index, 2}}); });
   };
   ImportanceMatrix other = llama_importance();
   other.entries["blk.0.attn_q.weight"] = rising(256, 0.75f);

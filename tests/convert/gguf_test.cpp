@@ -401,11 +401,10 @@ TEST(ConvertGguf, SplitFilesInParts) {
   const Conversion conversion = make_conversion(open_checkpoint(source), split_options(2000));
   ASSERT_GE(conversion.files.size(), 2u);
   const std::string target = folder / "out.gguf";
-  convert(conversion, target, nullptr, nullptr, {.part = ConvertPart{1, 2}});
-  EXPECT_EQ(code_of([&] { convert(conversion, target, nullptr, nullptr, {.finish = true}); }),
-            "convert.incomplete");
-  convert(conversion, target, nullptr, nullptr, {.part = ConvertPart{2, 2}});
-  convert(conversion, target, nullptr, nullptr, {.finish = true});
+  convert(conversion, target, {.part = ConvertPart{1, 2}});
+  EXPECT_EQ(code_of([&] { convert(conversion, target, {.finish = true}); }), "convert.incomplete");
+  convert(conversion, target, {.part = ConvertPart{2, 2}});
+  convert(conversion, target, {.finish = true});
   const std::string any = folder / conversion.files.front().name;
   EXPECT_TRUE(compare(*open_checkpoint(source), *open_checkpoint(any)).ok());
   EXPECT_EQ(names_in(folder.path()).size(), 1 + conversion.files.size());

@@ -66,6 +66,16 @@ TEST_P(InMemory, ASourceThatIsDamagedMeanwhileIsNamed) {
   EXPECT_NE(code_of([&] { convert_in_memory(wanted, 0, bytes_of(memory)); }), "");
 }
 
+TEST_P(InMemory, AnObserverStopsIt) {
+  const Conversion wanted = conversion();
+  std::string memory(wanted.files[0].data_bytes, '\0');
+  struct Stopper final : Observer {
+    bool on_progress(const Progress&) override { return false; }
+  } stopper;
+  EXPECT_EQ(code_of([&] { convert_in_memory(wanted, 0, bytes_of(memory), &stopper); }),
+            "cancelled");
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtypes, InMemory, ::testing::Values(std::nullopt, Dtype::f16, Dtype::f32));
 
 }  // namespace

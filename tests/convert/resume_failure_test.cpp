@@ -48,7 +48,7 @@ std::vector<std::string> codes_of(float wrong, const std::string& to,
   EXPECT_EQ(plan.files.size(), 2u);
   std::vector<std::string> codes;
   for (const ConvertRun& run : runs) {
-    codes.push_back(code_of([&] { convert(plan, folder / "out", nullptr, nullptr, run); }));
+    codes.push_back(code_of([&] { convert(plan, folder / "out", run); }));
   }
   return codes;
 }

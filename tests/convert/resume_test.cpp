@@ -26,6 +26,11 @@ using namespace ::testing;
 constexpr ConvertRun resume = {.resume = true};
 constexpr ConvertRun finish = {.finish = true};
 
+ConvertRun on(Storage& storage, ConvertRun run) {
+  run.storage = &storage;
+  return run;
+}
+
 constexpr ConvertRun part(std::uint32_t index, std::uint32_t count) {
   return {.part = ConvertPart{.index = index, .count = count}};
 }
@@ -62,7 +67,7 @@ class Resume : public ::testing::Test {
         if (access.offset > 10'000 && (sum += access.bytes) > bytes) ::_exit(9);
       };
       try {
-        convert(conversion, target, nullptr, &watched, run);
+        convert(conversion, target, on(watched, run));
       } catch (...) {
         ::_exit(1);
       }
@@ -84,7 +89,7 @@ class Resume : public ::testing::Test {
 
   std::string code(const ConvertRun& run) const { return code(plan(), run); }
   std::string code(const Conversion& conversion, const ConvertRun& run) const {
-    return code_of([&] { convert(conversion, target, nullptr, nullptr, run); });
+    return code_of([&] { convert(conversion, target, run); });
   }
 
   TemporaryFolder folder;
@@ -104,7 +109,7 @@ TEST_F(Resume, FinishedShardsAreKept) {
       EXPECT_TRUE(read_file(entry.path()) ==
                   read_file(folder / ("whole/" + entry.path().filename().string())));
     }
-    const auto report = convert(plan(), target, nullptr, nullptr, resume);
+    const auto report = convert(plan(), target, resume);
     EXPECT_EQ(report.bytes_kept, finished);
     EXPECT_EQ(report.bytes_kept == 0, bytes == 0);
     EXPECT_LT(report.bytes_read + report.bytes_kept, 610'000u);
@@ -133,7 +138,7 @@ TEST_F(Resume, ARunThatBeginsAnewRemovesWhatWasLeft) {
   target = folder / "one.safetensors";
   killed(one, 300'000);
   EXPECT_TRUE(fs::exists(folder / ".loadstone-one.safetensors.part"));
-  EXPECT_EQ(convert(one, target, nullptr, nullptr, resume).bytes_kept, 0u);
+  EXPECT_EQ(convert(one, target, resume).bytes_kept, 0u);
   EXPECT_FALSE(fs::exists(folder / ".loadstone-one.safetensors.part"));
 }
 
@@ -142,13 +147,13 @@ TEST_F(Resume, AFailureKeepsWhatItWasToldToKeep) {
   FaultyStorage faulty(local_storage(),
                        {.path_end = "source.safetensors", .offset_begin = 300'000});
   for (const ConvertRun& run : {ConvertRun{}, resume}) {
-    EXPECT_EQ(code_of([&] { convert(plan(), target, nullptr, &faulty, run); }), "io.read");
+    EXPECT_EQ(code_of([&] { convert(plan(), target, on(faulty, run)); }), "io.read");
     EXPECT_EQ(fs::exists(work), run.resume);
   }
   for (const auto& entry : fs::directory_iterator(work)) {
     EXPECT_THAT(entry.path().string(), Not(HasSubstr("unfinished")));
   }
-  EXPECT_GT(convert(plan(), target, nullptr, nullptr, resume).bytes_kept, 0u);
+  EXPECT_GT(convert(plan(), target, resume).bytes_kept, 0u);
   expect_whole();
 }
 
@@ -157,7 +162,7 @@ TEST_F(Resume, AnotherConversionIsRefusedAndNothingIsDeleted) {
   const auto before = names_in(files);
   const auto refused = [&](const Conversion& conversion, const char* word) {
     for (const ConvertRun& run : {resume, part(1, 2), finish}) {
-      const auto error = error_of([&] { convert(conversion, target, nullptr, nullptr, run); });
+      const auto error = error_of([&] { convert(conversion, target, run); });
       ASSERT_TRUE(error.has_value()) << word;
       EXPECT_EQ(error->code(), "convert.state");
       EXPECT_THAT(error->message(), HasSubstr(word));
@@ -189,7 +194,7 @@ TEST_F(Resume, ACopyOfTheSourceGoesOn) {
   killed(plan(), 300'000);
   fs::copy_file(source, folder / "in/copy");
   fs::rename(folder / "in/copy", source);
-  const ConvertReport report = convert(plan(), target, nullptr, nullptr, resume);
+  const ConvertReport report = convert(plan(), target, resume);
   EXPECT_GT(report.bytes_kept, 0u);
   EXPECT_TRUE(report.findings.empty());
   expect_whole();
@@ -238,17 +243,17 @@ TEST_F(Resume, PartsTogetherAreTheWhole) {
     std::uint64_t bytes = 0;
     for (std::uint32_t index = count; index > 0; --index) {
       EXPECT_EQ(code(finish), "convert.incomplete");
-      const auto report = convert(plan(), target, nullptr, nullptr, part(index, count));
+      const auto report = convert(plan(), target, part(index, count));
       for (const std::string& path : report.outputs) bytes += fs::file_size(path);
       EXPECT_EQ(report.outputs.empty(), index > 5);
       EXPECT_FALSE(fs::exists(target));
     }
     EXPECT_EQ(bytes, plan().bytes_to_write);
     // Done again it is done already.
-    const auto again = convert(plan(), target, nullptr, nullptr, part(1, count));
+    const auto again = convert(plan(), target, part(1, count));
     EXPECT_EQ(again.bytes_read, 0u);
     EXPECT_GT(again.bytes_kept, 0u);
-    EXPECT_EQ(convert(plan(), target, nullptr, nullptr, finish).outputs, [&] {
+    EXPECT_EQ(convert(plan(), target, finish).outputs, [&] {
       auto paths = convert(plan(), folder / "again").outputs;
       for (std::string& path : paths) path.replace(0, (folder / "again").size(), target);
       return paths;
@@ -276,16 +281,16 @@ TEST_F(Resume, SharesAreEvenAndEveryFileHasOne) {
 }
 
 TEST_F(Resume, WhatIsMissingIsNamedByItsPart) {
-  convert(plan(), target, nullptr, nullptr, part(1, 3));
+  convert(plan(), target, part(1, 3));
   const auto message = [&] {
-    const auto error = error_of([&] { convert(plan(), target, nullptr, nullptr, finish); });
+    const auto error = error_of([&] { convert(plan(), target, finish); });
     EXPECT_EQ(error ? error->code() : "", "convert.incomplete");
     return error ? error->message() : "";
   };
   EXPECT_THAT(message(), HasSubstr("do parts 2, 3 of 3 again"));
-  convert(plan(), target, nullptr, nullptr, part(2, 3));
+  convert(plan(), target, part(2, 3));
   EXPECT_THAT(message(), HasSubstr("do part 3 of 3 again"));
-  const auto third = convert(plan(), target, nullptr, nullptr, part(3, 3));
+  const auto third = convert(plan(), target, part(3, 3));
   fs::resize_file(third.outputs.front(), 100);
   EXPECT_THAT(message(), HasSubstr("do part 3 of 3 again"));
   EXPECT_EQ(code({}), "convert.state");  // nobody throws them away by mistake
@@ -294,8 +299,8 @@ TEST_F(Resume, WhatIsMissingIsNamedByItsPart) {
   EXPECT_EQ(code(finish), "");
   expect_whole();
   // Parts are resumed by one run as well.
-  convert(plan(), folder / "out", nullptr, nullptr, part(2, 3));
-  EXPECT_GT(convert(plan(), target, nullptr, nullptr, resume).bytes_kept, 0u);
+  convert(plan(), folder / "out", part(2, 3));
+  EXPECT_GT(convert(plan(), target, resume).bytes_kept, 0u);
   expect_whole();
 }
 
@@ -303,7 +308,7 @@ TEST_F(Resume, PartsCanBeDividedAnewWhenNobodyIsAtThem) {
   killed(plan(), 100'000, part(1, 2));
   std::uint64_t kept = 0;
   for (std::uint32_t index = 1; index <= 3; ++index) {
-    kept += convert(plan(), target, nullptr, nullptr, part(index, 3)).bytes_kept;
+    kept += convert(plan(), target, part(index, 3)).bytes_kept;
   }
   EXPECT_GT(kept, 120'000u);
   EXPECT_EQ(code(finish), "");
@@ -343,14 +348,14 @@ TEST_F(Resume, TwoDoNotDoTheSame) {
     codes["part 2"] = code(part(2, 2));
     codes["part of 3"] = code(part(2, 3));
   };
-  convert(plan(), target, nullptr, &watched, resume);
+  convert(plan(), target, on(watched, resume));
   for (const char* run : {"plain", "resume", "finish", "part 1", "part 2"}) {
     EXPECT_EQ(codes[run], "convert.locked") << run;
   }
   expect_whole();
   fs::remove_all(target);
   reads = 0;
-  convert(plan(), target, nullptr, &watched, part(1, 2));
+  convert(plan(), target, on(watched, part(1, 2)));
   for (const char* run : {"plain", "resume", "finish", "part 1"}) {
     EXPECT_EQ(codes[run], "convert.locked") << run;
   }
@@ -363,14 +368,14 @@ TEST_F(Resume, TwoDoNotDoTheSame) {
 // ---- the moments in which names are given
 
 TEST_F(Resume, EndedWhenANewTargetHadItsName) {
-  convert(plan(), target, nullptr, nullptr, part(1, 1));
+  convert(plan(), target, part(1, 1));
   const std::string index = "/model.safetensors.index.json";
   fs::copy_file(folder / "whole" + index, files + index);
   fs::rename(work + "/files", target);
   fs::resize_file(target + index, 10);
   EXPECT_EQ(code(finish), "convert.incomplete");  // the control
   fs::copy_file(folder / "whole" + index, target + index, fs::copy_options::overwrite_existing);
-  const auto report = convert(plan(), target, nullptr, nullptr, finish);
+  const auto report = convert(plan(), target, finish);
   EXPECT_THAT(report.outputs, SizeIs(6));
   EXPECT_EQ(report.bytes_kept, plan().bytes_to_write);
   expect_whole();
@@ -389,7 +394,7 @@ TEST_F(Resume, EndedAroundTheExchange) {
     std::string older = read_file(target + first);
     older.back() = static_cast<char>(older.back() ^ 1);
     folder.write("out" + first, older);
-    convert(plan(), target, nullptr, nullptr, part(1, 1));
+    convert(plan(), target, part(1, 1));
     const std::string index = "/model.safetensors.index.json";
     fs::copy_file(target + index, files + index);
     folder.write(".loadstone-out.part/exchange",
@@ -400,7 +405,7 @@ TEST_F(Resume, EndedAroundTheExchange) {
       fs::rename(work + "/files", target);
       fs::rename(folder / "aside", work + "/files");
     }
-    EXPECT_EQ(convert(plan(), target, nullptr, nullptr, finish).bytes_kept > 0, exchanged);
+    EXPECT_EQ(convert(plan(), target, finish).bytes_kept > 0, exchanged);
     expect_whole();
     fs::remove_all(target);
   }
@@ -415,7 +420,7 @@ TEST_F(Resume, EndedWhileNamesWereGiven) {
   const auto begin = [&](bool all) {
     fs::remove_all(target);
     folder.write("out/sub/file", "x");
-    convert(plan(), target, nullptr, nullptr, part(1, 1));
+    convert(plan(), target, part(1, 1));
     fs::copy_file(folder / ("whole/" + index), files + index);
     for (const std::string& name : names_in(folder / "whole")) {
       if (all || name == first) fs::create_hard_link(files + name, target + "/" + name);
@@ -427,10 +432,10 @@ TEST_F(Resume, EndedWhileNamesWereGiven) {
     expect_whole();
   };
   begin(false);
-  EXPECT_EQ(convert(plan(), target, nullptr, nullptr, finish).bytes_kept, 0u);
+  EXPECT_EQ(convert(plan(), target, finish).bytes_kept, 0u);
   expect_named();
   begin(true);
-  EXPECT_GT(convert(plan(), target, nullptr, nullptr, resume).bytes_kept, 0u);
+  EXPECT_GT(convert(plan(), target, resume).bytes_kept, 0u);
   expect_named();
   // A run that begins anew takes back what is no whole output, and leaves what is one.
   for (const bool all : {false, true}) {
@@ -464,7 +469,7 @@ TEST_F(Resume, ASourceThatIsReplacedMeanwhileIsFound) {
     fs::rename(folder / "in/copy", source);
     fs::last_write_time(source, time);
   };
-  EXPECT_EQ(code_of([&] { convert(plan(), target, nullptr, &watched); }), "io.changed");
+  EXPECT_EQ(code_of([&] { convert(plan(), target, {.storage = &watched}); }), "io.changed");
   EXPECT_FALSE(fs::exists(target));
   EXPECT_FALSE(fs::exists(work));
 }

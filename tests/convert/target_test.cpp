@@ -83,14 +83,14 @@ TEST_F(Target, AnOlderOutputIsReplacedWhole) {
                        {.path_end = "source.safetensors", .offset_begin = 300'000});
   const auto before = names_in(folder / "out");
   const Conversion conversion = make_conversion(open_checkpoint(source), {.one_file = false});
-  EXPECT_EQ(code_of([&] { convert(conversion, folder / "out", nullptr, &faulty); }), "io.read");
+  EXPECT_EQ(code_of([&] { convert(conversion, folder / "out", {.storage = &faulty}); }), "io.read");
   EXPECT_EQ(names_in(folder / "out"), before);
   // What comes into the folder meanwhile is not lost.
   LoggingStorage watched(local_storage());
   watched.watch().before_read = [&](const Access& access) {
     if (access.offset > 10'000) folder.write("out/late.txt", "late");
   };
-  convert(conversion, folder / "out", nullptr, &watched);
+  convert(conversion, folder / "out", {.storage = &watched});
   EXPECT_EQ(read_file(folder / "out/late.txt"), "late");
   fs::remove(folder / "out/late.txt");
   EXPECT_EQ(code(folder / "out"), "");
@@ -147,11 +147,11 @@ TEST_F(Target, AFailureLeavesNothing) {
       const Conversion conversion =
           make_conversion(open_checkpoint(source),
                           {.one_file = target.ends_with(".safetensors"), .shard_bytes_max = shard});
-      const auto error = error_of([&] { convert(conversion, target, nullptr, &faulty); });
+      const auto error = error_of([&] { convert(conversion, target, {.storage = &faulty}); });
       ASSERT_TRUE(error.has_value());
       EXPECT_EQ(error->code(), "io.read");
       EXPECT_FALSE(error->where().tensor.empty());
-      EXPECT_EQ(code_of([&] { convert(conversion, target, &stopper); }), "cancelled");
+      EXPECT_EQ(code_of([&] { convert(conversion, target, {.observer = &stopper}); }), "cancelled");
     }
   }
   EXPECT_EQ(names_in(folder.path()), before);
@@ -170,7 +170,7 @@ TEST_F(Target, AChangedSourceIsFound) {
     if (access.offset < 10'000 || reads++ > 0) return;
     fs::last_write_time(source, fs::file_time_type::clock::now() + std::chrono::hours(2));
   };
-  EXPECT_EQ(code_of([&] { convert(again, folder / "out.safetensors", nullptr, &watched); }),
+  EXPECT_EQ(code_of([&] { convert(again, folder / "out.safetensors", {.storage = &watched}); }),
             "io.changed");
   EXPECT_THAT(names_in(folder.path()), ElementsAre("in", "in/source.safetensors"));
 }

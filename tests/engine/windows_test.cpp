@@ -8,7 +8,7 @@
 #include <random>
 
 #include "codec/encode.h"
-#include "engine/limits.h"
+#include "engine/run.h"
 #include "loadstone/audit.h"
 #include "loadstone/execute.h"
 #include "plan/values.h"
@@ -330,6 +330,52 @@ TEST(Windows, AFailureNamesTheTensor) {
       error_of([&] { execute(plan, memory.destinations(), {.storage = &builder.storage}); });
   EXPECT_EQ(error.code(), "io.read");
   EXPECT_EQ(error.where().tensor, "w");
+}
+
+// Counts the windows of one value in memory.
+struct CountingSink final : ValueSink {
+  Bytes bytes;
+  std::atomic<std::size_t> windows = 0;
+
+  explicit CountingSink(std::uint64_t byte_count) : bytes(byte_count, std::byte{1}) {}
+  std::byte* place(std::uint32_t, std::size_t) override { return bytes.data(); }
+  void write(std::uint32_t, std::size_t, std::uint64_t, std::span<std::byte>) override {}
+  void made(std::uint32_t, std::size_t, std::span<const std::byte>) override { ++windows; }
+  void finish(std::uint32_t) override {}
+};
+
+// A load without other windows has no memory for them, and fills need none.
+TEST(Windows, ZerosAndConstantsAreFilledInLargeSteps) {
+  PlanBuilder builder;
+  (void)matrix_plan(builder, quantizations()[0], normal_numbers());
+  const Plan plan = builder.build();
+  const Shape shape{2 << 20, 2};
+  const Bytes constant(shape.numel().value(), std::byte{7});
+  for (const Bytes& expected : {Bytes(constant.size()), constant}) {
+    ValueSet values = {.catalog = *plan.catalog};
+    values.list.push_back({.name = "v",
+                           .shape = &shape,
+                           .dtype = Dtype::u8,
+                           .constant = expected == constant ? &constant : nullptr,
+                           .has_place = true});
+    const Limits limits(values);
+    EXPECT_EQ(limits.bytes_promised({}), 0u);
+    const Budget budget = limits.load_budget({}, 1);
+    GroupList groups;
+    append_groups(values, std::vector<std::uint32_t>{0}, groups);
+    CountingSink sink(expected.size());
+    MemoryCount memory;
+    (void)run({.values = values,
+               .shards = {},
+               .budget = budget,
+               .groups = groups,
+               .sink = sink,
+               .memory = memory},
+              {1, 1, 1});
+    EXPECT_EQ(sink.bytes, expected);
+    EXPECT_LE(sink.windows, 4u);
+    EXPECT_EQ(memory.bytes_peak(), 0u);
+  }
 }
 
 }  // namespace

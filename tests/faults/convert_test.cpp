@@ -74,7 +74,7 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
   }
 
   void run(Storage& files, bool resumes = false) const {
-    convert(conversion("newer.safetensors"), target(), nullptr, &files, {.resume = resumes});
+    convert(conversion("newer.safetensors"), target(), {.resume = resumes, .storage = &files});
   }
 
   // All files of the target, what is not whole left out.
@@ -101,7 +101,7 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
       case Place::older_file:
       case Place::older_folder:
       case Place::older_no_exchange:
-        convert(conversion("older.safetensors"), target(), nullptr, &sound_);
+        convert(conversion("older.safetensors"), target(), {.storage = &sound_});
         break;
       case Place::linked_folder:
         fs::create_directory(folder_ / "out/real");

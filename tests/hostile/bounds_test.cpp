@@ -83,7 +83,7 @@ class HostileBounds : public ::testing::TestWithParam<HostileCase> {
     within(plan_per_byte * file_bytes_ + convert_bytes, what, [&] {
       const Conversion conversion = make_conversion(catalog_, options);
       if (conversion.bytes_to_write > written_bytes_max) return;
-      convert(conversion, folder / "target.safetensors", nullptr, &storage_);
+      convert(conversion, folder / "target.safetensors", {.storage = &storage_});
     });
     std::size_t files = 0;
     for (const auto& entry : fs::directory_iterator(folder.path())) {

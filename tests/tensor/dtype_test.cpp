@@ -18,7 +18,7 @@ TEST(DtypeNames, RoundTripExactlyAndInAnyCase) {
     for (char& each : lower) each = static_cast<char>(std::tolower(each));
     EXPECT_FALSE(parse_dtype_name(lower)) << lower;
     EXPECT_EQ(parse_dtype(lower), dtype);
-    EXPECT_EQ(Encoding::from_name(lower), Encoding(dtype));
+    EXPECT_EQ(parse_encoding(lower), Encoding(dtype));
   }
   EXPECT_FALSE(parse_dtype_name(""));
   EXPECT_FALSE(parse_dtype_name("F128"));
@@ -39,11 +39,11 @@ TEST(DtypeNames, TorchsNamesAreKnown) {
 TEST(Encodings, BlockFormatsRoundTrip) {
   for (int i = 0; i < block_format_count; ++i) {
     const Encoding encoding = static_cast<BlockFormat>(i);
-    EXPECT_EQ(Encoding::from_name(encoding.name()), encoding);
+    EXPECT_EQ(parse_encoding(encoding.name()), encoding);
     EXPECT_FALSE(encoding.is_dtype());
   }
-  EXPECT_EQ(Encoding::from_name("q4_k"), Encoding(BlockFormat::q4_k));
-  EXPECT_FALSE(Encoding::from_name("q9_k"));
+  EXPECT_EQ(parse_encoding("q4_k"), Encoding(BlockFormat::q4_k));
+  EXPECT_FALSE(parse_encoding("q9_k"));
   EXPECT_NE(Encoding(static_cast<Dtype>(1)), Encoding(static_cast<BlockFormat>(1)));
 }
 

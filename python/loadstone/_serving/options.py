@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from loadstone import _core
 from loadstone._errors import make, unknown
 from loadstone._machine import byte_count
+from loadstone._output import STYLES
 
 _FIELD = "model_loader_extra_config"
 
@@ -71,7 +73,7 @@ class Options:
     """
 
     threads: int = 0
-    staging_bytes_max: int = 64 << 20
+    staging_bytes_max: int = _core.STAGING_BYTES_MAX
     dequantize: bool = False
     weights: str = ""
     missing: str = "error"
@@ -164,12 +166,11 @@ def _are_encodings(value: Any) -> bool:
 
 
 _DIGESTS = ("xxh3-128", "sha256-tree")
-_STYLES = ("modelopt", "compressed-tensors")
 _PREFIX = "loadstone_"
 _HOW_TO_QUANTIZE = ("style", "include", "exclude")
 _OF_OVERRIDES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "quantize": ("an encoding, or {pattern: encoding}", _are_encodings),
-    "style": (" or ".join(_STYLES), lambda value: value in _STYLES),
+    "style": (" or ".join(STYLES), lambda value: value in STYLES),
     "include": ("patterns", _are_patterns),
     "exclude": ("patterns", _are_patterns),
 }

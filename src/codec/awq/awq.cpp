@@ -97,11 +97,11 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 constexpr std::array<std::string_view, 1> encodings = {"awq"};
 
-const Family awq_family = {.kernels = kernels,
-                           .recognise = recognise,
-                           .reads_all = true,
-                           .encodings = encodings,
-                           .method = "awq",
-                           .stores_conv1d_transposed = true};
+extern const Family awq_family = {.kernels = kernels,
+                                  .recognise = recognise,
+                                  .reads_all = true,
+                                  .encodings = encodings,
+                                  .method = "awq",
+                                  .stores_conv1d_transposed = true};
 
 }  // namespace loadstone

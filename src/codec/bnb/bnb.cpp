@@ -181,12 +181,12 @@ constexpr std::array<std::string_view, 2> tables = {".quant_map", ".nested_quant
 
 constexpr std::array<std::string_view, 3> encodings = {"nf4", "fp4", "int8"};
 
-const Family bnb_family = {.kernels = bnb_kernels(),
-                           .recognise = recognise,
-                           .encodings = encodings,
-                           .tables = tables,
-                           .written = bnb_written(),
-                           .method = "bitsandbytes",
-                           .stores_conv1d_transposed = true};
+extern const Family bnb_family = {.kernels = bnb_kernels(),
+                                  .recognise = recognise,
+                                  .encodings = encodings,
+                                  .tables = tables,
+                                  .written = bnb_written(),
+                                  .method = "bitsandbytes",
+                                  .stores_conv1d_transposed = true};
 
 }  // namespace loadstone

@@ -297,7 +297,7 @@ constexpr std::array written = {
 
 constexpr std::array<std::string_view, 2> encodings = {"nvfp4", "mxfp4"};
 
-const Family fp4_family = {
+extern const Family fp4_family = {
     .kernels = kernels, .recognise = recognise, .encodings = encodings, .written = written};
 
 }  // namespace loadstone

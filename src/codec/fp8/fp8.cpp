@@ -270,7 +270,7 @@ constexpr std::array written = {
 
 constexpr std::array<std::string_view, 4> encodings = {"fp8", "fp8-channel", "fp8-block", "mxfp8"};
 
-const Family fp8_family = {
+extern const Family fp8_family = {
     .kernels = kernels, .recognise = recognise, .encodings = encodings, .written = written};
 
 }  // namespace loadstone

@@ -227,9 +227,9 @@ Decoding block_decoding(std::uint32_t index, const TensorInfo& tensor, Dtype dty
   return {"bytes", {index}, shape_of_bytes(tensor.encoding, tensor.shape), dtype};
 }
 
-const Family gguf_family = {.kernels = kernels,
-                            .recognise = recognise,
-                            .encodings = gguf_encodings(),
-                            .written = gguf_written()};
+extern const Family gguf_family = {.kernels = kernels,
+                                   .recognise = recognise,
+                                   .encodings = gguf_encodings(),
+                                   .written = gguf_written()};
 
 }  // namespace loadstone

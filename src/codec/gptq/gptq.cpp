@@ -268,11 +268,11 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 constexpr std::array<std::string_view, 1> encodings = {"gptq"};
 
-const Family gptq_family = {.kernels = kernels,
-                            .recognise = recognise,
-                            .reads_all = true,
-                            .encodings = encodings,
-                            .method = "gptq",
-                            .stores_conv1d_transposed = true};
+extern const Family gptq_family = {.kernels = kernels,
+                                   .recognise = recognise,
+                                   .reads_all = true,
+                                   .encodings = encodings,
+                                   .method = "gptq",
+                                   .stores_conv1d_transposed = true};
 
 }  // namespace loadstone

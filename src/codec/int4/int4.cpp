@@ -203,7 +203,7 @@ constexpr std::array written = {
 
 constexpr std::array<std::string_view, 2> encodings = {"int4", "int4-awq"};
 
-const Family int4_family = {
+extern const Family int4_family = {
     .kernels = kernels, .recognise = recognise, .encodings = encodings, .written = written};
 
 }  // namespace loadstone

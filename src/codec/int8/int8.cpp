@@ -121,10 +121,10 @@ constexpr std::array written = {WrittenEncoding{
 
 constexpr std::array<std::string_view, 3> encodings = {"int8-channel", "int8-tensor", "int8-group"};
 
-const Family int8_family = {.kernels = kernels,
-                            .recognise = recognise,
-                            .reads_all = true,
-                            .encodings = encodings,
-                            .written = written};
+extern const Family int8_family = {.kernels = kernels,
+                                   .recognise = recognise,
+                                   .reads_all = true,
+                                   .encodings = encodings,
+                                   .written = written};
 
 }  // namespace loadstone

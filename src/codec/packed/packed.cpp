@@ -262,10 +262,10 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 constexpr std::array<std::string_view, 2> encodings = {"int4-packed", "int8-packed"};
 
-const Family packed_family = {.kernels = kernels,
-                              .recognise = recognise,
-                              .reads_all = true,
-                              .encodings = encodings,
-                              .method = "compressed-tensors"};
+extern const Family packed_family = {.kernels = kernels,
+                                     .recognise = recognise,
+                                     .reads_all = true,
+                                     .encodings = encodings,
+                                     .method = "compressed-tensors"};
 
 }  // namespace loadstone

@@ -34,6 +34,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family unknown_family = {{}, recognise};
+extern const Family unknown_family = {{}, recognise};
 
 }  // namespace loadstone

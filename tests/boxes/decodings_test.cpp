@@ -1,5 +1,5 @@
 // Decodings in builders, plans and JSON.
-#include "plan/decodings.h"
+#include "boxes/decodings.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

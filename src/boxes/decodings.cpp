@@ -1,4 +1,4 @@
-#include "plan/decodings.h"
+#include "boxes/decodings.h"
 
 #include <algorithm>
 
