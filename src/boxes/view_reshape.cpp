@@ -111,9 +111,9 @@ class Dealer {
 
 }  // namespace
 
-MaybeMisfit reshape(View& view, const Shape& shape) {
+std::optional<Problem> reshape(View& view, const Shape& shape) {
   if (!shape.numel() || shape.numel() != view.shape.numel()) {
-    return Misfit{"a reshape keeps the number of elements", view.shape.text(), shape.text()};
+    return Problem{"a reshape keeps the number of elements", view.shape.text(), shape.text()};
   }
   if (shape.numel() == 0u) {
     for (ViewPiece& piece : view.pieces) {

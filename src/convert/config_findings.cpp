@@ -340,8 +340,7 @@ Renamed renamed_modules(const Plan& plan) {
   Renamed renamed;
   for (const PlannedTarget& target : plan.targets) {
     const std::string_view after = module_around(target.name);
-    for (const std::uint32_t source :
-         sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
+    for (const std::uint32_t source : sources_of(target.recipe, plan.decodings)) {
       const std::string_view before = module_around(plan.catalog->tensors()[source].name);
       if (before != after) renamed.emplace(before, after);
     }

@@ -268,7 +268,7 @@ OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wa
                        Storage* storage) {
   const Plan& plan = conversion.plan;
   check_claims(*plan.catalog, plan.catalog->storage(storage));
-  std::vector<bool> needed(plan.catalog->shards().size(), false);
+  std::vector<std::uint32_t> needed;
   const bool shares = std::ranges::count(wanted, true) > 0 &&
                       std::ranges::any_of(plan.targets, [](const PlannedTarget& target) {
                         return target.quantization.has_value();
@@ -276,9 +276,8 @@ OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wa
   for (std::size_t i = 0; i < conversion.files.size(); ++i) {
     if (!wanted[i] && !shares) continue;
     for (const OutputTensor& tensor : conversion.files[i].tensors) {
-      const Recipe& recipe = plan.targets[tensor.target].recipe;
-      mark_shards(sources_of(recipe.boxes, plan.decodings, recipe.merge.get()),
-                  plan.catalog->tensors(), needed);
+      std::ranges::copy(sources_of(plan.targets[tensor.target].recipe, plan.decodings),
+                        std::back_inserter(needed));
     }
   }
   return {*plan.catalog, storage, needed};

@@ -78,7 +78,7 @@ std::shared_ptr<const Merge> rows_of(const Merge& merge, std::uint64_t columns, 
       part.terms.push_back({.factor = term.factor, .boxes = {}, .low_rank = std::move(product)});
     }
   }
-  if (part.terms.empty() && part.factor == 1 && part.form == MergeForm::sum) return nullptr;
+  if (part.terms.empty() && part.factor == 1 && part.op == MergeOp::sum) return nullptr;
   return std::make_shared<const Merge>(std::move(part));
 }
 

@@ -38,13 +38,13 @@ void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRe
 // numbers.
 [[nodiscard]] std::vector<Finding> check_numbers(const Plan& plan);
 
-// The form in which files hold a target that is not quantized on its way: a dtype, or the blocks
-// that it keeps and the shape of their numbers.
-struct PlainForm {
+// How files store a target that is not quantized on its way: a dtype, or the blocks that it keeps
+// and the shape of their numbers.
+struct StoredType {
   Encoding encoding;
   Shape shape;
 };
-[[nodiscard]] PlainForm plain_form(const Conversion& conversion, const PlannedTarget& target);
+[[nodiscard]] StoredType stored_type(const Conversion& conversion, const PlannedTarget& target);
 
 // Adds to the metadata the shapes of kept tensors whose rows are not whole blocks, so that files
 // store them folded.

@@ -127,10 +127,10 @@ Merge merge_of(const MergeOptions& options) {
   Merge merge = {.factor = options.weights.front()};
   if (options.method == MergeMethod::linear) return merge;
   if (options.method == MergeMethod::slerp) {
-    merge.form = MergeForm::slerp;
+    merge.op = MergeOp::slerp;
     return merge;
   }
-  merge.form = MergeForm::differences;
+  merge.op = MergeOp::differences;
   merge.factor = options.scale.value_or(1);
   merge.density = options.density.value_or(1);
   merge.seed = options.seed.value_or(0);

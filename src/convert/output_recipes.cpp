@@ -36,11 +36,11 @@ namespace loadstone {
 namespace {
 
 // Makes recipes of what rules make of names. Not thread-safe.
-class RecipeMaker {
+class OutputPlanner {
  public:
   // `values` come in the place of the caller's recipes.
-  RecipeMaker(const Catalog& catalog, const ConvertOptions& options, Recipes values,
-              const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
+  OutputPlanner(const Catalog& catalog, const ConvertOptions& options, Recipes values,
+                const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
       : catalog_(catalog),
         options_(options),
         quantized_(catalog.quantized()),
@@ -59,7 +59,7 @@ class RecipeMaker {
       // Components go out under their own names, so numbers under others are none of the output.
       if (std::ranges::all_of(item.members, &Member::is_numbers)) continue;
       if (std::ranges::any_of(item.members, &Member::is_numbers)) {
-        fail(item, "plan.dtype", "is made of quantized weights and of plain tensors");
+        fail(item, "plan.dtype", {"is made of quantized weights and of plain tensors"});
       } else if (!all_is_known || item.rule != Produced::none) {
         add(item);
       }
@@ -114,22 +114,21 @@ class RecipeMaker {
     return common;
   }
 
-  void fail(const Produced& item, std::string code, std::string message, std::string found = {},
-            std::string expected = {}) {
+  void fail(const Produced& item, std::string code, const Problem& problem) {
     findings_.push_back({.severity = Severity::error,
                          .code = std::move(code),
                          .target = item.name,
                          .sources = production_.source_names(item),
-                         .message = fmt::format("'{}' {}", printable(item.name), message),
-                         .found = std::move(found),
-                         .expected = std::move(expected)});
+                         .message = fmt::format("'{}' {}", printable(item.name), problem.message),
+                         .found = problem.found,
+                         .expected = problem.expected});
   }
 
   void report_contests() {
     for (const Contest& contest : production_.contests()) {
       const Produced& winner = production_.items()[contest.winner];
       const std::string& loser = catalog_.tensors()[contest.losers.front()].name;
-      fail(winner, "plan.duplicate", fmt::format("would come from '{}' too", printable(loser)));
+      fail(winner, "plan.duplicate", {fmt::format("would come from '{}' too", printable(loser))});
       findings_.back().sources.push_back(loser);
     }
   }
@@ -202,14 +201,13 @@ class RecipeMaker {
     const SeriesGaps gaps = production_.source_gaps(item, Shape());
     if (!gaps.ok()) return lacking_.add(item.name, gaps);
     View view;
-    if (auto misfit = production_.view_of(item, view)) {
-      fail(item, "plan.shape", "cannot be made: " + misfit->message, misfit->found,
-           misfit->expected);
-      return;
+    if (auto problem = production_.view_of(item, view)) {
+      problem->message = "cannot be made: " + problem->message;
+      return fail(item, "plan.shape", *problem);
     }
     const auto dtype = common_dtype(item);
     if (!dtype) {
-      fail(item, "plan.dtype", "is made of sources that have no dtype in common");
+      fail(item, "plan.dtype", {"is made of sources that have no dtype in common"});
       return;
     }
     TargetRecipe recipe = {
@@ -325,10 +323,10 @@ Values output_recipes(const std::shared_ptr<const Catalog>& catalog, const Conve
   if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
   Values values = repacks(options) ? repacked_values(catalog, *options.quantize.style, findings)
                   : options.merge  ? merged_values(catalog, options, findings)
-                                   : values_of(catalog, options, is_decoded, broken, findings);
+                                   : decoded_values(catalog, options, is_decoded, broken, findings);
   const bool has_values = !values.recipes.targets.empty();
-  values.recipes = RecipeMaker(*catalog, options, std::move(values.recipes),
-                               tensor_names(*catalog, values.dropped), findings)
+  values.recipes = OutputPlanner(*catalog, options, std::move(values.recipes),
+                                 tensor_names(*catalog, values.dropped), findings)
                        .run();
   if (has_values) sort_by_source(*catalog, values.recipes);
   const auto& computed_from = options.recipes.computed_from;

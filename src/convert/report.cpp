@@ -31,8 +31,7 @@ struct Total {
 std::string sources_text(const Plan& plan, const PlannedTarget& target) {
   if (target.recipe.constant) return "constant";
   std::set<std::string_view> names;
-  for (const std::uint32_t source :
-       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
+  for (const std::uint32_t source : sources_of(target.recipe, plan.decodings)) {
     names.insert(plan.catalog->tensors()[source].encoding.name());
   }
   if (names.empty()) return std::string(name(target.dtype));
@@ -136,13 +135,13 @@ static void visit_fields(JsonWriter& json, const RepackedRow& row) {
 
 static void visit_fields(JsonWriter& json, const PlannedTarget& target,
                          const Conversion& conversion, bool is_repacked) {
-  const PlainForm form = plain_form(conversion, target);
-  json.member("dtype", form.encoding);
-  json.member("shape", form.shape);
+  const StoredType type = stored_type(conversion, target);
+  json.member("dtype", type.encoding);
+  json.member("shape", type.shape);
   if (target.quantization) json.member("encoding", target.quantization->encoding);
   if (is_repacked) {
     json.member("lossless", "repacked");
-  } else if (!target.quantization && !form.encoding.is_dtype()) {
+  } else if (!target.quantization && !type.encoding.is_dtype()) {
     json.member("lossless", "kept");
   }
   json.member("bytes", target.byte_count());
@@ -187,7 +186,7 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
   for (const PlannedTarget& target : plan.targets) {
     const std::string_view after = target.quantization
                                        ? std::string_view(target.quantization->encoding)
-                                       : plain_form(conversion, target).encoding.name();
+                                       : stored_type(conversion, target).encoding.name();
     Total& total = totals[{sources_text(plan, target), after}];
     ++total.tensors;
     total.bytes += target.byte_count();
@@ -208,9 +207,9 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
   if (with_tensors) text += "tensors\n";
   for (const PlannedTarget& target : plan.targets) {
     if (!with_tensors) break;
-    const PlainForm form = plain_form(conversion, target);
+    const StoredType type = stored_type(conversion, target);
     text += fmt::format("  {:<56} {:<8} {:<24} {:>10}  {}\n", printable(target.name),
-                        form.encoding.name(), printable(form.shape.text(), 80),
+                        type.encoding.name(), printable(type.shape.text(), 80),
                         human_bytes(target.byte_count()), sources_text(plan, target));
   }
   if (!plan.findings.empty()) text += "findings\n";

@@ -34,10 +34,10 @@ struct Values {
 [[nodiscard]] bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept;
 
 // As `is_decoded` and `options.experts` ask for. `broken`: what check_expert_series() found.
-[[nodiscard]] Values values_of(const std::shared_ptr<const Catalog>& catalog,
-                               const ConvertOptions& options, bool is_decoded,
-                               const std::set<std::string, std::less<>>& broken,
-                               std::vector<Finding>& findings);
+[[nodiscard]] Values decoded_values(const std::shared_ptr<const Catalog>& catalog,
+                                    const ConvertOptions& options, bool is_decoded,
+                                    const std::set<std::string, std::less<>>& broken,
+                                    std::vector<Finding>& findings);
 
 // Returns true for F16, BF16, F32 and F64.
 [[nodiscard]] constexpr bool is_wide_float(Dtype dtype) noexcept {

@@ -223,7 +223,7 @@ bool CompiledRules::match(std::string_view name, RuleMatch& match) const {
   return false;
 }
 
-MaybeMisfit apply_step(const RuleStep& step, View& view) {
+std::optional<Problem> apply_step(const RuleStep& step, View& view) {
   switch (step.op) {
     case RuleOp::transpose:
       return transpose(view, step.dims[0], step.dims[1]);

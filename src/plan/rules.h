@@ -100,7 +100,7 @@ struct RuleOpRow {
 }
 
 // One operation on one view: transpose, permute, slice, reshape; rename does nothing.
-[[nodiscard]] MaybeMisfit apply_step(const RuleStep& step, View& view);
+[[nodiscard]] std::optional<Problem> apply_step(const RuleStep& step, View& view);
 
 // A name that the pattern would match if its groups held these values; empty when the pattern is
 // more than literal text and groups. What a missing source would be called.

@@ -118,7 +118,7 @@ std::vector<std::string> parts_by_hand(std::size_t index, const Quantization& qu
                                        float amax) {
   const Matrix& matrix = matrices()[index];
   const std::string value = value_of(index);
-  QuantizeForm form;
+  QuantizedLayout form;
   EXPECT_FALSE(
       prepare_quantization(quantization, {matrix.rows, matrix.columns}, Dtype::bf16, form));
   std::vector<std::string> parts;

@@ -35,7 +35,7 @@ void part_groups(const Recipes& recipes, Choices& choices) {
   for (const TargetRecipe& recipe : recipes.targets) {
     const auto found = choices.quantize.find(recipe.target);
     if (found == choices.quantize.end() || found->second.group.empty()) continue;
-    QuantizeForm form;
+    QuantizedLayout form;
     static_cast<void>(prepare_quantization(found->second, recipe.shape, recipe.dtype, form));
     Quantization& quantization = found->second;
     // ModelOpt's export of FP8 leaves each its own scale, but for experts that it takes as one.
@@ -309,11 +309,11 @@ class Choosing {
       add_misfit(recipe, quantization, why);
       return why;
     }
-    QuantizeForm form;
+    QuantizedLayout form;
     auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
     const std::uint64_t block = problem ? 1 : written_encoding(quantization).row_block;
     if (!problem && recipe.shape.extents().back() % block != 0) {
-      problem = DecodeProblem{fmt::format("rows are no whole blocks of {}", block), {}, {}};
+      problem = Problem{fmt::format("rows are no whole blocks of {}", block)};
     }
     if (problem) {
       recipe = before;

@@ -39,7 +39,7 @@ std::optional<BlockFormat> block_format_of(const WrittenEncoding& encoding) {
   Quantization quantization;
   quantization.encoding = encoding.name;
   quantization.importance = any;  // which some need, and all take
-  QuantizeForm form;
+  QuantizedLayout form;
   const Shape row = {1, columns};
   if (prepare_quantization(quantization, row, Dtype::f32, form)) return std::nullopt;
   return form.block;

@@ -383,7 +383,7 @@ void check_style(const QuantizeOptions& options) {
                     "GGUF blocks are stored in GGUF files: name a TARGET that ends in .gguf",
                     printable(blocks->name), "NAME.gguf");
     }
-    QuantizeForm form;
+    QuantizedLayout form;
     if (auto problem = prepare_quantization(format.quantization, {256, 256}, Dtype::bf16, form)) {
       refuse_option(
           "quantize", std::move(problem->message),
@@ -421,10 +421,10 @@ std::vector<OutputTensor> output_tensors(const Conversion& conversion, const Pla
                                          QuantizeStyle style) {
   std::vector<OutputTensor> tensors;
   if (!target.quantization) {
-    PlainForm form = plain_form(conversion, target);
+    StoredType type = stored_type(conversion, target);
     tensors.push_back({.name = target.name,
-                       .shape = std::move(form.shape),
-                       .encoding = form.encoding,
+                       .shape = std::move(type.shape),
+                       .encoding = type.encoding,
                        .constant = target.recipe.constant});
     return tensors;
   }
@@ -432,7 +432,7 @@ std::vector<OutputTensor> output_tensors(const Conversion& conversion, const Pla
   const auto parts = quantized_parts(quantization, target.shape, target.dtype);
   const WrittenEncoding& encoding = written_encoding(quantization);
   if (encoding.is_gguf()) {
-    QuantizeForm form;
+    QuantizedLayout form;
     static_cast<void>(prepare_quantization(quantization, target.shape, target.dtype, form));
     tensors.push_back(
         {.part = 0, .name = target.name, .shape = target.shape, .encoding = form.block});
@@ -442,7 +442,7 @@ std::vector<OutputTensor> output_tensors(const Conversion& conversion, const Pla
     const ComponentName& named = component_of(encoding, style, parts[i].name);
     tensors.push_back({.part = i,
                        .name = component_name(target.name, i, named.suffix),
-                       .shape = shape_in_file(named.form, parts[i].shape),
+                       .shape = shape_in_file(named.shape, parts[i].shape),
                        .encoding = parts[i].dtype,
                        .is_inverted = named.is_inverted});
   }

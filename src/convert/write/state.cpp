@@ -86,7 +86,7 @@ void add_operand(Digest& digest, const Catalog& catalog, const std::vector<Box>&
 }
 
 void add_merge(Digest& digest, const Catalog& catalog, const Merge& merge) {
-  add_all(digest, merge.factor, merge.row_elements, merge.form, merge.pruning, merge.elects_signs,
+  add_all(digest, merge.factor, merge.row_elements, merge.op, merge.pruning, merge.elects_signs,
           merge.is_mean, merge.density, merge.seed, merge.terms.size());
   for (const Term& term : merge.terms) {
     add_all(digest, term.factor, term.low_rank.has_value());
