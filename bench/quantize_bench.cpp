@@ -19,7 +19,7 @@
 namespace {
 
 using loadstone::Dtype;
-using loadstone::QuantizeForm;
+using loadstone::QuantizedLayout;
 using Bytes = std::vector<std::byte>;
 
 constexpr std::uint64_t rows = 4096;
@@ -37,7 +37,7 @@ Bytes weights() {
 }
 
 struct Value {
-  QuantizeForm form;
+  QuantizedLayout form;
   std::vector<Bytes> parts;
   std::vector<std::byte*> places;
   std::vector<float> amax;

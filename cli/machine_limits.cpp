@@ -18,7 +18,7 @@
 #include "engine/pages.h"
 #include "engine/team.h"
 #include "loadstone/error.h"
-#include "storage/new_file.h"
+#include "storage/descriptor.h"
 #include "storage/regular_file.h"
 
 namespace loadstone::cli {

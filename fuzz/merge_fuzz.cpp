@@ -108,18 +108,18 @@ float factor_of(Input& input) {
 void choose_form(Input& input, std::size_t values, Known& known) {
   Merge& merge = known.merge;
   merge.factor = factor_of(input);
-  if (values == 1 && input.chance(30)) merge.form = MergeForm::slerp;
-  if (merge.form == MergeForm::sum && values > 0 && input.chance(50)) {
+  if (values == 1 && input.chance(30)) merge.op = MergeOp::slerp;
+  if (merge.op == MergeOp::sum && values > 0 && input.chance(50)) {
     static constexpr auto prunings =
         std::to_array<Pruning>({Pruning::none, Pruning::random, Pruning::smallest});
-    merge.form = MergeForm::differences;
+    merge.op = MergeOp::differences;
     merge.pruning = input.pick(prunings);
     merge.density = static_cast<double>(1 + input.below(10)) / 10;
     merge.seed = input.number();
     merge.elects_signs = input.chance(50);
     merge.is_mean = input.chance(50);
   }
-  known.has_sums = merge.form == MergeForm::sum;
+  known.has_sums = merge.op == MergeOp::sum;
 }
 
 // The matrix that a product adds to the target.

@@ -136,7 +136,7 @@ def folder_of(path: str) -> str | None:
         return parts[1]
     if parts[0] == "cli" or parts[:2] == ("python", "bindings"):
         return parts[-2]
-    return parts[0] if len(parts) == 2 and parts[0] in LEVEL else None
+    return parts[0] if len(parts) > 1 and parts[0] in LEVEL else None
 
 
 def includes_point_down(path: str, text: str) -> Iterator[Breach]:

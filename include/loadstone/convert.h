@@ -66,7 +66,7 @@ parse_quantization(std::string_view text, QuantizeMode mode = QuantizeMode::exac
                    FileFormat format = FileFormat::safetensors);
 
 // Which tensors are quantized: weights of linear layers inside decoder layers, less what servers
-// want plain (src/convert/quantize_rules.cpp says which), plus `include`, less `exclude`.
+// want plain (src/convert/choose/quantize_rules.cpp says which), plus `include`, less `exclude`.
 struct QuantizeOptions {
   // The first that fits, and the one without a pattern last; none at all: nothing is quantized.
   std::vector<QuantizeFormat> formats;

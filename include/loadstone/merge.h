@@ -38,7 +38,7 @@ struct Term {
 };
 
 // How terms with boxes go together with the recipe's own boxes.
-enum class MergeForm : std::uint8_t {
+enum class MergeOp : std::uint8_t {
   sum,          // `factor` times the boxes, and then the terms one after the other
   slerp,        // one term: the arc from the boxes (0) to it (its factor 1)
   differences,  // boxes, and `factor` times the mean or sum of what terms differ from them by
@@ -54,7 +54,7 @@ enum class Pruning : std::uint8_t {
 // In F32, rounded once to the target's dtype. Products come last, in any form. docs/merge.md has
 // the order of all operations.
 struct Merge {
-  MergeForm form = MergeForm::sum;
+  MergeOp op = MergeOp::sum;
   float factor = 1;
   std::vector<Term> terms;
   // Columns of the target as a matrix, for products. 0: there are none.

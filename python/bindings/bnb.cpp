@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "buffers.h"
+#include "codec/bnb/weights.h"
 #include "kernels/bnb_parts.h"
 #include "kernels/cast.h"
 #include "kernels/modelopt/scales.h"
@@ -21,10 +22,10 @@ Dtype number_dtype(std::string_view text) {
 }
 
 BnbDialect dialect_argument(std::string_view text) {
-  if (text == "bnb-cpu") return BnbDialect::cpu;
-  if (text == "bnb-cuda") return BnbDialect::cuda;
-  throw Error("usage", "unknown dialect",
-              {.field = "dialect", .found = std::string(text), .expected = "bnb-cpu or bnb-cuda"});
+  if (const auto dialect = from_name<BnbDialect>(text)) return *dialect;
+  throw Error(
+      "usage", "unknown dialect",
+      {.field = "dialect", .found = std::string(text), .expected = either(names_of<BnbDialect>())});
 }
 
 BnbEncoding encoding_argument(std::string_view text) {
@@ -87,6 +88,12 @@ float nested_offset(const SourceBytes& absmax) {
   return bnb_nested_offset(bytes_of(absmax), absmax.size() / 4);
 }
 
+void raise(const std::optional<BnbProblem>& problem) {
+  if (!problem) return;
+  throw Error(problem->code, problem->message,
+              {.field = problem->part, .found = problem->found, .expected = problem->expected});
+}
+
 std::uint64_t nested_bytes(std::uint64_t count) {
   return (count + bnb_nested_block_size - 1) / bnb_nested_block_size * 4;
 }
@@ -97,10 +104,7 @@ void encode_nested(std::string_view dialect, const SourceBytes& absmax, float of
   const std::uint64_t count = data.size();
   require_bytes("absmax", absmax.size(), count * 4);
   require_bytes("nested_absmax", nested_absmax.size(), nested_bytes(count));
-  if (auto problem = check_bnb_scales("absmax", bytes_of(absmax), count)) {
-    throw Error(problem->code, problem->message,
-                {.field = problem->part, .found = problem->found, .expected = problem->expected});
-  }
+  raise(check_bnb_scales("absmax", bytes_of(absmax), count));
   if (!std::isfinite(offset)) throw Error("q.nan", "the offset is not finite");
   const BnbDialect chosen = dialect_argument(dialect);
   const float most = scaled::most_finite(dtype_argument(dtype));
@@ -152,12 +156,6 @@ void decode_int8(std::uint64_t columns, const SourceBytes& data, const SourceByt
   const nb::gil_scoped_release release;
   decode_bnb_int8(0, data.size(), columns, bytes_of(data), bytes_of(absmax), target,
                   bytes_of(numbers));
-}
-
-void raise(const std::optional<BnbProblem>& problem) {
-  if (!problem) return;
-  throw Error(problem->code, problem->message,
-              {.field = problem->part, .found = problem->found, .expected = problem->expected});
 }
 
 // name, dtype, shape

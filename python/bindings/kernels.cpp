@@ -43,10 +43,9 @@ nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows
     bytes_of_parts.push_back(static_cast<const std::byte*>(bytes.data()));
   }
   const Dtype dtype = dtype_argument(dtype_name);
-  DecodeForm form;
+  PreparedDecoder form;
   if (auto problem = prepare_decoding(kernel, parts, Shape(extents), dtype, offset, form)) {
-    throw Error("plan.recipe", problem->message,
-                {.found = problem->found, .expected = problem->expected});
+    throw_problem("plan.recipe", *problem);
   }
   std::vector<std::byte> target(form.elements * element_bytes(dtype));
   decode(form, 0, form.elements, bytes_of_parts, target.data());
@@ -128,6 +127,12 @@ void bind_kernels(nb::module_& module) {
              nb::arg("dtype"), nb::arg("offset") = 0.0f);
   module.def("decode_gguf", &decode_gguf, nb::arg("format"), nb::arg("blocks"), nb::arg("target"),
              nb::arg("dtype"), nb::arg("mode") = "exact");
+  nb::dict dialects;
+  for (const QuantizedEncoding& each : quantized_encodings()) {
+    dialects[nb::cast(each.name)] =
+        nb::tuple(nb::cast(std::vector(each.dialects.begin(), each.dialects.end())));
+  }
+  module.attr("DIALECTS") = dialects;
   module.def("gguf_layout", &gguf_layout, nb::arg("format"));
   // The safetensors name of what a user calls a dtype ("torch.bfloat16", "bf16"); None: nothing.
   module.def("parse_dtype", [](std::string_view text) -> std::optional<std::string_view> {

@@ -70,8 +70,7 @@ nb::tuple part_rows(const PlannedTarget& target) {
 // The fields of the package's PlannedTarget, in their order.
 nb::tuple target_row(const Plan& plan, const PlannedTarget& target) {
   nb::list sources;
-  for (const std::uint32_t source :
-       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
+  for (const std::uint32_t source : sources_of(target.recipe, plan.decodings)) {
     sources.append(plan.catalog->tensors()[source].name);
   }
   const auto merged = merged_roots(*plan.catalog, plan.decodings, target.recipe);

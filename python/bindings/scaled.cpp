@@ -15,29 +15,24 @@ namespace {
 
 using Importance = std::optional<std::vector<float>>;
 
-QuantizeForm form_for(const std::string& encoding, const std::string& dialect,
-                      const Extents& extents, std::string_view dtype,
-                      const Importance& importance = std::nullopt) {
-  QuantizeForm form;
+QuantizedLayout form_for(const std::string& encoding, const std::string& dialect,
+                         const Extents& extents, std::string_view dtype,
+                         const Importance& importance = std::nullopt) {
+  QuantizedLayout form;
   Quantization quantization = {.encoding = encoding, .dialect = dialect, .nested_offset = {}};
   if (importance) {
     quantization.importance = std::make_shared<const std::vector<float>>(*importance);
   }
   auto problem = prepare_quantization(quantization, Shape(extents), dtype_argument(dtype), form);
   if (!problem && is_bitsandbytes(form.kind)) {
-    problem = DecodeProblem{"an encoding of bitsandbytes", encoding, {}};
+    problem = Problem{"an encoding of bitsandbytes", encoding};
   }
-  if (problem) {
-    throw Error("plan.quantize", std::move(problem->message),
-                {.field = "quantize",
-                 .found = std::move(problem->found),
-                 .expected = std::move(problem->expected)});
-  }
+  if (problem) throw_problem("plan.quantize", *problem, {.field = "quantize"});
   return form;
 }
 
 template <class Bytes>
-void require_parts(const QuantizeForm& form, const std::vector<Bytes>& parts) {
+void require_parts(const QuantizedLayout& form, const std::vector<Bytes>& parts) {
   require_bytes("parts", parts.size(), form.parts.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     require_bytes(form.parts[i].name, parts[i].size(), form.parts[i].byte_count());
@@ -59,7 +54,7 @@ nb::list parts_of(const std::string& encoding, const std::string& dialect, const
 std::vector<float> measure(const std::string& encoding, const std::string& dialect,
                            const Extents& extents, const SourceBytes& numbers,
                            std::string_view dtype) {
-  const QuantizeForm form = form_for(encoding, dialect, extents, dtype);
+  const QuantizedLayout form = form_for(encoding, dialect, extents, dtype);
   require_bytes("numbers", numbers.size(), form.elements * bits(form.dtype) / 8);
   std::vector<float> amax(form.stack);
   const nb::gil_scoped_release release;
@@ -72,7 +67,7 @@ std::uint64_t encode(const std::string& encoding, const std::string& dialect,
                      const Extents& extents, const SourceBytes& numbers, std::string_view dtype,
                      const std::vector<float>& amax, const std::vector<TargetBytes>& parts,
                      const Importance& importance) {
-  const QuantizeForm form = form_for(encoding, dialect, extents, dtype, importance);
+  const QuantizedLayout form = form_for(encoding, dialect, extents, dtype, importance);
   require_bytes("numbers", numbers.size(), form.elements * bits(form.dtype) / 8);
   require_bytes("amax", amax.size(), form.needs_amax ? form.stack : 0);
   require_parts(form, parts);
@@ -91,7 +86,7 @@ std::uint64_t encode(const std::string& encoding, const std::string& dialect,
 void decode(const std::string& encoding, const std::string& dialect, const Extents& extents,
             std::string_view dtype, const std::vector<SourceBytes>& parts,
             const TargetBytes& numbers, std::string_view target) {
-  const QuantizeForm form = form_for(encoding, dialect, extents, dtype);
+  const QuantizedLayout form = form_for(encoding, dialect, extents, dtype);
   const Dtype to = dtype_argument(target);
   if (to != Dtype::f32 && to != Dtype::f16 && to != Dtype::bf16) {
     throw Error("plan.dtype", "not decoded to this dtype", {.found = std::string(target)});

@@ -13,8 +13,6 @@ from loadstone._errors import make
 if TYPE_CHECKING:
     import torch
 
-_GGUF_DIALECTS = ("exact", "diffusers-compatible")
-
 
 def dequantize(
     parts: Mapping[str, torch.Tensor],
@@ -60,7 +58,7 @@ def dequantize(
     if encoding.lower() in _quantize.ENCODINGS:
         name = encoding.lower()
         return _quantize.decode(parts, name, shape, dtype, dialect, block_size, allow_non_finite)
-    dialect = _GGUF_DIALECTS[0] if dialect is None else dialect
+    dialect = "exact" if dialect is None else dialect
     elements, size = _core.gguf_layout(encoding)
     if set(parts) != {"data"}:
         raise make("usage", "a GGUF encoding has one part", found=", ".join(parts), expected="data")

@@ -335,6 +335,9 @@ def decode_gguf(
     dtype: str,
     mode: str = "exact",
 ) -> None: ...
+
+DIALECTS: dict[str, tuple[str, ...]]  # of each encoding, the default first
+
 def gguf_layout(format: str) -> tuple[int, int]: ...
 def parse_dtype(text: str) -> str | None: ...
 def dtypes() -> list[tuple[str, str]]: ...  # their names, and torch's

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 BNB_ENCODINGS = _core.bnb.ENCODINGS
 ENCODINGS = (*BNB_ENCODINGS, *_quantize_scaled.ENCODINGS)
-DIALECTS = ("bnb-cpu", "bnb-cuda")
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _NESTED_BLOCK = 256
 
@@ -149,8 +148,8 @@ def decode(
         raise make("q.shape", "an extent is negative", found=str(list(extents)))
     if encoding in _quantize_scaled.ENCODINGS:
         return _quantize_scaled.decode(parts, encoding, extents, dtype, dialect, allow_non_finite)
-    if dialect is not None and dialect not in DIALECTS:
-        raise unknown("dialect", "dialect", dialect, DIALECTS, "usage")
+    if dialect is not None and dialect not in (known := _core.DIALECTS[encoding]):
+        raise unknown("dialect", "dialect", dialect, known, "usage")
     for name, part in parts.items():
         if part.device.type == "meta":
             raise make("audit.on_meta", "a part of the weight has no memory", field=name)
@@ -222,8 +221,7 @@ def _check_options(
     """The dialect; the first of the encoding for ``None``."""
     if encoding not in ENCODINGS:
         raise unknown("encoding", "encoding", encoding, ENCODINGS, "plan.encoding")
-    is_bnb = encoding in BNB_ENCODINGS
-    known = DIALECTS if is_bnb else _quantize_scaled.dialects(encoding)
+    known = _core.DIALECTS[encoding]
     dialect = known[0] if dialect is None else dialect
     if dialect not in known:
         raise unknown("dialect", "dialect", dialect, known, "usage")

@@ -28,12 +28,6 @@ ENCODINGS = (
 WHOLE = ("fp8", "nvfp4")
 
 
-def dialects(encoding: str) -> tuple[str, ...]:
-    """The dialects of an encoding; the first is the default."""
-    extra = ("modelopt-export",) if encoding == "fp8" else ()
-    return ("exact", "modelopt-compat", *extra)
-
-
 def encode(
     numbers: torch.Tensor,
     encoding: str,
@@ -75,8 +69,8 @@ def decode(
     """The part of :func:`loadstone.dequantize` for these encodings."""
     import torch
 
-    if dialect is not None and dialect not in dialects(encoding):
-        raise unknown("dialect", "dialect", dialect, dialects(encoding), "usage")
+    if dialect is not None and dialect not in (known := _core.DIALECTS[encoding]):
+        raise unknown("dialect", "dialect", dialect, known, "usage")
     given, source = _checked(parts, encoding, list(shape))
     if not allow_non_finite:
         for name, part in given.items():

@@ -25,6 +25,7 @@ BREACHES = [
     ("src/catalog/a.cpp", '#include "loadstone/skeleton.h"\n', "may not include from skeleton"),
     ("src/plan/a.cpp", '#include "engine/run.h"\n', "plan takes its limits from the engine"),
     ("src/plan/a.cpp", '#include "cli/app.h"\n', "plan may not include from cli"),
+    ("src/plan/a.cpp", '#include "convert/b/c.h"\n', "plan may not include from convert"),
     ("include/loadstone/shape.h", '#include "loadstone/plan.h"\n', "may not include from plan"),
     ("src/plan/a.cpp", '#include "loadstone/attic.h"\n', "no folder called attic"),
     ("cli/a.cpp", "int a;\n" * 501, "the file has 501 lines"),

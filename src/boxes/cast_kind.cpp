@@ -1,5 +1,8 @@
 #include "boxes/cast_kind.h"
 
+#include <memory>
+#include <utility>
+
 #include "kernels/cast.h"
 
 namespace loadstone {
@@ -47,6 +50,13 @@ CastKind cast_kind(Encoding source, Dtype target) noexcept {
   if (!can_cast(source.dtype(), target)) return CastKind::no_cast;
   if (!is_whole_number(from)) return CastKind::cast;
   return fits_all(source.dtype(), target) ? CastKind::cast : CastKind::lossy;
+}
+
+Constant cast_constant(const std::vector<std::byte>& constant, Dtype source, Dtype target) {
+  const std::uint64_t elements = constant.size() / element_bytes(source);
+  std::vector<std::byte> bytes(elements * element_bytes(target));
+  cast_between(source, target).run(constant.data(), bytes.data(), elements);
+  return std::make_shared<const std::vector<std::byte>>(std::move(bytes));
 }
 
 }  // namespace loadstone

@@ -1,9 +1,12 @@
 // What may become what on the way from a source to a target.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "loadstone/dtype.h"
+#include "loadstone/recipe.h"
 
 namespace loadstone {
 
@@ -27,5 +30,9 @@ enum class CastKind : std::uint8_t {
 }
 
 [[nodiscard]] CastKind cast_kind(Encoding source, Dtype target) noexcept;
+
+// Casts between dtypes that can_cast().
+[[nodiscard]] Constant cast_constant(const std::vector<std::byte>& constant, Dtype source,
+                                     Dtype target);
 
 }  // namespace loadstone

@@ -22,12 +22,12 @@ std::optional<std::uint64_t> last_of(std::uint64_t offset, const Box& box, Strid
   return last;
 }
 
-std::optional<BoxDefect> outside(const char* side, std::optional<std::uint64_t> last,
-                                 std::uint64_t elements) {
+std::optional<Problem> outside(const char* side, std::optional<std::uint64_t> last,
+                               std::uint64_t elements) {
   if (last && *last < elements) return std::nullopt;
-  return BoxDefect{fmt::format("the box leaves its {}", side),
-                   last ? fmt::format("element {}", *last) : "an element beyond 2^64",
-                   fmt::format("one of {} elements", elements)};
+  return Problem{fmt::format("the box leaves its {}", side),
+                 last ? fmt::format("element {}", *last) : "an element beyond 2^64",
+                 fmt::format("one of {} elements", elements)};
 }
 
 // Those that boxes may reach: of a strided tensor, what its range holds.
@@ -60,35 +60,35 @@ Region target_region(const Box& box) {
 
 }  // namespace
 
-std::optional<BoxDefect> box_defect(const Box& box, std::uint64_t elements,
-                                    const std::vector<TensorInfo>& sources,
-                                    std::span<const Decoding> decodings) {
+std::optional<Problem> box_defect(const Box& box, std::uint64_t elements,
+                                  const std::vector<TensorInfo>& sources,
+                                  std::span<const Decoding> decodings) {
   if (box.source >= sources.size()) {
-    return BoxDefect{"the box's source does not exist", fmt::format("source {}", box.source),
-                     fmt::format("one of {}", sources.size())};
+    return Problem{"the box's source does not exist", fmt::format("source {}", box.source),
+                   fmt::format("one of {}", sources.size())};
   }
   const bool is_decoded = box.decoding != no_decoding;
   if (is_decoded && (box.decoding >= decodings.size() || decodings[box.decoding].sources.empty() ||
                      decodings[box.decoding].sources.front() != box.source)) {
-    return BoxDefect{"the box's decoding does not exist, or is another source's",
-                     fmt::format("decoding {} of source {}", box.decoding, box.source),
-                     fmt::format("one of {}", decodings.size())};
+    return Problem{"the box's decoding does not exist, or is another source's",
+                   fmt::format("decoding {} of source {}", box.decoding, box.source),
+                   fmt::format("one of {}", decodings.size())};
   }
   const std::uint64_t source_elements = is_decoded
                                             ? decodings[box.decoding].shape.numel().value_or(0)
                                             : elements_of(sources[box.source]);
   if (box.dims.size() > box_rank_max) {
-    return BoxDefect{"the box has too many dimensions", fmt::format("{}", box.dims.size()),
-                     fmt::format("at most {}", box_rank_max)};
+    return Problem{"the box has too many dimensions", fmt::format("{}", box.dims.size()),
+                   fmt::format("at most {}", box_rank_max)};
   }
   for (const BoxDim& dim : box.dims) {
     if (dim.extent > 1 && dim.target_stride == 0) {
-      return BoxDefect{"the box writes elements more than once", "target stride 0"};
+      return Problem{"the box writes elements more than once", "target stride 0"};
     }
   }
   if (is_empty(box)) {
     if (elements != 0 || box.source_offset > source_elements || box.target_offset != 0) {
-      return BoxDefect{"the box holds no elements"};
+      return Problem{"the box holds no elements"};
     }
     return std::nullopt;
   }
@@ -100,17 +100,17 @@ std::optional<BoxDefect> box_defect(const Box& box, std::uint64_t elements,
   return outside("target", target_last, elements);
 }
 
-std::optional<BoxDefect> check_boxes(std::span<const Box> boxes, std::uint64_t elements,
-                                     const std::vector<TensorInfo>& sources,
-                                     std::span<const Decoding> decodings) {
+std::optional<Problem> check_boxes(std::span<const Box> boxes, std::uint64_t elements,
+                                   const std::vector<TensorInfo>& sources,
+                                   std::span<const Decoding> decodings) {
   if (boxes.empty()) {  // without elements a target has boxes all the same, for its provenance
-    return BoxDefect{"no box says where the value comes from", "no boxes", "one or more"};
+    return Problem{"no box says where the value comes from", "no boxes", "one or more"};
   }
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     auto defect = box_defect(boxes[i], elements, sources, decodings);
     if (!defect && !is_empty(boxes[i]) && !add_volume(boxes[i], total, elements)) {
-      defect = BoxDefect{
+      defect = Problem{
           "the boxes hold more elements than the target", {}, fmt::format("{} elements", elements)};
     }
     if (!defect) continue;
@@ -118,8 +118,8 @@ std::optional<BoxDefect> check_boxes(std::span<const Box> boxes, std::uint64_t e
     return defect;
   }
   if (total != elements) {
-    return BoxDefect{"the boxes do not cover the target", fmt::format("{} elements", total),
-                     fmt::format("{} elements", elements)};
+    return Problem{"the boxes do not cover the target", fmt::format("{} elements", total),
+                   fmt::format("{} elements", elements)};
   }
   if (elements == 0) return std::nullopt;
   std::vector<Region> regions;
@@ -127,7 +127,7 @@ std::optional<BoxDefect> check_boxes(std::span<const Box> boxes, std::uint64_t e
   for (const Box& box : boxes) regions.push_back(target_region(box));
   auto text = tiling_defect(std::move(regions), elements);
   if (!text) return std::nullopt;
-  return BoxDefect{std::move(*text), {}, "each element written exactly once"};
+  return Problem{std::move(*text), {}, "each element written exactly once"};
 }
 
 ElementRange source_range(const Box& box) noexcept {

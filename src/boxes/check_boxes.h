@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "base/problem.h"
 #include "boxes/dims.h"
 #include "loadstone/byte_range.h"
 #include "loadstone/catalog.h"
@@ -14,26 +14,17 @@
 
 namespace loadstone {
 
-// What is wrong with boxes. `box` is the index of the culprit where there is one.
-struct BoxDefect {
-  std::string message;
-  std::string found{};
-  std::string expected{};
-  std::optional<std::size_t> box{};
-};
-
 // Checks one box by itself: that its source or decoding is there, and that it stays inside both
 // sides. `elements` is the target's number of elements.
-[[nodiscard]] std::optional<BoxDefect> box_defect(const Box& box, std::uint64_t elements,
-                                                  const std::vector<TensorInfo>& sources,
-                                                  std::span<const Decoding> decodings);
+[[nodiscard]] std::optional<Problem> box_defect(const Box& box, std::uint64_t elements,
+                                                const std::vector<TensorInfo>& sources,
+                                                std::span<const Decoding> decodings);
 
 // Checks everything but dtypes and the decodings themselves, see check_decoding(). Exact: an
 // overlap with a hole of the same size is found. `elements` is the target's number of elements.
-[[nodiscard]] std::optional<BoxDefect> check_boxes(std::span<const Box> boxes,
-                                                   std::uint64_t elements,
-                                                   const std::vector<TensorInfo>& sources,
-                                                   std::span<const Decoding> decodings = {});
+[[nodiscard]] std::optional<Problem> check_boxes(std::span<const Box> boxes, std::uint64_t elements,
+                                                 const std::vector<TensorInfo>& sources,
+                                                 std::span<const Decoding> decodings = {});
 
 // The part of the source from the first to the last element that the box touches, in elements;
 // empty for a box without elements. The box must have passed check_boxes().

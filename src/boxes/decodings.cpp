@@ -14,7 +14,7 @@ std::vector<std::string> merged_roots(const Catalog& catalog, std::span<const De
   std::vector<std::string> roots;
   const auto& checkpoints = catalog.checkpoints();
   if (checkpoints.size() < 2) return roots;
-  const auto sources = sources_of(recipe.boxes, decodings, recipe.merge.get());
+  const auto sources = sources_of(recipe, decodings);
   for (std::uint32_t c = 1; c < checkpoints.size(); ++c) {
     const auto [begin, end] = catalog.tensors_of(c);
     const auto is_here = [&](std::uint32_t source) { return begin <= source && source < end; };

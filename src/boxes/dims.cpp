@@ -76,6 +76,11 @@ bool is_empty(const Box& box) noexcept {
   return std::ranges::any_of(box.dims, [](const BoxDim& dim) { return dim.extent == 0; });
 }
 
+bool copies_all(const Box& box, std::uint64_t elements) noexcept {
+  return box.source_offset == 0 && box.target_offset == 0 &&
+         inner_run(box.dims).elements == elements;
+}
+
 std::optional<Box> as_bytes(const Box& box, unsigned bits) {
   const InnerRun run = inner_run(box.dims);
   // 8 elements fill whole bytes whatever their width, so no product can be too large.

@@ -63,6 +63,8 @@ struct InnerRun {
 [[nodiscard]] InnerRun source_run(std::span<const BoxDim> dims, std::uint64_t hole_max) noexcept;
 
 [[nodiscard]] bool is_empty(const Box& box) noexcept;
+// Returns true if the box copies all `elements` of a tensor in their order.
+[[nodiscard]] bool copies_all(const Box& box, std::uint64_t elements) noexcept;
 
 // Elements of 4 or 6 bits: a run whose ends stand between bytes, as a run of bytes.
 [[nodiscard]] std::optional<Box> as_bytes(const Box& box, unsigned bits);

@@ -24,27 +24,27 @@ bool lies_inside(std::uint64_t begin, std::uint64_t count, std::uint64_t size) {
   return begin <= size && count <= size - begin;
 }
 
-std::optional<BoxDefect> check_place(const Merge& merge, const LowRank& product,
-                                     std::uint64_t elements) {
+std::optional<Problem> check_place(const Merge& merge, const LowRank& product,
+                                   std::uint64_t elements) {
   const std::uint64_t columns = merge.row_elements;
-  if (columns == 0) return BoxDefect{"a product is of rows", "row_elements 0"};
+  if (columns == 0) return Problem{"a product is of rows", "row_elements 0"};
   const std::uint64_t rows = elements / columns;
   if (product.rows == 0 || product.columns == 0 || product.rank == 0) {
-    return BoxDefect{"a product has elements", fmt::format("[{}, {}] of rank {}", product.rows,
-                                                           product.columns, product.rank)};
+    return Problem{"a product has elements",
+                   fmt::format("[{}, {}] of rank {}", product.rows, product.columns, product.rank)};
   }
   if (!lies_inside(product.row_begin, product.rows, rows) ||
       !lies_inside(product.column_begin, product.columns, columns)) {
-    return BoxDefect{"a product reaches outside its target",
-                     fmt::format("rows {} + {}, columns {} + {}", product.row_begin, product.rows,
-                                 product.column_begin, product.columns),
-                     fmt::format("[{}, {}]", rows, columns)};
+    return Problem{"a product reaches outside its target",
+                   fmt::format("rows {} + {}, columns {} + {}", product.row_begin, product.rows,
+                               product.column_begin, product.columns),
+                   fmt::format("[{}, {}]", rows, columns)};
   }
   constexpr std::uint64_t most = UINT64_MAX / 1024;  // sums of sizes and their bytes fit too
   const auto left = checked_mul(product.rows, product.rank);
   const auto right = checked_mul(round_up(product.columns, panel_columns), product.rank);
   if (!left || !right || *left > most || *right > most) {
-    return BoxDefect{"the size does not fit 64 bits", fmt::format("rank {}", product.rank)};
+    return Problem{"the size does not fit 64 bits", fmt::format("rank {}", product.rank)};
   }
   return std::nullopt;
 }
@@ -52,90 +52,89 @@ std::optional<BoxDefect> check_place(const Merge& merge, const LowRank& product,
 // Terms of an operation on whole values would only cost memory.
 constexpr std::size_t values_max = 256;
 
-std::optional<MergeDefect> check_form(const Merge& merge) {
+std::optional<Problem> check_form(const Merge& merge) {
   const auto is_value = [](const Term& term) { return !term.low_rank; };
   const auto values = static_cast<std::size_t>(std::ranges::count_if(merge.terms, is_value));
   if (!std::ranges::is_partitioned(merge.terms, is_value)) {
-    return MergeDefect{"terms", {"products come last"}};
+    return Problem{.message = "products come last", .field = "terms"};
   }
-  if (merge.form == MergeForm::slerp && values != 1) {
-    return MergeDefect{"terms", {"an arc is between two values", std::to_string(values), "1"}};
+  if (merge.op == MergeOp::slerp && values != 1) {
+    return Problem{"an arc is between two values", std::to_string(values), "1", "terms"};
   }
-  const bool is_difference = merge.form == MergeForm::differences;
+  const bool is_difference = merge.op == MergeOp::differences;
   if (is_difference && (values == 0 || values > values_max)) {
-    return MergeDefect{"terms",
-                       {"a number of differences that is not computed", std::to_string(values),
-                        fmt::format("1 to {}", values_max)}};
+    return Problem{"a number of differences that is not computed", std::to_string(values),
+                   fmt::format("1 to {}", values_max), "terms"};
   }
   if (!(merge.density > 0 && merge.density <= 1)) {
-    return MergeDefect{"density",
-                       {"a share is above 0 and at most 1", fmt::format("{}", merge.density)}};
+    return Problem{
+        "a share is above 0 and at most 1", fmt::format("{}", merge.density), {}, "density"};
   }
   if (!is_difference && (merge.pruning != Pruning::none || merge.elects_signs || merge.is_mean)) {
-    return MergeDefect{"form", {"only differences are pruned"}};
+    return Problem{.message = "only differences are pruned", .field = "form"};
   }
   return std::nullopt;
 }
 
-std::optional<BoxDefect> check_operand(const Operand& operand, std::uint64_t elements,
-                                       const std::vector<TensorInfo>& sources,
-                                       std::span<const Decoding> decodings) {
+std::optional<Problem> check_operand(const Operand& operand, std::uint64_t elements,
+                                     const std::vector<TensorInfo>& sources,
+                                     std::span<const Decoding> decodings) {
   const std::uint64_t count = operand.elements == 0 ? elements : operand.elements;
   if (auto found = check_boxes(operand.boxes, count, sources, decodings)) return found;
   for (std::size_t b = 0; b < operand.boxes.size(); ++b) {
     const Encoding encoding = encoding_of(operand.boxes[b], sources, decodings);
     const CastKind way = cast_kind(encoding, Dtype::f32);
     if (way == CastKind::same || way == CastKind::cast) continue;
-    BoxDefect found = {"these are no numbers that F32 could hold", std::string(encoding.name()),
-                       "a floating dtype"};
-    found.box = b;
-    return found;
+    return Problem{.message = "these are no numbers that F32 could hold",
+                   .found = std::string(encoding.name()),
+                   .expected = "a floating dtype",
+                   .box = b};
   }
   return std::nullopt;
 }
 
 }  // namespace
 
-std::string_view name(MergeForm form) noexcept {
-  return name_among({"sum", "slerp", "differences"}, form);
+std::string_view name(MergeOp op) noexcept {
+  return name_among({"sum", "slerp", "differences"}, op);
 }
 
 std::string_view name(Pruning pruning) noexcept {
   return name_among({"none", "random", "smallest"}, pruning);
 }
 
-std::optional<MergeDefect> check_merge(const Merge& merge, std::uint64_t elements,
-                                       const std::vector<TensorInfo>& sources,
-                                       std::span<const Decoding> decodings) {
+std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
+                                   const std::vector<TensorInfo>& sources,
+                                   std::span<const Decoding> decodings) {
   if (merge.terms.empty() && merge.factor == 1) {
-    return MergeDefect{"terms", {"a merge has terms, or a factor"}};
+    return Problem{.message = "a merge has terms, or a factor", .field = "terms"};
   }
   if (auto found = check_form(merge)) return found;
   // Pieces are whole rows, whether or not a product needs them.
   if (merge.row_elements != 0 && elements % merge.row_elements != 0) {
-    return MergeDefect{"row_elements",
-                       {"the target's elements are no whole rows", std::to_string(elements),
-                        fmt::format("rows of {}", merge.row_elements)}};
+    return Problem{"the target's elements are no whole rows", std::to_string(elements),
+                   fmt::format("rows of {}", merge.row_elements), "row_elements"};
   }
-  if (!std::isfinite(merge.factor)) return MergeDefect{"factor", {"a factor is finite"}};
+  const auto not_finite = [](std::string field) {
+    return Problem{.message = "a factor is finite", .field = std::move(field)};
+  };
+  if (!std::isfinite(merge.factor)) return not_finite("factor");
   for (std::size_t t = 0; t < merge.terms.size(); ++t) {
     const Term& term = merge.terms[t];
     const std::string field = fmt::format("terms[{}]", t);
-    if (!std::isfinite(term.factor)) {
-      return MergeDefect{field + ".factor", {"a factor is finite"}};
-    }
+    if (!std::isfinite(term.factor)) return not_finite(field + ".factor");
     if (!term.low_rank) continue;
-    if (!term.boxes.empty()) return MergeDefect{field, {"a product has no boxes beside it"}};
-    if (auto found = check_place(merge, *term.low_rank, elements)) {
-      return MergeDefect{field, *std::move(found)};
-    }
+    auto found = term.boxes.empty() ? check_place(merge, *term.low_rank, elements)
+                                    : Problem{"a product has no boxes beside it"};
+    if (!found) continue;
+    found->field = field;
+    return found;
   }
-  std::optional<MergeDefect> first;
+  std::optional<Problem> first;
   for_each_operand(merge, [&](const Operand& operand) {
     if (first) return;
-    auto found = check_operand(operand, elements, sources, decodings);
-    if (!found) return;
-    first = MergeDefect{fmt::format("terms[{}].{}", operand.term, operand.name), *std::move(found)};
+    first = check_operand(operand, elements, sources, decodings);
+    if (first) first->field = fmt::format("terms[{}].{}", operand.term, operand.name);
   });
   return first;
 }
@@ -148,7 +147,7 @@ bool needs_whole_rows(const Merge& merge) noexcept {
 
 MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
   MergeSizes sizes = {.piece = std::min(piece_elements, elements)};
-  if (merge.form == MergeForm::differences) {
+  if (merge.op == MergeOp::differences) {
     sizes.buffers = 1 + static_cast<std::uint64_t>(std::ranges::count_if(
                             merge.terms, [](const Term& term) { return !term.low_rank; }));
     if (merge.pruning == Pruning::smallest) {

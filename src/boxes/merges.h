@@ -21,7 +21,7 @@
 namespace loadstone {
 
 // "sum", "slerp", "differences"; "none", "random", "smallest"
-[[nodiscard]] std::string_view name(MergeForm form) noexcept;
+[[nodiscard]] std::string_view name(MergeOp op) noexcept;
 [[nodiscard]] std::string_view name(Pruning pruning) noexcept;
 
 // Numbers that a merge reads as F32, beside those of the recipe's own boxes.
@@ -59,21 +59,15 @@ void for_each_box(const Boxes& recipe, const Visit& visit) {
   });
 }
 
-// A defect of a merge, and its place: "terms[2].left".
-struct MergeDefect {
-  std::string field;
-  BoxDefect defect;
-};
-
 // Checks sizes, places and boxes: everything but the decodings themselves. `elements`: of the
-// target.
-[[nodiscard]] std::optional<MergeDefect> check_merge(const Merge& merge, std::uint64_t elements,
-                                                     const std::vector<TensorInfo>& sources,
-                                                     std::span<const Decoding> decodings);
+// target. A problem names its field: "terms[2].left".
+[[nodiscard]] std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
+                                                 const std::vector<TensorInfo>& sources,
+                                                 std::span<const Decoding> decodings);
 
 // Whether something has to be known of whole values before any number can be computed.
 [[nodiscard]] constexpr bool is_measured(const Merge& merge) noexcept {
-  return merge.form == MergeForm::slerp || merge.pruning == Pruning::smallest;
+  return merge.op == MergeOp::slerp || merge.pruning == Pruning::smallest;
 }
 
 // Whether rows have to be there as a whole: to have norms.

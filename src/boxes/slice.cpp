@@ -28,7 +28,8 @@ View flat_view(const std::vector<Box>& boxes, std::uint64_t elements) {
 
 }  // namespace
 
-MaybeMisfit slice_boxes(std::vector<Box>& boxes, const Shape& whole, const Slice& slice) {
+std::optional<Problem> slice_boxes(std::vector<Box>& boxes, const Shape& whole,
+                                   const Slice& slice) {
   View view = flat_view(boxes, whole.numel().value_or(0));
   // Each dimension as groups, and what is in one.
   std::vector<std::uint64_t> extents;

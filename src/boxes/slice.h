@@ -11,8 +11,8 @@ namespace loadstone {
 
 // Afterwards the slice is the boxes' target. A slice without elements keeps a box without elements
 // for each source. The boxes must have passed check_boxes() for a target of this shape, and the
-// slice lies inside it. They are as they were on a misfit.
-[[nodiscard]] MaybeMisfit slice_boxes(std::vector<Box>& boxes, const Shape& whole,
-                                      const Slice& slice);
+// slice lies inside it. They are as they were on a problem.
+[[nodiscard]] std::optional<Problem> slice_boxes(std::vector<Box>& boxes, const Shape& whole,
+                                                 const Slice& slice);
 
 }  // namespace loadstone

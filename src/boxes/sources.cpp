@@ -32,9 +32,4 @@ std::vector<std::uint32_t> sources_of(std::span<const Box> boxes,
   return sources;
 }
 
-void mark_shards(std::span<const std::uint32_t> sources, const std::vector<TensorInfo>& tensors,
-                 std::vector<bool>& shards) {
-  for (const std::uint32_t source : sources) shards.at(tensors.at(source).shard) = true;
-}
-
 }  // namespace loadstone

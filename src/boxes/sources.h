@@ -20,9 +20,11 @@ namespace loadstone {
 [[nodiscard]] std::vector<std::uint32_t> sources_of(std::span<const Box> boxes,
                                                     std::span<const Decoding> decodings,
                                                     const Merge* merge = nullptr);
-
-// Marks the shards that hold these sources.
-void mark_shards(std::span<const std::uint32_t> sources, const std::vector<TensorInfo>& tensors,
-                 std::vector<bool>& shards);
+// The same of a recipe, with its merge.
+template <typename Recipe>
+[[nodiscard]] auto sources_of(const Recipe& recipe, std::span<const Decoding> decodings)
+    -> decltype(sources_of(recipe.boxes, decodings, recipe.merge.get())) {
+  return sources_of(recipe.boxes, decodings, recipe.merge.get());
+}
 
 }  // namespace loadstone

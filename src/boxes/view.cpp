@@ -13,13 +13,11 @@ namespace loadstone {
 
 namespace {
 
-Misfit no_such_dim(std::int64_t dim, const Shape& shape) {
+Problem no_such_dim(std::int64_t dim, const Shape& shape) {
   return {fmt::format("there is no dimension {}", dim), shape.text(),
           fmt::format("a dimension from {} to {}", -static_cast<std::int64_t>(shape.rank()),
                       static_cast<std::int64_t>(shape.rank()) - 1)};
 }
-
-Misfit too_many() { return {"the recipe falls into too many pieces", {}, {}}; }
 
 // Keeps the part of a piece that lies in [begin, end) of one dimension, whose factors are cut as
 // the dimensions of a box are.
@@ -83,7 +81,7 @@ View source_view(std::uint32_t source, const TensorInfo& tensor) {
   return strided_view(source, tensor.shape, tensor.strides);
 }
 
-MaybeMisfit permute(View& view, const std::vector<std::int64_t>& order) {
+std::optional<Problem> permute(View& view, const std::vector<std::int64_t>& order) {
   const std::size_t rank = view.shape.rank();
   std::vector<std::size_t> from;                    // of the new dimension
   std::vector<std::uint32_t> to(rank, UINT32_MAX);  // of the old one
@@ -91,14 +89,14 @@ MaybeMisfit permute(View& view, const std::vector<std::int64_t>& order) {
     const auto index = dim_index(dim, rank);
     if (!index) return no_such_dim(dim, view.shape);
     if (to[*index] != UINT32_MAX) {
-      return Misfit{fmt::format("dimension {} stands twice in the order", dim), {}, {}};
+      return Problem{fmt::format("dimension {} stands twice in the order", dim)};
     }
     to[*index] = static_cast<std::uint32_t>(from.size());
     from.push_back(*index);
   }
   if (from.size() != rank) {
-    return Misfit{"the order names another number of dimensions", view.shape.text(),
-                  fmt::format("{} dimensions", order.size())};
+    return Problem{"the order names another number of dimensions", view.shape.text(),
+                   fmt::format("{} dimensions", order.size())};
   }
   std::vector<std::uint64_t> extents;
   for (const std::size_t dim : from) extents.push_back(view.shape[dim]);
@@ -112,7 +110,7 @@ MaybeMisfit permute(View& view, const std::vector<std::int64_t>& order) {
   return std::nullopt;
 }
 
-MaybeMisfit transpose(View& view, std::int64_t dim_a, std::int64_t dim_b) {
+std::optional<Problem> transpose(View& view, std::int64_t dim_a, std::int64_t dim_b) {
   const auto a = dim_index(dim_a, view.shape.rank());
   const auto b = dim_index(dim_b, view.shape.rank());
   if (!a || !b) return no_such_dim(a ? dim_b : dim_a, view.shape);
@@ -122,15 +120,15 @@ MaybeMisfit transpose(View& view, std::int64_t dim_a, std::int64_t dim_b) {
   return permute(view, order);
 }
 
-MaybeMisfit slice(View& view, std::int64_t dim, std::uint64_t start, std::uint64_t size) {
+std::optional<Problem> slice(View& view, std::int64_t dim, std::uint64_t start,
+                             std::uint64_t size) {
   const auto index = dim_index(dim, view.shape.rank());
   if (!index) return no_such_dim(dim, view.shape);
   const auto end = checked_add(start, size);
   if (!end || *end > view.shape[*index]) {
-    return Misfit{
+    return Problem{
         fmt::format("the slice [{}, {} + {}) leaves dimension {}", start, start, size, dim),
-        view.shape.text(),
-        {}};
+        view.shape.text()};
   }
   auto extents = view.shape.extents();
   extents[*index] = size;
@@ -148,14 +146,14 @@ MaybeMisfit slice(View& view, std::int64_t dim, std::uint64_t start, std::uint64
       cut_piece(std::move(piece), *index, start, *end, kept);
     }
   }
-  if (kept.size() > pieces_max) return too_many();
+  if (kept.size() > pieces_max) return too_many_pieces();
   view.pieces = std::move(kept);
   view.shape = Shape(std::move(extents));
   return std::nullopt;
 }
 
-MaybeMisfit concat(std::vector<View> parts, std::int64_t dim, View& result) {
-  if (parts.empty()) return Misfit{"nothing to join", {}, {}};
+std::optional<Problem> concat(std::vector<View> parts, std::int64_t dim, View& result) {
+  if (parts.empty()) return Problem{"nothing to join"};
   const auto index = dim_index(dim, parts.front().shape.rank());
   if (!index) return no_such_dim(dim, parts.front().shape);
   auto extents = parts.front().shape.extents();
@@ -164,13 +162,12 @@ MaybeMisfit concat(std::vector<View> parts, std::int64_t dim, View& result) {
     auto others = part.shape.extents();
     if (others.size() == extents.size()) others[*index] = extents[*index];
     if (others != extents) {
-      return Misfit{fmt::format("the parts to join differ outside dimension {}", dim),
-                    fmt::format("{} and {}", parts.front().shape.text(), part.shape.text()),
-                    {}};
+      return Problem{fmt::format("the parts to join differ outside dimension {}", dim),
+                     fmt::format("{} and {}", parts.front().shape.text(), part.shape.text())};
     }
     piece_count += part.pieces.size();
   }
-  if (piece_count > pieces_max) return too_many();
+  if (piece_count > pieces_max) return too_many_pieces();
   std::uint64_t at = 0;
   result.pieces.clear();
   result.pieces.reserve(piece_count);
@@ -180,25 +177,25 @@ MaybeMisfit concat(std::vector<View> parts, std::int64_t dim, View& result) {
       result.pieces.push_back(std::move(piece));
     }
     const auto next = checked_add(at, part.shape[*index]);
-    if (!next) return Misfit{"the joined size does not fit 64 bits", {}, {}};
+    if (!next) return Problem{"the joined size does not fit 64 bits"};
     at = *next;
   }
   extents[*index] = at;
   result.shape = Shape(std::move(extents));
-  if (!result.shape.numel()) return Misfit{"the joined size does not fit 64 bits", {}, {}};
+  if (!result.shape.numel()) return Problem{"the joined size does not fit 64 bits"};
   return std::nullopt;
 }
 
-MaybeMisfit stack(std::vector<View> parts, std::int64_t dim, View& result) {
-  if (parts.empty()) return Misfit{"nothing to stack", {}, {}};
+std::optional<Problem> stack(std::vector<View> parts, std::int64_t dim, View& result) {
+  if (parts.empty()) return Problem{"nothing to stack"};
   const std::size_t rank = parts.front().shape.rank();
   const auto index = dim_index(dim, rank + 1);
   if (!index) return no_such_dim(dim, Shape(std::vector<std::uint64_t>(rank + 1, parts.size())));
   const auto at = static_cast<std::ptrdiff_t>(*index);
   for (View& part : parts) {
     if (part.shape.rank() != rank) {
-      return Misfit{
-          "the parts to stack differ", fmt::format("ranks {} and {}", rank, part.shape.rank()), {}};
+      return Problem{"the parts to stack differ",
+                     fmt::format("ranks {} and {}", rank, part.shape.rank())};
     }
     auto extents = part.shape.extents();
     extents.insert(extents.begin() + at, 1);
@@ -212,6 +209,8 @@ MaybeMisfit stack(std::vector<View> parts, std::int64_t dim, View& result) {
   if (misfit) misfit->message = "the parts to stack differ, or are too many";
   return misfit;
 }
+
+Problem too_many_pieces() { return {"the recipe falls into too many pieces", {}, {}}; }
 
 std::vector<Box> boxes_of(const View& view) {
   const auto strides = row_strides(view.shape);

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
+#include "base/problem.h"
 #include "loadstone/catalog.h"
 #include "loadstone/recipe.h"
 #include "loadstone/shape.h"
@@ -37,15 +37,6 @@ struct View {
   std::vector<ViewPiece> pieces;
 };
 
-// Why an operation cannot be done on the views at hand.
-struct Misfit {
-  std::string message;
-  std::string found;
-  std::string expected;
-};
-
-using MaybeMisfit = std::optional<Misfit>;
-
 // More would be no plan but a copy of the data's addresses.
 inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
 
@@ -54,17 +45,21 @@ inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
 [[nodiscard]] View source_view(std::uint32_t source, const TensorInfo& tensor);
 
 // Dimensions may be negative, counted from the end. Each leaves its argument unspecified on a
-// misfit.
-[[nodiscard]] MaybeMisfit transpose(View& view, std::int64_t dim_a, std::int64_t dim_b);
-[[nodiscard]] MaybeMisfit permute(View& view, const std::vector<std::int64_t>& order);
-[[nodiscard]] MaybeMisfit slice(View& view, std::int64_t dim, std::uint64_t start,
-                                std::uint64_t size);
-[[nodiscard]] MaybeMisfit reshape(View& view, const Shape& shape);
-[[nodiscard]] MaybeMisfit concat(std::vector<View> parts, std::int64_t dim, View& result);
-[[nodiscard]] MaybeMisfit stack(std::vector<View> parts, std::int64_t dim, View& result);
+// problem.
+[[nodiscard]] std::optional<Problem> transpose(View& view, std::int64_t dim_a, std::int64_t dim_b);
+[[nodiscard]] std::optional<Problem> permute(View& view, const std::vector<std::int64_t>& order);
+[[nodiscard]] std::optional<Problem> slice(View& view, std::int64_t dim, std::uint64_t start,
+                                           std::uint64_t size);
+[[nodiscard]] std::optional<Problem> reshape(View& view, const Shape& shape);
+[[nodiscard]] std::optional<Problem> concat(std::vector<View> parts, std::int64_t dim,
+                                            View& result);
+[[nodiscard]] std::optional<Problem> stack(std::vector<View> parts, std::int64_t dim, View& result);
 
 // The index that a dimension counted from either end stands for; nothing outside the rank.
 [[nodiscard]] std::optional<std::size_t> dim_index(std::int64_t dim, std::size_t rank) noexcept;
+
+// The answer to a view of more than pieces_max.
+[[nodiscard]] Problem too_many_pieces();
 
 // Boxes in the order of the pieces, with neighbouring dimensions joined.
 [[nodiscard]] std::vector<Box> boxes_of(const View& view);

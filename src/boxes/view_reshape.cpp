@@ -1,7 +1,7 @@
-// The one operation on views that mixes dimensions: each piece is flattened, then its steps are
-// dealt out to the new dimensions.
+// The one operation on views that mixes dimensions: the steps of its boxes are dealt out to
+// the new dimensions.
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include "boxes/dims.h"
 #include "boxes/view.h"
@@ -10,25 +10,17 @@ namespace loadstone {
 
 namespace {
 
-// A piece by the position of its elements in row-major order.
-struct FlatPiece {
-  std::uint32_t source = 0;
-  std::uint64_t source_offset = 0;
-  std::uint64_t begin = 0;
-  std::vector<BoxDim> dims;
-};
-
 class Dealer {
  public:
   Dealer(const Shape& shape, std::vector<ViewPiece>& made)
       : shape_(shape), made_(made), strides_(row_strides(shape)) {}
 
   // False: too many pieces.
-  bool deal(FlatPiece flat) {
-    std::vector<FlatPiece> work;
-    work.push_back(std::move(flat));
+  bool deal(Box box) {
+    std::vector<Box> work;
+    work.push_back(std::move(box));
     while (!work.empty()) {
-      FlatPiece next = std::move(work.back());
+      Box next = std::move(work.back());
       work.pop_back();
       if (deal_whole(next)) continue;
       if (work.size() + made_.size() > pieces_max) return false;
@@ -39,18 +31,18 @@ class Dealer {
 
  private:
   // Makes one piece of it, or says which step is in the way.
-  bool deal_whole(const FlatPiece& flat) {
+  bool deal_whole(const Box& box) {
     ViewPiece piece;
-    piece.source = flat.source;
-    piece.source_offset = flat.source_offset;
+    piece.source = box.source;
+    piece.source_offset = box.source_offset;
     std::vector<std::uint64_t> last;
     for (std::size_t d = 0; d < strides_.size(); ++d) {
-      piece.begin.push_back(flat.begin / strides_[d] % shape_[d]);
+      piece.begin.push_back(box.target_offset / strides_[d] % shape_[d]);
     }
     last = piece.begin;
-    for (std::size_t i = 0; i < flat.dims.size(); ++i) {
+    for (std::size_t i = 0; i < box.dims.size(); ++i) {
       blocker_ = i;
-      if (!deal_dim(flat.dims[i], piece, last)) return false;
+      if (!deal_dim(box.dims[i], piece, last)) return false;
     }
     made_.push_back(std::move(piece));
     return true;
@@ -87,9 +79,9 @@ class Dealer {
   }
 
   // In two, where the step in the way meets the end of a row if there is one inside.
-  void split(const FlatPiece& flat, std::vector<FlatPiece>& work) const {
-    const BoxDim& dim = flat.dims[blocker_];
-    const std::uint64_t rest = limit_ - flat.begin % limit_;
+  void split(const Box& box, std::vector<Box>& work) const {
+    const BoxDim& dim = box.dims[blocker_];
+    const std::uint64_t rest = limit_ - box.target_offset % limit_;
     const std::uint64_t in_row = (rest - 1) / dim.target_stride + 1;
     const std::uint64_t row = std::max<std::uint64_t>(limit_ / dim.target_stride, 1);
     std::uint64_t count = dim.extent / 2;
@@ -98,13 +90,13 @@ class Dealer {
     } else if (dim.extent > row && row > 1) {
       count = dim.extent % row == 0 ? row : dim.extent / row * row;
     }
-    FlatPiece head = flat;
-    FlatPiece tail = flat;
+    Box head = box;
+    Box tail = box;
     head.dims[blocker_].extent = count;
     tail.dims[blocker_].extent = dim.extent - count;
-    tail.begin += count * dim.target_stride;
+    tail.target_offset += count * dim.target_stride;
     tail.source_offset += count * dim.source_stride;
-    for (FlatPiece* part : {&tail, &head}) {
+    for (Box* part : {&tail, &head}) {
       std::erase_if(part->dims, [](const BoxDim& d) { return d.extent == 1; });
       work.push_back(std::move(*part));
     }
@@ -117,24 +109,11 @@ class Dealer {
   std::uint64_t limit_ = 1;
 };
 
-FlatPiece flatten(const ViewPiece& piece, const Shape& shape) {
-  FlatPiece flat;
-  flat.source = piece.source;
-  flat.source_offset = piece.source_offset;
-  const std::vector<std::uint64_t> strides = row_strides(shape);
-  for (std::size_t d = 0; d < shape.rank(); ++d) flat.begin += piece.begin[d] * strides[d];
-  for (const Factor& factor : piece.factors) {
-    flat.dims.push_back({factor.extent, factor.source_stride, factor.step * strides[factor.dim]});
-  }
-  normalise(flat.dims);
-  return flat;
-}
-
 }  // namespace
 
-MaybeMisfit reshape(View& view, const Shape& shape) {
+std::optional<Problem> reshape(View& view, const Shape& shape) {
   if (!shape.numel() || shape.numel() != view.shape.numel()) {
-    return Misfit{"a reshape keeps the number of elements", view.shape.text(), shape.text()};
+    return Problem{"a reshape keeps the number of elements", view.shape.text(), shape.text()};
   }
   if (shape.numel() == 0u) {
     for (ViewPiece& piece : view.pieces) {
@@ -146,11 +125,8 @@ MaybeMisfit reshape(View& view, const Shape& shape) {
   }
   std::vector<ViewPiece> made;
   Dealer dealer(shape, made);
-  for (const ViewPiece& piece : view.pieces) {
-    if (std::ranges::any_of(piece.factors, [](const Factor& f) { return f.extent == 0; })) continue;
-    if (!dealer.deal(flatten(piece, view.shape))) {
-      return Misfit{"the recipe falls into too many pieces", {}, {}};
-    }
+  for (Box& box : boxes_of(view)) {
+    if (!dealer.deal(std::move(box))) return too_many_pieces();
   }
   view.pieces = std::move(made);
   view.shape = shape;

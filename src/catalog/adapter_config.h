@@ -81,13 +81,4 @@ inline constexpr const char* adapter_metadata_key = "lora_adapter_metadata";
 [[nodiscard]] float stored_scale(const Catalog& adapter, const TensorInfo& alpha,
                                  std::uint64_t rank, std::optional<float> configured);
 
-// Compares the dtypes and elements of two matrices of adapters, of which one is stored transposed.
-// Reads both, and keeps the second in memory.
-[[nodiscard]] bool are_transposes(const Catalog& catalog, const TensorInfo& first,
-                                  const TensorInfo& second);
-
-// Compares the dtypes, shapes and bytes of two tensors of adapters. Reads both.
-[[nodiscard]] bool are_equal(const Catalog& catalog, const TensorInfo& first,
-                             const TensorInfo& second);
-
 }  // namespace loadstone

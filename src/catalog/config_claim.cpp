@@ -4,7 +4,6 @@
 #include <simdjson.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cstddef>
 #include <iterator>
@@ -15,6 +14,7 @@
 #include "base/json_dom.h"
 #include "base/python_json.h"
 #include "base/text.h"
+#include "base/words.h"
 #include "catalog/config_file.h"
 #include "catalog/config_sections.h"
 #include "catalog/paths.h"
@@ -117,9 +117,7 @@ std::string_view own_backend(const dom::object& section) {
 }
 
 std::string method_of(const dom::object& section) {
-  std::string method(member<std::string_view>(section, {"quant_method"}).value_or(""));
-  std::ranges::transform(method, method.begin(),
-                         [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
+  std::string method = lowered(member<std::string_view>(section, {"quant_method"}).value_or(""));
   return method == "compressed_tensors" ? "compressed-tensors" : method;
 }
 
@@ -212,8 +210,7 @@ constexpr std::array<std::string_view, 4> plain_list_keys = {
 constexpr std::string_view targets_key = "targets";
 
 bool are_alike(std::string_view first, std::string_view second) {  // "GEMM", "gemm"
-  const auto is_same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
-  return std::ranges::equal(first, second, is_same);
+  return lowered(first) == lowered(second);
 }
 
 // Adds a warning for two files that differ: loaders read one or the other.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <set>
 #include <string>
 
 #include "base/version_text.h"
@@ -61,18 +62,27 @@ void check_claims(const Catalog& catalog, Storage& storage) {
   require_claim(opener, catalog.root(), claim.digest);
 }
 
-OpenShards::OpenShards(const Catalog& catalog, Storage* storage, const std::vector<bool>& needed)
+OpenShards::OpenShards(const Catalog& catalog, Storage* storage)
     : catalog_(catalog), sources_(catalog.shards().size()) {
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
-    if (!needed.empty() && !needed[i]) continue;
-    const Shard& shard = catalog.shards()[i];
-    sources_[i] = open_shard(catalog.storage(storage), catalog, static_cast<std::uint32_t>(i));
-    check_identity(shard, sources_[i]->identity());
-    std::atomic<bool>& is_checked = catalog.header_checked(static_cast<std::uint32_t>(i));
-    if (is_checked.load(std::memory_order_relaxed)) continue;
-    check_header(shard, *sources_[i]);
-    is_checked.store(true, std::memory_order_relaxed);
-  }
+  for (std::uint32_t i = 0; i < sources_.size(); ++i) open(i, catalog.storage(storage));
+}
+
+OpenShards::OpenShards(const Catalog& catalog, Storage* storage,
+                       std::span<const std::uint32_t> tensors)
+    : catalog_(catalog), sources_(catalog.shards().size()) {
+  std::set<std::uint32_t> needed;
+  for (const std::uint32_t tensor : tensors) needed.insert(catalog.tensors().at(tensor).shard);
+  for (const std::uint32_t shard : needed) open(shard, catalog.storage(storage));
+}
+
+void OpenShards::open(std::uint32_t shard, Storage& storage) {
+  std::shared_ptr<ByteSource>& source = sources_[shard];
+  source = open_shard(storage, catalog_, shard);
+  check_identity(catalog_.shards()[shard], source->identity());
+  std::atomic<bool>& is_checked = catalog_.header_checked(shard);
+  if (is_checked.load(std::memory_order_relaxed)) return;
+  check_header(catalog_.shards()[shard], *source);
+  is_checked.store(true, std::memory_order_relaxed);
 }
 
 void OpenShards::require_unchanged() const {

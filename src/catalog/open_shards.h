@@ -23,10 +23,11 @@ void check_claims(const Catalog& catalog, Storage& storage);
 // Shards of a catalog, opened once and shared by all threads. Thread-safe.
 class OpenShards {
  public:
-  // Opens those that are `needed`, by their index; empty: all. Throws Error "io.changed" where one
-  // has another identity or header than the catalog says, and what opening throws. The catalog must
+  // Opens all of them, or those that hold the `tensors`. Throws Error "io.changed" where one has
+  // another identity or header than the catalog says, and what opening throws. The catalog must
   // live as long.
-  OpenShards(const Catalog& catalog, Storage* storage, const std::vector<bool>& needed = {});
+  OpenShards(const Catalog& catalog, Storage* storage);
+  OpenShards(const Catalog& catalog, Storage* storage, std::span<const std::uint32_t> tensors);
 
   // Throws Error "io.changed" where a shard was written to since the catalog was made: what was
   // read of it may be neither the old nor the new.
@@ -43,6 +44,8 @@ class OpenShards {
   }
 
  private:
+  void open(std::uint32_t shard, Storage& storage);
+
   const Catalog& catalog_;
   std::vector<std::shared_ptr<ByteSource>> sources_;
 };

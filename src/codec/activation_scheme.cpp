@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
+#include <string>
 #include <utility>
+
+#include "base/words.h"
 
 namespace loadstone {
 
@@ -32,11 +34,10 @@ const ActivationScheme* activation_scheme(std::string_view algorithm) {
   return found == schemes.end() ? nullptr : &*found;
 }
 
-std::string_view encoding_stem(std::string algorithm) {
-  std::ranges::transform(algorithm, algorithm.begin(),
-                         [](unsigned char each) { return static_cast<char>(std::tolower(each)); });
+std::string_view encoding_stem(std::string_view algorithm) {
+  const std::string lower = lowered(algorithm);
   const auto known = std::ranges::find_if(
-      stems, [&](const auto& each) { return algorithm.find(each.first) != std::string::npos; });
+      stems, [&](const auto& each) { return lower.find(each.first) != std::string::npos; });
   return known == stems.end() ? std::string_view() : known->second;
 }
 

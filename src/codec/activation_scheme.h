@@ -1,7 +1,6 @@
 // The algorithms of quantization that configs name: their activations, and encodings of weights.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 namespace loadstone {
@@ -19,6 +18,6 @@ struct ActivationScheme {
 
 // Returns the beginning of the encodings' names; empty for an algorithm of several encodings, and
 // for an unknown one. In any case of letters.
-[[nodiscard]] std::string_view encoding_stem(std::string algorithm);
+[[nodiscard]] std::string_view encoding_stem(std::string_view algorithm);
 
 }  // namespace loadstone

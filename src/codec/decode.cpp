@@ -24,39 +24,37 @@ std::uint64_t Decoder::bytes_of_one() const noexcept {
   return bytes;
 }
 
-std::uint64_t decoding_bytes_least(const DecodeForm& form) noexcept {
+std::uint64_t decoding_bytes_least(const PreparedDecoder& form) noexcept {
   return std::max<std::uint64_t>(2 * form.decoder->bytes_of_one(), 2 * element_bytes_max);
 }
 
-std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
-                                              std::span<const DecodePart> parts, const Shape& shape,
-                                              Dtype dtype, float offset, DecodeForm& form,
-                                              std::uint64_t group_size) {
+std::optional<Problem> prepare_decoding(std::string_view kernel, std::span<const DecodePart> parts,
+                                        const Shape& shape, Dtype dtype, float offset,
+                                        PreparedDecoder& form, std::uint64_t group_size) {
   form = {.dtype = dtype, .elements = shape.numel().value_or(0), .decoder = {}};
   const DecodeKernel* const found = find_decode_kernel(kernel);
   if (found == nullptr) {
-    return DecodeProblem{"there is no such kernel", std::string(kernel),
-                         "fp8_block, nvfp4, mxfp4, bnb_nf4, gguf ..."};
+    return Problem{"there is no such kernel", std::string(kernel),
+                   "fp8_block, nvfp4, mxfp4, bnb_nf4, gguf ..."};
   }
   if (parts.empty() || parts.size() > Decoder::parts_max) {
-    return DecodeProblem{"another number of tensors than the kernel takes",
-                         fmt::format("{} tensors", parts.size()),
-                         {}};
+    return Problem{"another number of tensors than the kernel takes",
+                   fmt::format("{} tensors", parts.size())};
   }
   if (offset != 0 && !found->takes_offset) {
-    return DecodeProblem{"the kernel adds nothing to scales", std::to_string(offset), "0"};
+    return Problem{"the kernel adds nothing to scales", std::to_string(offset), "0"};
   }
   if (group_size != 0 && !found->takes_group_size) {
-    return DecodeProblem{"the kernel has no groups", std::to_string(group_size), "0"};
+    return Problem{"the kernel has no groups", std::to_string(group_size), "0"};
   }
   const bool is_given = dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::f16;
   if (!is_given && !found->makes_bytes) {
-    return DecodeProblem{"the kernel does not give this dtype", std::string(name(dtype)),
-                         "F32, BF16 or F16"};
+    return Problem{"the kernel does not give this dtype", std::string(name(dtype)),
+                   "F32, BF16 or F16"};
   }
   // Kernels multiply the number of elements by sizes of 8 bytes at most.
   if (form.elements == 0 || form.elements > UINT64_MAX / 8) {
-    return DecodeProblem{"the kernel cannot decode as many elements", shape.text(), {}};
+    return Problem{"the kernel cannot decode as many elements", shape.text()};
   }
   return found->prepare({parts, shape, dtype, offset, group_size}, form);
 }

@@ -10,8 +10,8 @@
 #include <span>
 #include <string_view>
 
+#include "base/problem.h"
 #include "codec/error_bound.h"
-#include "kernels/decode_problem.h"
 #include "loadstone/byte_range.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
@@ -47,8 +47,8 @@ class Decoder {
                       std::byte* target) const noexcept = 0;
 };
 
-// A decoder and what it gives. Value type, cheap to copy.
-struct DecodeForm {
+// A decoder of one quantized tensor. Value type, cheap to copy.
+struct PreparedDecoder {
   using Range = ByteRange;
 
   Dtype dtype = Dtype::f32;  // of the numbers
@@ -62,7 +62,7 @@ struct DecodeForm {
 };
 
 // The least memory that a reader decodes in: for one number, and for what it is made of.
-[[nodiscard]] std::uint64_t decoding_bytes_least(const DecodeForm& form) noexcept;
+[[nodiscard]] std::uint64_t decoding_bytes_least(const PreparedDecoder& form) noexcept;
 
 // The parts that a kernel is given, and the numbers that it should make of them.
 struct DecodeRequest {
@@ -73,12 +73,12 @@ struct DecodeRequest {
   std::uint64_t group_size;  // numbers with one scale; 0: told by the shapes
 };
 
-// `prepare` fills in the form's decoder, or says what does not fit. It is asked for F32, F16 or
+// `prepare` fills in the decoder, or says what does not fit. It is asked for F32, F16 or
 // BF16, or for any dtype where it `makes_bytes`, and for a number of elements that is above 0 and
 // sound.
 struct DecodeKernel {
   std::string_view name;
-  std::optional<DecodeProblem> (*prepare)(const DecodeRequest& request, DecodeForm& form);
+  std::optional<Problem> (*prepare)(const DecodeRequest& request, PreparedDecoder& form);
   bool makes_bytes = false;
   bool takes_offset = false;
   bool takes_group_size = false;
@@ -99,15 +99,15 @@ struct DecodeKernel {
 // Null where there is none of this name.
 [[nodiscard]] const DecodeKernel* find_decode_kernel(std::string_view name) noexcept;
 
-[[nodiscard]] std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
-                                                            std::span<const DecodePart> parts,
-                                                            const Shape& shape, Dtype dtype,
-                                                            float offset, DecodeForm& form,
-                                                            std::uint64_t group_size = 0);
+[[nodiscard]] std::optional<Problem> prepare_decoding(std::string_view kernel,
+                                                      std::span<const DecodePart> parts,
+                                                      const Shape& shape, Dtype dtype, float offset,
+                                                      PreparedDecoder& form,
+                                                      std::uint64_t group_size = 0);
 
 // Writes the elements [begin, end) to `target`. `parts` hold the bytes that part_bytes() names;
 // null where there are none. Thread-safe.
-inline void decode(const DecodeForm& form, std::uint64_t begin, std::uint64_t end,
+inline void decode(const PreparedDecoder& form, std::uint64_t begin, std::uint64_t end,
                    std::span<const std::byte* const> parts, std::byte* target) noexcept {
   form.decoder->decode(begin, end, parts, target);
 }

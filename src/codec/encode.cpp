@@ -62,21 +62,21 @@ const ComponentName* find_component(const WrittenEncoding& encoding, NamingStyle
   return found == names.end() ? nullptr : &*found;
 }
 
-Shape shape_in_file(ComponentForm form, const Shape& shape) {
+Shape shape_in_file(ComponentShape in_file, const Shape& shape) {
   std::vector<std::uint64_t> extents = shape.extents();
-  switch (form) {
-    case ComponentForm::same:
+  switch (in_file) {
+    case ComponentShape::same:
       break;
-    case ComponentForm::flat:
+    case ComponentShape::flat:
       if (extents.size() > 1 && extents.back() == 1) extents.pop_back();
       break;
-    case ComponentForm::column:
+    case ComponentShape::column:
       if (extents.size() == 1) extents.push_back(1);
       break;
-    case ComponentForm::one:
+    case ComponentShape::one:
       if (extents.empty()) extents.push_back(1);
       break;
-    case ComponentForm::blocks_4d:
+    case ComponentShape::blocks_4d:
       if (extents.size() == 2) extents = {extents[0], 1, extents[1], 1};
       break;
   }
@@ -84,32 +84,30 @@ Shape shape_in_file(ComponentForm form, const Shape& shape) {
 }
 
 // Declared in kernels/quantize.h, and defined here, where the table of encodings is known.
-std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
-                                                  const Shape& shape, Dtype dtype,
-                                                  QuantizeForm& form) {
+std::optional<Problem> prepare_quantization(const Quantization& quantization, const Shape& shape,
+                                            Dtype dtype, QuantizedLayout& form) {
   form = {};
   if (dtype != Dtype::f32 && dtype != Dtype::f16 && dtype != Dtype::bf16) {
-    return DecodeProblem{"only F32, F16 and BF16 are quantized", std::string(name(dtype)), {}};
+    return Problem{"only F32, F16 and BF16 are quantized", std::string(name(dtype))};
   }
   const auto elements = shape.numel();
   if (!elements || !Encoding(dtype).byte_count(*elements)) {
-    return DecodeProblem{"the size does not fit 64 bits", shape.text(), {}};
+    return Problem{"the size does not fit 64 bits", shape.text()};
   }
   if (quantization.nested_offset && !quantization.nested) {
-    return DecodeProblem{"an offset of nested scales, and the scales are not nested", {}, {}};
+    return Problem{"an offset of nested scales, and the scales are not nested"};
   }
   const WrittenEncoding* const encoding = find_written_encoding(quantization.encoding);
   if (encoding == nullptr) {
-    return DecodeProblem{
-        unknown_word("encoding", quantization.encoding, written_encoding_names()), {}, {}};
+    return Problem{unknown_word("encoding", quantization.encoding, written_encoding_names())};
   }
   const auto& dialects = encoding->dialects;
   if (!quantization.dialect.empty() && std::ranges::count(dialects, quantization.dialect) == 0) {
-    return DecodeProblem{"no such dialect", quantization.dialect,
-                         fmt::format("{}", fmt::join(dialects, " or "))};
+    return Problem{"no such dialect", quantization.dialect,
+                   fmt::format("{}", fmt::join(dialects, " or "))};
   }
   if (quantization.importance != nullptr && !encoding->is_gguf()) {
-    return DecodeProblem{"it takes no importance", quantization.encoding, "an encoding of GGUF"};
+    return Problem{"it takes no importance", quantization.encoding, "an encoding of GGUF"};
   }
   form.kind = encoding->kind;
   form.dtype = dtype;
@@ -118,7 +116,7 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
   for (const QuantizedPart& part : form.parts) {
     const auto count = part.shape.numel();
     if (!count || !Encoding(part.dtype).byte_count(*count)) {
-      return DecodeProblem{"the size does not fit 64 bits", shape.text(), {}};
+      return Problem{"the size does not fit 64 bits", shape.text()};
     }
   }
   return std::nullopt;
@@ -140,12 +138,9 @@ std::vector<QuantizedEncoding> quantized_encodings() {
 std::vector<QuantizedPart> quantized_parts(const Quantization& quantization, const Shape& shape,
                                            Dtype dtype) {
   return only_errors([&] {
-    QuantizeForm form;
+    QuantizedLayout form;
     if (auto problem = prepare_quantization(quantization, shape, dtype, form)) {
-      throw Error("plan.quantize", std::move(problem->message),
-                  {.field = "quantize",
-                   .found = std::move(problem->found),
-                   .expected = std::move(problem->expected)});
+      throw_problem("plan.quantize", *problem, {.field = "quantize"});
     }
     return std::move(form.parts);
   });

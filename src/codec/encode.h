@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/problem.h"
 #include "kernels/quantize.h"
 #include "loadstone/dtype.h"
 #include "loadstone/quantization.h"
@@ -29,7 +30,7 @@ enum class NamingStyle : std::uint8_t {
 };
 
 // The shape that a style gives to a component.
-enum class ComponentForm : std::uint8_t {
+enum class ComponentShape : std::uint8_t {
   same,      // as the encoder has it
   flat,      // [rows] in place of [rows, 1]
   column,    // [rows, 1] in place of [rows]
@@ -38,9 +39,9 @@ enum class ComponentForm : std::uint8_t {
 };
 
 struct ComponentName {
-  std::string_view component;  // "data", "scale": one of QuantizeForm::parts
+  std::string_view component;  // "data", "scale": one of QuantizedLayout::parts
   std::string_view suffix;     // after the module's name and a dot
-  ComponentForm form = ComponentForm::same;
+  ComponentShape shape = ComponentShape::same;
   bool is_inverted = false;  // files hold 1 / the component's numbers
 };
 
@@ -89,8 +90,8 @@ struct WrittenEncoding {
   std::string_view kernel;     // decodes the components, in their order: a DecodeKernel's name
   // Fills in dialect, geometry and parts of a form whose kind, dtype and number of elements are
   // set, or says what does not fit. The dialect is empty or one of `dialects`.
-  std::optional<DecodeProblem> (*prepare)(const Quantization& quantization, const Shape& shape,
-                                          QuantizeForm& form);
+  std::optional<Problem> (*prepare)(const Quantization& quantization, const Shape& shape,
+                                    QuantizedLayout& form);
 
   // By style; no names: files of the style do not hold the encoding.
   std::span<const ComponentName> unified_names{};
@@ -125,17 +126,17 @@ struct WrittenEncoding {
   [[nodiscard]] std::span<const ComponentName> names(NamingStyle style) const noexcept;
   // bitsandbytes' encodings have its names, its config and no others.
   [[nodiscard]] bool is_bitsandbytes() const noexcept { return !bnb_names.empty(); }
-  // The data is blocks, whose format is QuantizeForm::block; GGUF files alone hold them.
+  // The data is blocks, whose format is QuantizedLayout::block; GGUF files alone hold them.
   [[nodiscard]] bool is_gguf() const noexcept { return !gguf_names.empty(); }
 };
 
 // Fills in `form` and returns nothing, or says what does not fit.
-[[nodiscard]] std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
-                                                                const Shape& shape, Dtype dtype,
-                                                                QuantizeForm& form);
+[[nodiscard]] std::optional<Problem> prepare_quantization(const Quantization& quantization,
+                                                          const Shape& shape, Dtype dtype,
+                                                          QuantizedLayout& form);
 // Whether the largest magnitude of the value's group is its own too.
 [[nodiscard]] inline bool shares_scale(const Quantization& quantization,
-                                       const QuantizeForm& form) noexcept {
+                                       const QuantizedLayout& form) noexcept {
   return form.needs_amax && !quantization.group.empty();
 }
 
@@ -151,6 +152,6 @@ struct WrittenEncoding {
 // Null where the style has no such component.
 [[nodiscard]] const ComponentName* find_component(const WrittenEncoding& encoding,
                                                   NamingStyle style, std::string_view component);
-[[nodiscard]] Shape shape_in_file(ComponentForm form, const Shape& shape);
+[[nodiscard]] Shape shape_in_file(ComponentShape in_file, const Shape& shape);
 
 }  // namespace loadstone

@@ -105,19 +105,19 @@ void refuse(QuantizedTensor& quantized, const Error& error, const std::string& c
          {where.tensor.empty() ? component : where.tensor}, where.found, where.expected);
 }
 
-std::optional<DecodeProblem> check_decoding(const std::vector<TensorInfo>& tensors,
-                                            const Decoding& decoding, DecodeForm& form) {
+std::optional<Problem> check_decoding(const std::vector<TensorInfo>& tensors,
+                                      const Decoding& decoding, PreparedDecoder& form) {
   std::vector<DecodePart> parts;
   parts.reserve(decoding.sources.size());
   for (const std::uint32_t source : decoding.sources) {
     if (source >= tensors.size()) {
-      return DecodeProblem{"the decoding's source does not exist", fmt::format("source {}", source),
-                           fmt::format("one of {}", tensors.size())};
+      return Problem{"the decoding's source does not exist", fmt::format("source {}", source),
+                     fmt::format("one of {}", tensors.size())};
     }
     if (!tensors[source].strides.empty()) {
-      return DecodeProblem{"what is decoded has to stand in C order",
-                           "'" + printable(tensors[source].name) + "', a view with strides",
-                           "a contiguous tensor"};
+      return Problem{"what is decoded has to stand in C order",
+                     "'" + printable(tensors[source].name) + "', a view with strides",
+                     "a contiguous tensor"};
     }
     parts.push_back({tensors[source].encoding, tensors[source].shape});
   }
@@ -127,7 +127,7 @@ std::optional<DecodeProblem> check_decoding(const std::vector<TensorInfo>& tenso
 
 void set_decoding(const TensorTable& table, QuantizedTensor& quantized, std::string_view encoding,
                   Decoding decoding) {
-  DecodeForm form;
+  PreparedDecoder form;
   const auto problem = check_decoding(table.tensors(), decoding, form);
   if (!problem) {
     quantized.encoding = encoding;

@@ -87,8 +87,8 @@ void set_decoding(const TensorTable& table, QuantizedTensor& quantized, std::str
                   Decoding decoding);
 
 // Checks everything about a decoding: that its sources are there and its kernel takes them.
-[[nodiscard]] std::optional<DecodeProblem> check_decoding(const std::vector<TensorInfo>& tensors,
-                                                          const Decoding& decoding,
-                                                          DecodeForm& form);
+[[nodiscard]] std::optional<Problem> check_decoding(const std::vector<TensorInfo>& tensors,
+                                                    const Decoding& decoding,
+                                                    PreparedDecoder& form);
 
 }  // namespace loadstone

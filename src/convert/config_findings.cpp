@@ -1,5 +1,5 @@
-// What the configs of an output declare unlike those of its source: quantized activations and
-// caches, and lists of modules that rules rename.
+#include "convert/config_findings.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,9 +21,8 @@
 #include "catalog/config_sections.h"
 #include "codec/activation_scheme.h"
 #include "codec/companions.h"
-#include "convert/conversion.h"
-#include "convert/extras.h"
-#include "convert/values.h"
+#include "convert/repack.h"
+#include "convert/write/extras.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 
@@ -341,8 +340,7 @@ Renamed renamed_modules(const Plan& plan) {
   Renamed renamed;
   for (const PlannedTarget& target : plan.targets) {
     const std::string_view after = module_around(target.name);
-    for (const std::uint32_t source :
-         sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
+    for (const std::uint32_t source : sources_of(target.recipe, plan.decodings)) {
       const std::string_view before = module_around(plan.catalog->tensors()[source].name);
       if (before != after) renamed.emplace(before, after);
     }

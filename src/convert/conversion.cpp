@@ -1,5 +1,4 @@
 // What a conversion will do: tensors, their places in files, and what it takes.
-#include "convert/conversion.h"
 
 #include <fmt/format.h>
 
@@ -16,14 +15,21 @@
 #include "catalog/transform_claim.h"
 #include "codec/encode.h"
 #include "codec/tensor_table.h"
-#include "convert/choose.h"
-#include "convert/container.h"
-#include "convert/extras.h"
-#include "convert/gguf_mix.h"
+#include "convert/choose/choose.h"
+#include "convert/choose/gguf_choose.h"
+#include "convert/choose/quantize_config.h"
+#include "convert/config_findings.h"
 #include "convert/json_text.h"
-#include "convert/quantize_config.h"
+#include "convert/kept_blocks.h"
+#include "convert/layout.h"
+#include "convert/moved_codes.h"
+#include "convert/other_models.h"
+#include "convert/output_recipes.h"
+#include "convert/repack.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"
+#include "convert/write/container.h"
+#include "convert/write/extras.h"
 #include "loadstone/convert.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/planner.h"

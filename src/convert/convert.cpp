@@ -22,10 +22,11 @@
 #include "boxes/sources.h"
 #include "boxes/value.h"
 #include "catalog/open_shards.h"
-#include "convert/files.h"
-#include "convert/output.h"
-#include "convert/receipts.h"
-#include "convert/work_folder.h"
+#include "convert/write/files.h"
+#include "convert/write/output.h"
+#include "convert/write/receipts.h"
+#include "convert/write/target.h"
+#include "convert/write/work_folder.h"
 #include "engine/box_read.h"
 #include "engine/jobs.h"
 #include "engine/run.h"
@@ -267,7 +268,7 @@ OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wa
                        Storage* storage) {
   const Plan& plan = conversion.plan;
   check_claims(*plan.catalog, plan.catalog->storage(storage));
-  std::vector<bool> needed(plan.catalog->shards().size(), false);
+  std::vector<std::uint32_t> needed;
   const bool shares = std::ranges::count(wanted, true) > 0 &&
                       std::ranges::any_of(plan.targets, [](const PlannedTarget& target) {
                         return target.quantization.has_value();
@@ -275,9 +276,8 @@ OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wa
   for (std::size_t i = 0; i < conversion.files.size(); ++i) {
     if (!wanted[i] && !shares) continue;
     for (const OutputTensor& tensor : conversion.files[i].tensors) {
-      const Recipe& recipe = plan.targets[tensor.target].recipe;
-      mark_shards(sources_of(recipe.boxes, plan.decodings, recipe.merge.get()),
-                  plan.catalog->tensors(), needed);
+      std::ranges::copy(sources_of(plan.targets[tensor.target].recipe, plan.decodings),
+                        std::back_inserter(needed));
     }
   }
   return {*plan.catalog, storage, needed};

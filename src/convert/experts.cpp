@@ -14,8 +14,8 @@
 #include "boxes/cut.h"
 #include "boxes/dims.h"
 #include "catalog/expert_series.h"
-#include "convert/conversion.h"
-#include "convert/quantize_rules.h"
+#include "convert/choose/quantize_rules.h"
+#include "convert/output_recipes.h"
 #include "loadstone/merge.h"
 
 namespace loadstone {
@@ -78,7 +78,7 @@ std::shared_ptr<const Merge> rows_of(const Merge& merge, std::uint64_t columns, 
       part.terms.push_back({.factor = term.factor, .boxes = {}, .low_rank = std::move(product)});
     }
   }
-  if (part.terms.empty() && part.factor == 1 && part.form == MergeForm::sum) return nullptr;
+  if (part.terms.empty() && part.factor == 1 && part.op == MergeOp::sum) return nullptr;
   return std::make_shared<const Merge>(std::move(part));
 }
 
@@ -122,8 +122,16 @@ const StackRule* rule_of(const TargetRecipe& recipe, std::string& module) {
   if (recipe.constant != nullptr) return nullptr;
   const std::uint64_t width = recipe.merge == nullptr ? 0 : recipe.merge->row_elements;
   if (width != 0 && width != recipe.shape[2]) return nullptr;
-  for (const StackRule& rule : stack_rules) {
-    const bool fits = re2::RE2::FullMatch(recipe.target, re2::RE2(piece(rule.pattern)), &module);
+  static const std::vector<Pattern> patterns = [] {
+    std::vector<Pattern> compiled;
+    for (const StackRule& rule : stack_rules) {
+      compiled.push_back(std::make_unique<const re2::RE2>(piece(rule.pattern)));
+    }
+    return compiled;
+  }();
+  for (std::size_t i = 0; i < patterns.size(); ++i) {
+    const StackRule& rule = stack_rules[i];
+    const bool fits = re2::RE2::FullMatch(recipe.target, *patterns[i], &module);
     if (fits && (!rule.second || recipe.shape[1] % 2 == 0)) return &rule;
   }
   return nullptr;
@@ -163,11 +171,10 @@ Recipes values_in(const std::shared_ptr<const Catalog>& catalog, ExpertLayout la
 }  // namespace
 
 ExpertNaming expert_naming(std::string_view model_type) {
-  const auto is_one_of = [&](std::string_view types) {
-    return re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(types)));
-  };
-  const bool keeps_block = is_one_of(kept_block_types);
-  const bool is_mixtral = keeps_block || is_one_of(mixtral_word_types);
+  static const re2::RE2 kept(piece(kept_block_types));
+  static const re2::RE2 mixtral(piece(mixtral_word_types));
+  const bool keeps_block = re2::RE2::FullMatch(piece(model_type), kept);
+  const bool is_mixtral = keeps_block || re2::RE2::FullMatch(piece(model_type), mixtral);
   return {is_mixtral ? ExpertWords::mixtral : ExpertWords::usual, !keeps_block};
 }
 
@@ -228,7 +235,8 @@ bool is_in_block(const std::set<std::string, std::less<>>& blocks, std::string_v
 std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
                          const std::function<bool(const TargetRecipe&)>& wanted,
                          std::uint64_t tensors_max, std::vector<Finding>& findings) {
-  if (re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(turned_stack_types)))) return 0;
+  static const re2::RE2 turned(piece(turned_stack_types));
+  if (re2::RE2::FullMatch(piece(model_type), turned)) return 0;
   const ExpertNaming naming = expert_naming(model_type);
   const std::map<std::string, Shape> downs = down_shapes(recipes);
   std::vector<TargetRecipe> targets;

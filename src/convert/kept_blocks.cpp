@@ -1,3 +1,5 @@
+#include "convert/kept_blocks.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,10 +9,10 @@
 #include <vector>
 
 #include "base/text.h"
+#include "boxes/dims.h"
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
-#include "convert/container.h"
-#include "convert/conversion.h"
+#include "convert/write/container.h"
 #include "formats/gguf_shapes.h"
 #include "loadstone/quantized_tensors.h"
 
@@ -77,10 +79,9 @@ std::optional<BlockFormat> format_of_source(const Catalog& catalog, std::uint32_
 bool is_whole_source(const Catalog& catalog, const TargetRecipe& recipe) {
   if (recipe.boxes.size() != 1) return false;
   const Box& box = recipe.boxes.front();
-  const BoxDim all = {recipe.shape.numel().value_or(0), 1, 1};
   return box.source < catalog.tensors().size() && box.decoding == no_decoding &&
-         catalog.tensors()[box.source].shape == recipe.shape && box.dims.size() == 1 &&
-         box.dims.front() == all;
+         catalog.tensors()[box.source].shape == recipe.shape &&
+         copies_all(box, recipe.shape.numel().value_or(0));
 }
 
 // The boxes of a recipe in bytes; nothing where they are no whole blocks of the format.
@@ -196,7 +197,7 @@ static const Shape* unfolded_shape(const Plan& plan, const PlannedTarget& target
 }
 
 // Nothing for a target that keeps no blocks.
-static std::optional<PlainForm> kept_blocks(const Plan& plan, const PlannedTarget& target) {
+static std::optional<StoredType> kept_blocks(const Plan& plan, const PlannedTarget& target) {
   if (target.dtype != Dtype::u8 || target.recipe.boxes.empty()) return std::nullopt;
   const auto format = format_of(target.recipe.boxes, [&](const Box& box) {
     const Decoding* const decoding = decoding_of(plan.decodings, box);
@@ -213,10 +214,10 @@ static std::optional<PlainForm> kept_blocks(const Plan& plan, const PlannedTarge
   extents.back() = extents.back() / block.bytes * block.elements;
   Shape shape(std::move(extents));
   const bool is_folded = unfolded_shape(plan, target) != nullptr;
-  return PlainForm{*format, is_folded ? folded_shape(*format, shape) : shape};
+  return StoredType{*format, is_folded ? folded_shape(*format, shape) : shape};
 }
 
-PlainForm plain_form(const Conversion& conversion, const PlannedTarget& target) {
+StoredType stored_type(const Conversion& conversion, const PlannedTarget& target) {
   const bool may_keep = container_of(conversion.format).holds_blocks();
   if (auto blocks = may_keep ? kept_blocks(conversion.plan, target) : std::nullopt) {
     return *std::move(blocks);
@@ -244,7 +245,7 @@ std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion) {
     if (!std::ranges::any_of(target.recipe.boxes, is_packed)) continue;
     RepackedTensor& tensor = repacked.emplace_back();
     tensor.name = target.name;
-    tensor.shape = plain_form(conversion, target).shape;
+    tensor.shape = stored_type(conversion, target).shape;
     tensor.quantization.encoding = "mxfp4-gguf";
     tensor.targets = {target.name};
   }

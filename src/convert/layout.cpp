@@ -1,3 +1,5 @@
+#include "convert/layout.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,10 +16,9 @@
 #include "base/text.h"
 #include "boxes/merges.h"
 #include "catalog/reading_threads.h"
-#include "convert/container.h"
-#include "convert/conversion.h"
-#include "convert/gguf_mix.h"
-#include "convert/quantize_config.h"
+#include "convert/choose/gguf_mix.h"
+#include "convert/choose/quantize_config.h"
+#include "convert/write/container.h"
 #include "engine/limits.h"
 #include "formats/metadata.h"
 #include "loadstone/name_hash.h"

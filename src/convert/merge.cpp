@@ -1,4 +1,4 @@
-#include "loadstone/merge.h"
+#include "convert/merge.h"
 
 #include <fmt/format.h>
 
@@ -20,6 +20,7 @@
 #include "codec/tensor_table.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"
+#include "loadstone/merge.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/adapter_names.h"
 #include "plan/adapters.h"
@@ -126,10 +127,10 @@ Merge merge_of(const MergeOptions& options) {
   Merge merge = {.factor = options.weights.front()};
   if (options.method == MergeMethod::linear) return merge;
   if (options.method == MergeMethod::slerp) {
-    merge.form = MergeForm::slerp;
+    merge.op = MergeOp::slerp;
     return merge;
   }
-  merge.form = MergeForm::differences;
+  merge.op = MergeOp::differences;
   merge.factor = options.scale.value_or(1);
   merge.density = options.density.value_or(1);
   merge.seed = options.seed.value_or(0);

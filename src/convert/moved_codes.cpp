@@ -1,7 +1,8 @@
+#include "convert/moved_codes.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -14,11 +15,12 @@
 #include "base/json_dom.h"
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "boxes/dims.h"
 #include "catalog/quantized_names.h"
 #include "codec/companions.h"
 #include "codec/tensor_table.h"
-#include "convert/conversion.h"
-#include "convert/quantize_config.h"
+#include "convert/choose/quantize_config.h"
+#include "convert/repack.h"
 #include "loadstone/catalog.h"
 
 namespace loadstone {
@@ -114,8 +116,10 @@ class Check {
     const std::vector<Box>& boxes = target.recipe.boxes;
     if (boxes.size() != 1 || !target.name.ends_with(weight)) return false;
     const Decoding& bytes = plan_.decodings[boxes.front().decoding];
-    const std::array<BoxDim, 1> all = {{{bytes.shape.numel().value_or(0), 1, 1}}};
-    if (target.shape != bytes.shape || !std::ranges::equal(boxes.front().dims, all)) return false;
+    if (target.shape != bytes.shape ||
+        !copies_all(boxes.front(), bytes.shape.numel().value_or(0))) {
+      return false;
+    }
     const std::string name = without_suffix(target.name, weight) + "scale";
     const auto scale = std::ranges::find(plan_.targets, name, &PlannedTarget::name);
     return scale != plan_.targets.end() &&
@@ -138,8 +142,7 @@ class Check {
     Sources sources;
     for (const Box* const box : boxes) {
       const TensorInfo& source = catalog_.tensors()[box->source];
-      const std::array<BoxDim, 1> all = {{{elements, 1, 1}}};
-      const bool is_whole = elements <= 1 || std::ranges::equal(box->dims, all);
+      const bool is_whole = elements == 0 || inner_run(box->dims).elements == elements;
       if (box->decoding != no_decoding || source.shape != first || !is_whole ||
           source.encoding != Encoding(target.dtype) ||
           box->target_offset != sources.size() * elements) {
@@ -282,10 +285,7 @@ bool rename_layers(const Plan& plan, const dom::object& root, std::optional<std:
 std::vector<Finding> check_moved_codes(const Plan& plan,
                                        const std::vector<RepackedTensor>& repacked,
                                        bool dequantizes) {
-  std::set<std::string_view> components;
-  for (const RepackedTensor& tensor : repacked) {
-    components.insert(tensor.targets.begin(), tensor.targets.end());
-  }
+  const std::set<std::string_view> components = repacked_targets(repacked);
   return Check(plan, components, dequantizes).run();
 }
 

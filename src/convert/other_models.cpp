@@ -1,4 +1,5 @@
-// Files of all inputs of a merge: the output has those of the first model.
+#include "convert/other_models.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,10 +15,9 @@
 #include "base/text.h"
 #include "base/words.h"
 #include "catalog/config_claim.h"
-#include "convert/conversion.h"
-#include "convert/extras.h"
-#include "convert/files.h"
-#include "convert/values.h"
+#include "convert/output_recipes.h"
+#include "convert/write/extras.h"
+#include "convert/write/files.h"
 #include "formats/metadata.h"
 #include "loadstone/quantized_tensors.h"
 

@@ -1,3 +1,5 @@
+#include "convert/repack.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,8 +15,8 @@
 #include "catalog/assembled_file.h"
 #include "codec/encode.h"
 #include "codec/fp4/blocks.h"
-#include "convert/choose.h"
-#include "convert/quantize_config.h"
+#include "convert/choose/choose.h"
+#include "convert/choose/quantize_config.h"
 #include "convert/values.h"
 #include "kernels/cast.h"
 #include "loadstone/quantized_tensors.h"
@@ -90,10 +92,10 @@ class Repacker {
  private:
   using Value = RecipeBuilder::Value;
   // Why a tensor cannot be had in the style; empty where it was added.
-  using Problem = std::string;
+  using Reason = std::string;
 
   void repack(const QuantizedTensor& quantized) {
-    if (Problem problem = add(quantized); !problem.empty()) {
+    if (Reason problem = add(quantized); !problem.empty()) {
       refuse(quantized.name, quantized.encoding, std::move(problem));
     }
     const auto& sources = quantized.decoding.sources;
@@ -106,8 +108,8 @@ class Repacker {
     const TensorInfo& info = catalog_.tensors()[tensor];
     constexpr std::string_view encoding = "mxfp4";
     const WrittenEncoding* const written = find_written_encoding(encoding);
-    QuantizeForm form;
-    Problem problem = prepare(written, info.name, info.shape, form);
+    QuantizedLayout form;
+    Reason problem = prepare(written, info.name, info.shape, form);
     if (problem.empty()) {
       const Decoding parts[] = {mxfp4_codes_of(tensor, info.shape),
                                 mxfp4_scales_of(tensor, info.shape)};
@@ -124,8 +126,8 @@ class Repacker {
   }
 
   // Whether the style holds it, and in which form.
-  [[nodiscard]] Problem prepare(const WrittenEncoding* encoding, std::string_view target,
-                                const Shape& shape, QuantizeForm& form) const {
+  [[nodiscard]] Reason prepare(const WrittenEncoding* encoding, std::string_view target,
+                               const Shape& shape, QuantizedLayout& form) const {
     if (encoding == nullptr || encoding->is_bitsandbytes() ||
         encoding->names(naming_style(*encoding, style_)).empty()) {
       return fmt::format("files of the style {} do not hold it", name(style_));
@@ -140,11 +142,11 @@ class Repacker {
     return {};
   }
 
-  Problem add(const QuantizedTensor& quantized) {
+  Reason add(const QuantizedTensor& quantized) {
     const WrittenEncoding* const encoding = find_written_encoding(quantized.encoding);
     if (quantized.has_zero_points) return "it has zero points";
-    QuantizeForm form;
-    Problem problem = prepare(encoding, quantized.name, quantized.shape(), form);
+    QuantizedLayout form;
+    Reason problem = prepare(encoding, quantized.name, quantized.shape(), form);
     if (!problem.empty()) return problem;
     const auto& sources = quantized.decoding.sources;
     if (quantized.is_transposed || form.parts.size() != sources.size()) {
@@ -185,7 +187,7 @@ class Repacker {
     return component_of(encoding, style_, part.name);
   }
   [[nodiscard]] Shape form_of(const WrittenEncoding& encoding, const QuantizedPart& part) const {
-    return shape_in_file(component(encoding, part).form, part.shape);
+    return shape_in_file(component(encoding, part).shape, part.shape);
   }
   // Whether scales are divided by the last component.
   [[nodiscard]] static bool divides(const QuantizedTensor& quantized) {
@@ -209,7 +211,7 @@ class Repacker {
   }
 
   void add_components(const std::string& target, const Shape& shape,
-                      const WrittenEncoding& encoding, const QuantizeForm& form,
+                      const WrittenEncoding& encoding, const QuantizedLayout& form,
                       const std::vector<Value>& values) {
     RepackedTensor& tensor = made_.repacked.emplace_back();
     tensor.name = target;
@@ -222,7 +224,7 @@ class Repacker {
     }
   }
 
-  void refuse(const std::string& target, std::string_view encoding, Problem problem) {
+  void refuse(const std::string& target, std::string_view encoding, Reason problem) {
     Lossy& lossy = lossy_[{std::string(encoding), folded_name(target)}];
     if (lossy.targets.empty()) lossy.problem = std::move(problem);
     lossy.targets.push_back(target);
@@ -244,7 +246,7 @@ class Repacker {
   }
 
   struct Lossy {
-    Problem problem;  // of the first
+    Reason problem;  // of the first
     std::vector<std::string> targets;
   };
 
@@ -269,6 +271,14 @@ std::optional<float> same_factor(float divisor) noexcept {
 
 bool repacks(const ConvertOptions& options) noexcept {
   return options.quantize.style && options.quantize.formats.empty();
+}
+
+std::set<std::string_view> repacked_targets(const std::vector<RepackedTensor>& repacked) {
+  std::set<std::string_view> targets;
+  for (const RepackedTensor& tensor : repacked) {
+    targets.insert(tensor.targets.begin(), tensor.targets.end());
+  }
+  return targets;
 }
 
 Values repacked_values(const std::shared_ptr<const Catalog>& catalog, QuantizeStyle style,

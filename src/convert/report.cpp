@@ -11,8 +11,9 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "boxes/decodings.h"
-#include "convert/choose.h"
-#include "convert/conversion.h"
+#include "convert/choose/choose.h"
+#include "convert/kept_blocks.h"
+#include "convert/repack.h"
 #include "formats/metadata.h"
 #include "loadstone/convert.h"
 #include "tensor/tensor_json.h"
@@ -30,8 +31,7 @@ struct Total {
 std::string sources_text(const Plan& plan, const PlannedTarget& target) {
   if (target.recipe.constant) return "constant";
   std::set<std::string_view> names;
-  for (const std::uint32_t source :
-       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
+  for (const std::uint32_t source : sources_of(target.recipe, plan.decodings)) {
     names.insert(plan.catalog->tensors()[source].encoding.name());
   }
   if (names.empty()) return std::string(name(target.dtype));
@@ -40,15 +40,6 @@ std::string sources_text(const Plan& plan, const PlannedTarget& target) {
 
 std::string file_label(const OutputFile& file) {
   return file.name.empty() ? "one file" : file.name;
-}
-
-// Names of the targets whose bytes hold codes in another layout than the source's.
-std::set<std::string_view> repacked_targets(const Conversion& conversion) {
-  std::set<std::string_view> targets;
-  for (const RepackedTensor& tensor : conversion.repacked) {
-    targets.insert(tensor.targets.begin(), tensor.targets.end());
-  }
-  return targets;
 }
 
 struct RepackedRow {
@@ -144,13 +135,13 @@ static void visit_fields(JsonWriter& json, const RepackedRow& row) {
 
 static void visit_fields(JsonWriter& json, const PlannedTarget& target,
                          const Conversion& conversion, bool is_repacked) {
-  const PlainForm form = plain_form(conversion, target);
-  json.member("dtype", form.encoding);
-  json.member("shape", form.shape);
+  const StoredType type = stored_type(conversion, target);
+  json.member("dtype", type.encoding);
+  json.member("shape", type.shape);
   if (target.quantization) json.member("encoding", target.quantization->encoding);
   if (is_repacked) {
     json.member("lossless", "repacked");
-  } else if (!target.quantization && !form.encoding.is_dtype()) {
+  } else if (!target.quantization && !type.encoding.is_dtype()) {
     json.member("lossless", "kept");
   }
   json.member("bytes", target.byte_count());
@@ -159,7 +150,7 @@ static void visit_fields(JsonWriter& json, const PlannedTarget& target,
 
 static void visit_fields(JsonWriter& json, const Conversion& conversion) {
   json.member("files", conversion.files);
-  const std::set<std::string_view> repacked = repacked_targets(conversion);
+  const std::set<std::string_view> repacked = repacked_targets(conversion.repacked);
   json.key("tensors");
   json.begin_object();
   for (const PlannedTarget& target : conversion.plan.targets) {
@@ -195,7 +186,7 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
   for (const PlannedTarget& target : plan.targets) {
     const std::string_view after = target.quantization
                                        ? std::string_view(target.quantization->encoding)
-                                       : plain_form(conversion, target).encoding.name();
+                                       : stored_type(conversion, target).encoding.name();
     Total& total = totals[{sources_text(plan, target), after}];
     ++total.tensors;
     total.bytes += target.byte_count();
@@ -216,9 +207,9 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
   if (with_tensors) text += "tensors\n";
   for (const PlannedTarget& target : plan.targets) {
     if (!with_tensors) break;
-    const PlainForm form = plain_form(conversion, target);
+    const StoredType type = stored_type(conversion, target);
     text += fmt::format("  {:<56} {:<8} {:<24} {:>10}  {}\n", printable(target.name),
-                        form.encoding.name(), printable(form.shape.text(), 80),
+                        type.encoding.name(), printable(type.shape.text(), 80),
                         human_bytes(target.byte_count()), sources_text(plan, target));
   }
   if (!plan.findings.empty()) text += "findings\n";

@@ -1,3 +1,4 @@
+
 #include "convert/values.h"
 
 #include <fmt/format.h>
@@ -18,9 +19,9 @@
 #include "catalog/expert_series.h"
 #include "catalog/lacking.h"
 #include "codec/fp4/blocks.h"
-#include "convert/container.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
+#include "convert/write/container.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"
@@ -32,11 +33,11 @@ namespace {
 using BuiltValue = RecipeBuilder::Value;
 
 // Not thread-safe.
-class ValueMaker {
+class ValueDecoder {
  public:
-  ValueMaker(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-             bool is_decoded, const std::set<std::string, std::less<>>& broken,
-             std::vector<Finding>& findings)
+  ValueDecoder(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
+               bool is_decoded, const std::set<std::string, std::less<>>& broken,
+               std::vector<Finding>& findings)
       : catalog_(*catalog),
         options_(options),
         is_decoded_(is_decoded),
@@ -384,12 +385,12 @@ bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept {
          container_of(options.format).holds_blocks();
 }
 
-Values values_of(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-                 bool is_decoded, const std::set<std::string, std::less<>>& broken,
-                 std::vector<Finding>& findings) {
+Values decoded_values(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
+                      bool is_decoded, const std::set<std::string, std::less<>>& broken,
+                      std::vector<Finding>& findings) {
   const bool has_codes = keeps_codes(options, is_decoded) && catalog->quantized().has_readable();
   if (!is_decoded && !has_codes && options.experts == ExpertLayout::keep) return {};
-  return ValueMaker(catalog, options, is_decoded, broken, findings).run();
+  return ValueDecoder(catalog, options, is_decoded, broken, findings).run();
 }
 
 }  // namespace loadstone

@@ -109,7 +109,7 @@ BoxRead check_box(const ValueSet& values, const Value& value, const Box& box) {
 }
 
 std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target,
-                                DecodeForm& form) {
+                                PreparedDecoder& form) {
   std::optional<BoxRead> read(std::in_place);
   if (is_empty(box) || !fill_read(values, box, UINT64_MAX, target, *read).empty() ||
       (read->decoding != nullptr && check_decoding(values.tensors(), *read->decoding, form))) {
@@ -123,7 +123,7 @@ std::vector<ShardRange> planned_reads(const ValueSet& values,
   std::vector<ShardRange> reads;
   for (const std::uint32_t number : numbers) {
     visit_boxes(values[number], [&](const Box& box, Dtype dtype) {
-      DecodeForm form;
+      PreparedDecoder form;
       const auto read = box_read(values, box, dtype, form);
       if (!read) return;
       if (read->run.outer_dims > 0 && read->run.elements * read->source_bytes < apart_bytes_min) {
@@ -160,7 +160,7 @@ std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& va
     extents.back().end = std::max(extents.back().end, bytes.end);
   };
   visit_boxes(value, [&](const Box& box, Dtype dtype) {
-    DecodeForm form;
+    PreparedDecoder form;
     if (const auto read = box_read(values, box, dtype, form)) {
       visit_sources(values, *read, form, read->elements(), add);
     }

@@ -47,12 +47,12 @@ struct BoxRead {
 // Returns nothing for empty boxes and those that a reader rejects. `target`: the final dtype.
 // `form`: receives that of the decoding.
 [[nodiscard]] std::optional<BoxRead> box_read(const ValueSet& values, const Box& box, Dtype target,
-                                              DecodeForm& form);
+                                              PreparedDecoder& form);
 
 // Visits the sources that hold these elements of the box: their indices, and where in the shard the
 // bytes are.
 template <typename Visit>
-void visit_sources(const ValueSet& values, const BoxRead& read, const DecodeForm& form,
+void visit_sources(const ValueSet& values, const BoxRead& read, const PreparedDecoder& form,
                    ElementRange elements, const Visit& visit) {
   const auto found = [&](std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
     const std::uint64_t first = values.tensors()[source].offset_begin;

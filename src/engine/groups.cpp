@@ -27,7 +27,7 @@ std::pair<std::uint32_t, std::uint64_t> first_place(const ValueSet& values, cons
   return first;
 }
 
-[[noreturn]] void refuse_quantization(const Value& value, DecodeProblem problem) {
+[[noreturn]] void refuse_quantization(const Value& value, Problem problem) {
   throw Error("plan.quantize", std::move(problem.message),
               {.tensor = std::string(value.name),
                .found = std::move(problem.found),
@@ -35,7 +35,7 @@ std::pair<std::uint32_t, std::uint64_t> first_place(const ValueSet& values, cons
 }
 
 void prepare(const Value& value, GroupMember& member, Group& group) {
-  QuantizeForm& form = member.form.emplace();
+  QuantizedLayout& form = member.form.emplace();
   if (auto problem = prepare_quantization(*value.quantization, *value.shape, value.dtype, form)) {
     refuse_quantization(value, std::move(*problem));
   }
@@ -51,7 +51,7 @@ void prepare(const Value& value, GroupMember& member, Group& group) {
 
 // Keeps memory from the first window to the last.
 void hold(GroupMember& member, Group& group, ValueSink& sink) {
-  const QuantizeForm& form = *member.form;
+  const QuantizedLayout& form = *member.form;
   member.held.resize(form.parts.size());
   for (std::size_t i = 0; i < form.parts.size(); ++i) {
     if (!is_finished_whole(form, i) || sink.place(member.value, i) != nullptr) continue;
@@ -69,7 +69,7 @@ GroupSize size_of(const ValueSet& values, std::span<const std::uint32_t> numbers
   GroupSize size;
   for (const std::uint32_t i : numbers) {
     const Value& value = values[i];
-    QuantizeForm form;
+    QuantizedLayout form;
     const std::uint64_t bytes = value.bytes_of(value.elements());
     if (value.quantization &&
         !prepare_quantization(*value.quantization, *value.shape, value.dtype, form)) {
@@ -97,7 +97,7 @@ void append_groups(const ValueSet& values, std::span<const std::uint32_t> number
   for (std::size_t i = 0; i < items.size(); ++i) {
     items[i].group = i;
     const Value& value = values[items[i].value];
-    QuantizeForm form;
+    QuantizedLayout form;
     if (!value.quantization || value.quantization->group.empty() ||
         prepare_quantization(*value.quantization, *value.shape, value.dtype, form) ||
         !shares_scale(*value.quantization, form)) {

@@ -20,7 +20,7 @@ namespace loadstone {
 struct GroupMember {
   std::uint32_t value = 0;
   std::uint64_t elements = 0;
-  std::optional<QuantizeForm> form;  // none: it stays as it is
+  std::optional<QuantizedLayout> form;  // none: it stays as it is
   // Parts that take all windows, and have no place in the sink's memory; the others are empty.
   std::vector<std::vector<std::byte>> held;
   AnonymousMemory scratch;

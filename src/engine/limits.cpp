@@ -58,7 +58,7 @@ std::uint64_t largest_window(bool transposed, std::uint64_t window_bytes) {
 }
 
 // `has_place`: its parts are made where they stay.
-std::uint64_t held_bytes_of(const QuantizeForm& form, bool has_place) {
+std::uint64_t held_bytes_of(const QuantizedLayout& form, bool has_place) {
   std::uint64_t bytes = form.scratch_bytes + (form.needs_amax ? form.stack * sizeof(float) : 0);
   if (has_place) return bytes;
   for (std::size_t i = 0; i < form.parts.size(); ++i) {
@@ -67,7 +67,7 @@ std::uint64_t held_bytes_of(const QuantizeForm& form, bool has_place) {
   return bytes;
 }
 
-std::uint64_t encoded_bytes_of(const QuantizeForm& form, std::uint64_t elements) {
+std::uint64_t encoded_bytes_of(const QuantizedLayout& form, std::uint64_t elements) {
   std::vector<PartRange> ranges(form.parts.size());
   part_ranges(form, 0, elements, ranges);
   std::uint64_t bytes = 0;
@@ -118,7 +118,7 @@ std::uint64_t ReadCount::total() const noexcept {
 
 }  // namespace
 
-std::uint64_t parts_bytes_max(const DecodeForm& form, std::uint64_t slot_bytes) noexcept {
+std::uint64_t parts_bytes_max(const PreparedDecoder& form, std::uint64_t slot_bytes) noexcept {
   const std::uint64_t wanted = std::max(staged_window_bytes, 2 * form.decoder->bytes_of_one());
   return std::min(slot_bytes - slot_bytes / 2, wanted);
 }
@@ -137,7 +137,7 @@ std::uint64_t window_bytes_of(const Value& value, std::uint64_t window_bytes) no
   return largest_window(is_transposed(value), window_bytes);
 }
 
-std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept {
+std::uint64_t elements_in(const QuantizedLayout& form, std::uint64_t bytes) noexcept {
   const std::uint64_t step = form.step_elements();
   const std::uint64_t elements = bytes / element_bytes(form.dtype) / step * step;
   return std::min(std::max(elements, step), form.elements);
@@ -164,7 +164,7 @@ Limits::Limits(const ValueSet& values, std::uint64_t pinned_bytes_max)
   std::set<std::tuple<std::string_view, Dtype, bool, std::vector<std::uint64_t>>> kinds;
   for (const Value& value : values.list) {
     if (value.making == Making::none || value.is_filled_in_place()) continue;
-    QuantizeForm form;
+    QuantizedLayout form;
     const bool is_quantized =
         value.quantization != nullptr &&
         !prepare_quantization(*value.quantization, *value.shape, value.dtype, form);
@@ -193,7 +193,7 @@ Limits::Limits(const ValueSet& values, std::uint64_t pinned_bytes_max)
   count_reads();
 }
 
-void Limits::add_windows(const Value& value, const QuantizeForm* form,
+void Limits::add_windows(const Value& value, const QuantizedLayout* form,
                          std::map<std::string_view, std::size_t>& shared) {
   std::size_t index = groups_.size();
   if (form != nullptr && shares_scale(*value.quantization, *form)) {
@@ -248,7 +248,7 @@ void Limits::add_merge(const Value& value) {
 
 // Notes the bytes that the box reads. Returns how many are staged.
 std::uint64_t Limits::add_box(const Value& value, const Box& box, Staged& staged) {
-  DecodeForm form;
+  PreparedDecoder form;
   const auto read = box_read(values_, box, value.dtype, form);
   if (!read) return 0;
   const bool is_decoded = read->decoding != nullptr;
@@ -356,7 +356,7 @@ std::uint64_t Limits::held_bytes(unsigned threads) const {
 std::uint64_t Limits::encoded_bytes(std::uint64_t piece_bytes) const {
   std::uint64_t bytes = 0;
   if (!encodes_apart_) return 0;  // they are encoded into their places
-  for (const QuantizeForm& form : forms_) {
+  for (const QuantizedLayout& form : forms_) {
     bytes = std::max(bytes, encoded_bytes_of(form, elements_in(form, piece_bytes)));
   }
   return pages(bytes);

@@ -23,7 +23,7 @@ inline constexpr std::uint64_t page_bytes = 4096;
 inline constexpr std::uint64_t reader_bytes_least = 4096;
 
 // Returns the most that components take in a slot, besides the decoded values.
-[[nodiscard]] std::uint64_t parts_bytes_max(const DecodeForm& form,
+[[nodiscard]] std::uint64_t parts_bytes_max(const PreparedDecoder& form,
                                             std::uint64_t slot_bytes) noexcept;
 
 // Window sizes of one job, by how its pieces are brought to their places.
@@ -47,7 +47,7 @@ struct WindowLimits {
   return round_up(bytes, 64);
 }
 // Returns how many elements fit: whole steps, and at least one unless the value has fewer elements.
-[[nodiscard]] std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept;
+[[nodiscard]] std::uint64_t elements_in(const QuantizedLayout& form, std::uint64_t bytes) noexcept;
 
 // Bytes of small values that are copied to a device in one call: more take longer than the call.
 inline constexpr std::uint64_t batch_bytes = 256 << 10;
@@ -131,7 +131,7 @@ class Limits {
   void add_value(const Value& value, Staged& staged);
   void add_merge(const Value& value);
   [[nodiscard]] std::uint64_t add_box(const Value& value, const Box& box, Staged& staged);
-  void add_windows(const Value& value, const QuantizeForm* form,
+  void add_windows(const Value& value, const QuantizedLayout* form,
                    std::map<std::string_view, std::size_t>& shared);
   void count_reads();
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;
@@ -146,18 +146,18 @@ class Limits {
 
   const ValueSet& values_;
   const std::uint64_t pinned_bytes_max_;
-  bool has_device_ = false;          // some value goes to one
-  bool has_host_windows_ = false;    // windows are made in memory of their thread
-  bool encodes_apart_ = false;       // quantized values have no place yet
-  Staged whole_;                     // of whole values
-  Staged windows_;                   // of values that are made by windows
-  std::vector<Stretch> stretches_;   // until they are counted
-  std::vector<Group> groups_;        // the largest held_bytes first
-  std::vector<QuantizeForm> forms_;  // one of each kind
-  std::uint64_t window_values_ = 0;  // how many are made by windows
-  std::uint64_t window_bytes_ = 0;   // of all of them
-  std::uint64_t device_bytes_ = 0;   // of these, what goes to devices
-  std::uint64_t boxes_most_ = 0;     // of one of them
+  bool has_device_ = false;             // some value goes to one
+  bool has_host_windows_ = false;       // windows are made in memory of their thread
+  bool encodes_apart_ = false;          // quantized values have no place yet
+  Staged whole_;                        // of whole values
+  Staged windows_;                      // of values that are made by windows
+  std::vector<Stretch> stretches_;      // until they are counted
+  std::vector<Group> groups_;           // the largest held_bytes first
+  std::vector<QuantizedLayout> forms_;  // one of each kind
+  std::uint64_t window_values_ = 0;     // how many are made by windows
+  std::uint64_t window_bytes_ = 0;      // of all of them
+  std::uint64_t device_bytes_ = 0;      // of these, what goes to devices
+  std::uint64_t boxes_most_ = 0;        // of one of them
   // No form can do with less.
   std::uint64_t window_least_ = window_bytes_least;
   // Numbers, right matrices and counts of merges, each of the value that needs most of it.

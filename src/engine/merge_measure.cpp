@@ -31,9 +31,8 @@ MergeStatistics::Numbers arc_factors(const DotSums& sums, double place) {
 }  // namespace
 
 void MergeReader::measure() {
-  auto found = statistics_.of(*value_, [&] {
-    return merge_->form == MergeForm::slerp ? measure_arc() : measure_magnitudes();
-  });
+  auto found = statistics_.of(
+      *value_, [&] { return merge_->op == MergeOp::slerp ? measure_arc() : measure_magnitudes(); });
   if (found) {
     measured_ = *std::move(found);
   } else {

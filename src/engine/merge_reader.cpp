@@ -43,11 +43,7 @@ void MergeReader::open(const Value& value) {
   const Merge& merge = *value.merge;
   // Plans are checked when they are made; this is the last place before memory is written.
   if (auto found = check_merge(merge, elements, values_.tensors(), values_.decodings)) {
-    throw Error("plan.box", std::move(found->defect.message),
-                {.tensor = std::string(value.name),
-                 .field = std::move(found->field),
-                 .found = std::move(found->defect.found),
-                 .expected = std::move(found->defect.expected)});
+    throw_problem("plan.box", *found, {.tensor = std::string(value.name)});
   }
   value_ = &value;
   merge_ = &merge;
@@ -122,7 +118,7 @@ void MergeReader::read_operand(std::span<const Box> boxes, std::uint64_t number,
 
 void MergeReader::make_piece(std::uint64_t begin, std::uint64_t end) {
   read_operand(value_->boxes, 0, begin, end);
-  if (merge_->form == MergeForm::differences) {
+  if (merge_->op == MergeOp::differences) {
     add_differences(begin, end);
   } else {
     add_values(begin, end);
@@ -133,7 +129,7 @@ void MergeReader::make_piece(std::uint64_t begin, std::uint64_t end) {
 }
 
 void MergeReader::add_values(std::uint64_t begin, std::uint64_t end) {
-  const bool is_arc = merge_->form == MergeForm::slerp;
+  const bool is_arc = merge_->op == MergeOp::slerp;
   const float factor = is_arc ? measured_.front() : merge_->factor;
   if (factor != 1) scale(buffer(0), end - begin, factor);
   for (std::size_t t = 0; t < summands_; ++t) {

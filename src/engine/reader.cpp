@@ -145,7 +145,7 @@ void Reader::decode_pieces(const Job& job) {
 // As many elements in one go as there is memory for their parts.
 void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
   const Decoding& decoding = context_.values.decodings[job.decoding];
-  const DecodeForm& form = context_.forms[job.decoding];
+  const PreparedDecoder& form = context_.forms[job.decoding];
   const std::uint64_t size = element_bytes(form.dtype);
   const std::uint64_t room_bytes = parts_bytes_max(form, context_.slot_bytes);
   if (!parts_of_numbers_ || parts_of_numbers_->size() < room_bytes) {
@@ -184,14 +184,14 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
 // Decoders compute F32 and round it. Where some numbers are not finite afterwards, they are decoded
 // again as F32, some at a time, which tells those that were too large from those that a scale
 // spoiled, and from those that were not finite before.
-void Reader::count_overflow(const Job& job, DecodeForm::Range range,
+void Reader::count_overflow(const Job& job, PreparedDecoder::Range range,
                             std::span<const std::byte* const> parts, const std::byte* numbers) {
   const Decoding& decoding = context_.values.decodings[job.decoding];
-  const DecodeForm& form = context_.forms[job.decoding];
+  const PreparedDecoder& form = context_.forms[job.decoding];
   if (finite_numbers(form.dtype, numbers, range.size()) == range.size()) return;
   Decoding exact = decoding;
   exact.dtype = Dtype::f32;
-  DecodeForm wide;
+  PreparedDecoder wide;
   if (check_decoding(context_.values.tensors(), exact, wide)) return;
   std::array<float, 1024> values{};
   for (std::uint64_t at = range.begin; at < range.end;) {
@@ -210,8 +210,8 @@ void Reader::count_overflow(const Job& job, DecodeForm::Range range,
 }
 
 // The range also holds values between those that a slice delivers, or that another value gets.
-void Reader::count_delivered(const Job& job, DecodeForm::Range range, std::span<const float> values,
-                             const std::byte* codes) {
+void Reader::count_delivered(const Job& job, PreparedDecoder::Range range,
+                             std::span<const float> values, const std::byte* codes) {
   const std::uint32_t source = context_.values.decodings[job.decoding].sources.front();
   const TensorInfo& data = context_.values.tensors()[source];
   const Dtype dtype = context_.forms[job.decoding].dtype;
@@ -238,7 +238,7 @@ void Reader::count_delivered(const Job& job, DecodeForm::Range range, std::span<
   }
 }
 
-void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to) {
+void Reader::read_part(std::uint32_t source, PreparedDecoder::Range bytes, std::byte* to) {
   const TensorInfo& tensor = context_.values.tensors()[source];
   const std::uint64_t begin = tensor.offset_begin + bytes.begin;
   populate_fresh(to, bytes.size());

@@ -27,7 +27,7 @@ struct ReadContext {
   const ValueSet& values;
   std::span<std::byte* const> places;                   // by value; null: not in this run
   std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from
-  std::span<const DecodeForm> forms;                    // of the plan's decodings
+  std::span<const PreparedDecoder> forms;               // of the plan's decodings
   std::uint64_t chunk_bytes;                            // of one read
   std::uint64_t slot_bytes;                             // of each reader
   MemoryCount& memory;
@@ -57,11 +57,11 @@ class Reader {
   void read_staged(const Job& job, const Piece& piece);
   void decode_pieces(const Job& job);
   void decode_range(const Job& job, std::uint64_t begin, std::uint64_t end);
-  void count_overflow(const Job& job, DecodeForm::Range range,
+  void count_overflow(const Job& job, PreparedDecoder::Range range,
                       std::span<const std::byte* const> parts, const std::byte* numbers);
-  void count_delivered(const Job& job, DecodeForm::Range range, std::span<const float> values,
+  void count_delivered(const Job& job, PreparedDecoder::Range range, std::span<const float> values,
                        const std::byte* codes);
-  void read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to);
+  void read_part(std::uint32_t source, PreparedDecoder::Range bytes, std::byte* to);
   void skip_to(const Job& job, std::uint64_t offset);
   void append(const Job& job, std::byte* to, std::uint64_t bytes);
   void flush(const Job& job);

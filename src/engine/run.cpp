@@ -35,8 +35,8 @@ void run_jobs(ReadContext& context, JobQueue& queue) {
 
 }  // namespace
 
-std::vector<DecodeForm> prepare_decodings(const ValueSet& values) {
-  std::vector<DecodeForm> forms(values.decodings.size());
+std::vector<PreparedDecoder> prepare_decodings(const ValueSet& values) {
+  std::vector<PreparedDecoder> forms(values.decodings.size());
   for (std::size_t i = 0; i < forms.size(); ++i) {
     const auto problem = check_decoding(values.tensors(), values.decodings[i], forms[i]);
     if (!problem) continue;

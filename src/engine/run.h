@@ -27,7 +27,7 @@ struct Run {
   const Budget& budget;
   // Host memory of values that are read in the order of the files, by value; null: not in this run.
   std::span<std::byte* const> whole{};
-  std::span<const DecodeForm> forms{};  // of the decodings: for values in `whole`
+  std::span<const PreparedDecoder> forms{};  // of the decodings: for values in `whole`
   // The values that are made window by window, and where they go.
   const GroupList& groups;
   ValueSink& sink;
@@ -52,7 +52,7 @@ struct RunReport {
 
 // Prepares the decodings, the last place before memory is written: see check_box(). Throws Error
 // "plan.box" for one that does not fit.
-[[nodiscard]] std::vector<DecodeForm> prepare_decodings(const ValueSet& values);
+[[nodiscard]] std::vector<PreparedDecoder> prepare_decodings(const ValueSet& values);
 
 // Makes the values, by as many threads as `growth` allows. Throws the first failure of a thread,
 // which names file, tensor and offset; Error "plan.box" before anything is written where boxes do

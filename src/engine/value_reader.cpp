@@ -16,13 +16,8 @@ namespace loadstone {
 
 namespace {
 
-[[noreturn]] void refuse_value(const std::string& value, std::string message,
-                               std::string found = {}, std::string expected = {}) {
-  Where where;
-  where.tensor = value;
-  where.found = std::move(found);
-  where.expected = std::move(expected);
-  throw Error("plan.box", std::move(message), std::move(where));
+[[noreturn]] void refuse_value(const std::string& value, const Problem& problem) {
+  throw_problem("plan.box", problem, {.tensor = value});
 }
 
 }  // namespace
@@ -51,7 +46,7 @@ void ValueReader::open(const Value& value, std::span<const Decoding> decodings) 
   parts_.clear();
   const auto elements = shape_.numel();
   if (!elements || !Encoding(value.dtype).byte_count(*elements)) {
-    refuse_value(name_, "the size does not fit 64 bits", shape_.text());
+    refuse_value(name_, {"the size does not fit 64 bits", shape_.text()});
   }
   elements_ = *elements;
   for (const Box& box : value.boxes) {
@@ -60,7 +55,7 @@ void ValueReader::open(const Value& value, std::span<const Decoding> decodings) 
   open_decodings(decodings);
   for (Part& part : parts_) {
     static_cast<void>(check_box(values_, values_[0], part.box));
-    if (!order_to_cut(part.box)) refuse_value(name_, "a box writes an element more than once");
+    if (!order_to_cut(part.box)) refuse_value(name_, {"a box writes an element more than once"});
     part.begin = part.end = part.box.target_offset;
     for (const BoxDim& dim : part.box.dims) part.end += (dim.extent - 1) * dim.target_stride;
     ++part.end;
@@ -77,17 +72,15 @@ void ValueReader::open_decodings(std::span<const Decoding> decodings) {
     std::uint32_t& decoding = part.box.decoding;
     if (decoding == no_decoding) continue;
     if (decoding >= decodings.size()) {
-      refuse_value(name_, "the box's decoding does not exist", std::to_string(decoding),
-                   "one of " + std::to_string(decodings.size()));
+      refuse_value(name_, {"the box's decoding does not exist", std::to_string(decoding),
+                           "one of " + std::to_string(decodings.size())});
     }
     const auto [known, is_new] =
         numbers.emplace(decoding, static_cast<std::uint32_t>(decodings_.size()));
     if (is_new) {
       const Decoding& added = decodings_.emplace_back(decodings[decoding]);
-      auto problem = check_decoding(values_.tensors(), added, forms_.emplace_back());
-      if (problem) {
-        refuse_value(name_, std::move(problem->message), std::move(problem->found),
-                     std::move(problem->expected));
+      if (auto problem = check_decoding(values_.tensors(), added, forms_.emplace_back())) {
+        refuse_value(name_, *problem);
       }
     }
     decoding = known->second;
@@ -98,13 +91,13 @@ void ValueReader::open_decodings(std::span<const Decoding> decodings) {
 
 void ValueReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to) {
   if (begin > end || end > elements_) {
-    refuse_value(name_, "the range leaves the value",
-                 std::to_string(begin) + " to " + std::to_string(end),
-                 "at most " + std::to_string(elements_));
+    refuse_value(
+        name_, {"the range leaves the value", std::to_string(begin) + " to " + std::to_string(end),
+                "at most " + std::to_string(elements_)});
   }
   if (Encoding(values_[0].dtype).byte_count(end - begin) != to.size()) {
-    refuse_value(name_, "the buffer is not as large as the range",
-                 std::to_string(to.size()) + " bytes");
+    refuse_value(name_,
+                 {"the buffer is not as large as the range", std::to_string(to.size()) + " bytes"});
   }
   boxes_.clear();
   for (const Part& part : parts_) {

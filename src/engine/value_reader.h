@@ -69,7 +69,7 @@ class ValueReader {
   Shape range_;
   std::vector<Box> boxes_;
   std::vector<Decoding> decodings_;
-  std::vector<DecodeForm> forms_;
+  std::vector<PreparedDecoder> forms_;
   std::array<std::byte*, 1> place_ = {};
   MemoryCount own_count_;
   ReadContext context_;

@@ -213,7 +213,7 @@ void Worker::encode(const Window& window, const std::byte* numbers) {
 void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
                           const std::byte* numbers) {
   GroupMember& member = member_of(window);
-  const QuantizeForm& form = *member.form;
+  const QuantizedLayout& form = *member.form;
   ranges_.assign(form.parts.size(), {});
   parts_.assign(form.parts.size(), nullptr);
   part_ranges(form, begin, end, ranges_);

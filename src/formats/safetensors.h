@@ -15,6 +15,8 @@
 
 namespace loadstone {
 
+class JsonWriter;
+
 // The format's own limit.
 inline constexpr std::uint64_t safetensors_header_bytes_max = 100'000'000;
 
@@ -30,6 +32,7 @@ struct SafetensorsEntry {
   std::uint64_t end = 0;
 };
 
+void write_entry(JsonWriter& json, const SafetensorsEntry& entry);
 // All bytes before the data.
 [[nodiscard]] std::string safetensors_header(const std::map<std::string, std::string>& metadata,
                                              std::span<const SafetensorsEntry> entries);

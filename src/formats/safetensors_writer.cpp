@@ -107,6 +107,15 @@ bool comes_first(Dtype dtype_a, std::string_view name_a, Dtype dtype_b,
   return bits(dtype_a) != bits(dtype_b) ? bits(dtype_a) > bits(dtype_b) : name_a < name_b;
 }
 
+void write_entry(JsonWriter& json, const SafetensorsEntry& entry) {
+  json.key(entry.name);
+  json.begin_object();
+  json.member("dtype", name(entry.dtype));
+  json.member("shape", entry.shape->extents());
+  json.member("data_offsets", std::vector<std::uint64_t>{entry.begin, entry.end});
+  json.end_object();
+}
+
 std::string safetensors_header(const std::map<std::string, std::string>& metadata,
                                std::span<const SafetensorsEntry> entries) {
   JsonWriter json;
@@ -115,14 +124,7 @@ std::string safetensors_header(const std::map<std::string, std::string>& metadat
   json.begin_object();
   for (const auto& [key, text] : metadata) json.member(key, text);
   json.end_object();
-  for (const SafetensorsEntry& entry : entries) {
-    json.key(entry.name);
-    json.begin_object();
-    json.member("dtype", name(entry.dtype));
-    json.member("shape", entry.shape->extents());
-    json.member("data_offsets", std::vector<std::uint64_t>{entry.begin, entry.end});
-    json.end_object();
-  }
+  for (const SafetensorsEntry& entry : entries) write_entry(json, entry);
   json.end_object();
   std::string text = json.take();
   text.resize(round_up(text.size(), header_alignment), ' ');

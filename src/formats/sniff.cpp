@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <string>
 #include <vector>
 
 #include "base/named.h"
 #include "base/text.h"
+#include "base/words.h"
 
 namespace loadstone {
 
@@ -21,11 +21,9 @@ bool starts_with_any(std::string_view text, std::span<const std::string_view> be
 bool is_html(std::string_view text) noexcept {
   text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
   if (text.empty() || text.front() != '<') return false;
-  std::string lower(text.substr(1, 16));
-  for (char& each : lower) each = static_cast<char>(std::tolower(static_cast<unsigned char>(each)));
   constexpr std::array<std::string_view, 6> tags = {"!doctype", "html", "head",
                                                     "body",     "?xml", "!--"};
-  return starts_with_any(lower, tags);
+  return starts_with_any(lowered(text.substr(1, 16)), tags);
 }
 
 // None of these, read as a length, is one that a header can have.

@@ -19,19 +19,19 @@ namespace {
 constexpr int parameter_wrappers_max = 8;
 
 // What torch's functions get: how many of their arguments describe the tensor.
-struct Maker {
+struct RebuildFunction {
   std::string_view name;
   std::size_t arguments_min;
   std::size_t hooks;  // position of the hooks; 0: it takes none
   std::size_t dtype;  // position of the dtype; 0: that of the storage
 };
 
-constexpr auto makers = std::to_array<Maker>({
+constexpr auto rebuild_functions = std::to_array<RebuildFunction>({
     {"torch._utils._rebuild_tensor", 4, 0, 0},
     {"torch._utils._rebuild_tensor_v2", 6, 5, 0},
     {"torch._utils._rebuild_tensor_v3", 7, 5, 6},
 });
-constexpr auto parameter_makers = std::to_array<std::string_view>({
+constexpr auto parameter_rebuilds = std::to_array<std::string_view>({
     "torch._utils._rebuild_parameter",
     "torch._utils._rebuild_parameter_with_state",
 });
@@ -48,14 +48,15 @@ class ViewReader {
 
   TensorInfo read(std::uint32_t node) {
     node = unwrapped(node);
-    const auto* maker = std::ranges::find(makers, pickle_.callee(node), &Maker::name);
-    if (maker == makers.end()) refuse_maker(node);
+    const auto* function =
+        std::ranges::find(rebuild_functions, pickle_.callee(node), &RebuildFunction::name);
+    if (function == rebuild_functions.end()) refuse_function(node);
     const auto& arguments = pickle_.items(pickle_.items(node)[1]);
-    const bool fits = arguments.size() >= maker->arguments_min &&
+    const bool fits = arguments.size() >= function->arguments_min &&
                       pickle_.kind(arguments[0]) == PickleKind::storage;
     if (!fits) refuse_arguments(node);
-    if (maker->hooks != 0) require_no_hooks(arguments[maker->hooks]);
-    if (arguments.size() > std::max<std::size_t>(maker->arguments_min, 6)) {
+    if (function->hooks != 0) require_no_hooks(arguments[function->hooks]);
+    if (arguments.size() > std::max<std::size_t>(function->arguments_min, 6)) {
       require_no_metadata(arguments.back());
     }
     const std::int64_t offset = number_of(arguments[1], "storage_offset");
@@ -70,8 +71,8 @@ class ViewReader {
     tensor.name = name_;
     tensor.shape = Shape(extents);
     const auto storage = storage_of(arguments[0]);
-    const Dtype dtype = maker->dtype == 0 ? storage.dtype : dtype_of(arguments[maker->dtype]);
-    if (storage.is_untyped == (maker->dtype == 0)) refuse_arguments(node);
+    const Dtype dtype = function->dtype == 0 ? storage.dtype : dtype_of(arguments[function->dtype]);
+    if (storage.is_untyped == (function->dtype == 0)) refuse_arguments(node);
     tensor.encoding = dtype;
     const bool is_packed = dtype == Dtype::f4;
     place(tensor, storage, is_packed ? Dtype::u8 : dtype, static_cast<std::uint64_t>(offset),
@@ -93,7 +94,7 @@ class ViewReader {
     refuse({"pt.arguments", "the call that makes the tensor has other arguments", "REDUCE",
             pickle_.describe(node), "a storage, its offset, a size and strides"});
   }
-  [[noreturn]] void refuse_maker(std::uint32_t node) const {
+  [[noreturn]] void refuse_function(std::uint32_t node) const {
     refuse({"pt.unsupported", "a kind of tensor that loadstone does not read", "GLOBAL",
             printable(pickle_.callee(node)), "a dense tensor"});
   }
@@ -103,7 +104,7 @@ class ViewReader {
     for (int i = 0; i < parameter_wrappers_max; ++i) {
       if (pickle_.kind(node) != PickleKind::call) refuse_arguments(node);
       const std::string_view callee = pickle_.callee(node);
-      if (std::ranges::find(parameter_makers, callee) == parameter_makers.end()) return node;
+      if (std::ranges::find(parameter_rebuilds, callee) == parameter_rebuilds.end()) return node;
       const auto& arguments = pickle_.items(pickle_.items(node)[1]);
       if (arguments.size() < 3) refuse_arguments(node);
       require_no_hooks(arguments[2]);

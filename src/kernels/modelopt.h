@@ -66,15 +66,16 @@ void decode_int4_rows(float upper, float lower, const std::byte* data, std::uint
 
 // ---- whole values
 
-void scaled_part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+void scaled_part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                         std::span<PartRange> ranges) noexcept;
-std::uint64_t encode_scaled_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
-                                   const std::byte* numbers, std::span<std::byte* const> parts,
+std::uint64_t encode_scaled_window(const QuantizedLayout& form, std::uint64_t begin,
+                                   std::uint64_t end, const std::byte* numbers,
+                                   std::span<std::byte* const> parts,
                                    std::span<const float> amax) noexcept;
-void finish_scaled(const QuantizeForm& form, std::span<std::byte* const> parts,
+void finish_scaled(const QuantizedLayout& form, std::span<std::byte* const> parts,
                    std::span<const float> amax) noexcept;
 
-void decode_scaled_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+void decode_scaled_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                           std::span<const std::byte* const> parts, Dtype target,
                           std::byte* numbers) noexcept;
 

@@ -11,11 +11,11 @@
 
 namespace loadstone {
 
-std::uint64_t QuantizeForm::step_bytes() const noexcept {
+std::uint64_t QuantizedLayout::step_bytes() const noexcept {
   return std::min(step_elements(), elements) * element_bytes(dtype);
 }
 
-void part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+void part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                  std::span<PartRange> ranges) noexcept {
   std::ranges::fill(ranges, PartRange{});
   if (begin == end) return;
@@ -39,7 +39,7 @@ void part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t en
 
 // The first number of the first block whose scale is beyond F16, as numbers near the largest F32
 // have; or `end`.
-static std::uint64_t first_odd_block(const QuantizeForm& form, std::uint64_t begin,
+static std::uint64_t first_odd_block(const QuantizedLayout& form, std::uint64_t begin,
                                      std::uint64_t end, const std::byte* blocks) noexcept {
   const BlockLayout block = layout(form.block);
   for (std::uint64_t at = begin; at < end; at += block.elements, blocks += block.bytes) {
@@ -48,13 +48,13 @@ static std::uint64_t first_odd_block(const QuantizeForm& form, std::uint64_t beg
   return end;
 }
 
-bool is_finished_whole(const QuantizeForm& form, std::size_t part) {
+bool is_finished_whole(const QuantizedLayout& form, std::size_t part) {
   std::vector<PartRange> ranges(form.parts.size());
   part_ranges(form, 0, form.elements, ranges);
   return ranges[part].size() == 0;
 }
 
-std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+std::uint64_t quantize_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                               const std::byte* numbers, std::span<std::byte* const> parts,
                               std::span<const float> amax, std::byte* scratch) noexcept {
   if (begin == end) return end;
@@ -73,7 +73,7 @@ std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std
   return begin + encode_bnb4(form.bnb4, form.dtype, numbers, end - begin, parts[0], absmax);
 }
 
-void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> parts,
+void finish_quantized(const QuantizedLayout& form, std::span<std::byte* const> parts,
                       std::span<const float> amax, const std::byte* scratch) noexcept {
   if (!is_bitsandbytes(form.kind)) return finish_scaled(form, parts, amax);
   if (!form.nested) return;
@@ -85,7 +85,7 @@ void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> part
   std::memcpy(parts[3], &offset, sizeof(offset));
 }
 
-void dequantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+void dequantize_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                        std::span<const std::byte* const> parts, Dtype target,
                        std::byte* numbers) noexcept {
   if (begin == end) return;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/bnb.h"
-#include "kernels/decode_problem.h"
+#include "kernels/whole_elements.h"
 #include "loadstone/quantization.h"
 
 namespace loadstone {
@@ -59,8 +59,8 @@ enum class QuantizeKind : std::uint8_t {
 // export.
 enum class QuantizeDialect : std::uint8_t { exact, compressed, exported };
 
-// How a value is quantized. Value type.
-struct QuantizeForm {
+// How a value is quantized: kernel, geometry and parts. Value type.
+struct QuantizedLayout {
   QuantizeKind kind = QuantizeKind::bnb4;
   QuantizeDialect dialect = QuantizeDialect::exact;
   Dtype dtype = Dtype::f32;  // of the numbers
@@ -103,33 +103,33 @@ struct PartRange {
 // Joins the largest magnitudes of the numbers [begin, end), any run, to `amax`: one for each matrix
 // of the stack, 0 before the first window. Numbers that are not finite do not count. Returns the
 // place of the first of those, or `end`. Values that share their scale share the largest of theirs.
-std::uint64_t measure_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+std::uint64_t measure_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                              const std::byte* numbers, std::span<float> amax) noexcept;
 
 // Which bytes of each part the window [begin, end) writes; none of those that finish_quantized()
 // writes whole. As many `ranges` as parts.
-void part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+void part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                  std::span<PartRange> ranges) noexcept;
 
 // Whether windows leave a part to finish_quantized(), which writes it whole.
-[[nodiscard]] bool is_finished_whole(const QuantizeForm& form, std::size_t part);
+[[nodiscard]] bool is_finished_whole(const QuantizedLayout& form, std::size_t part);
 
 // Writes what the numbers [begin, end) become. `parts`: where the first byte of each of
 // part_ranges() goes. `amax`: of each matrix, where the form needs it. Returns the place of the
 // first number that is not finite, or `end`.
-std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+std::uint64_t quantize_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                               const std::byte* numbers, std::span<std::byte* const> parts,
                               std::span<const float> amax, std::byte* scratch) noexcept;
 
 // What takes all windows: nested statistics, scales of whole matrices. `parts` are whole; those
 // that windows have written are left alone and may be null.
-void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> parts,
+void finish_quantized(const QuantizedLayout& form, std::span<std::byte* const> parts,
                       std::span<const float> amax, const std::byte* scratch) noexcept;
 
 // The numbers [begin, end), a window, as F32, F16 or BF16: not of bnb4 and bnb_int8. `parts`: where
 // the first byte of each of part_ranges() stands, and the whole of those that finish_quantized()
 // wrote.
-void dequantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+void dequantize_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                        std::span<const std::byte* const> parts, Dtype target,
                        std::byte* numbers) noexcept;
 

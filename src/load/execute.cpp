@@ -95,15 +95,14 @@ void check_constants(const Plan& plan) {
 // The shards whose bytes the plan reads or points at, and no others.
 OpenShards open_needed(const Plan& plan, std::span<const Destination> destinations,
                        Storage* storage) {
-  std::vector<bool> needed(plan.catalog->shards().size(), false);
+  std::vector<std::uint32_t> needed;
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const bool has_memory = destinations[i].data != nullptr || !destinations[i].parts.empty();
     const bool skipped =
         target.delivery == Delivery::none || (target.delivery == Delivery::memory && !has_memory);
     if (skipped) continue;
-    mark_shards(sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get()),
-                plan.catalog->tensors(), needed);
+    std::ranges::copy(sources_of(target.recipe, plan.decodings), std::back_inserter(needed));
   }
   return {*plan.catalog, storage, needed};
 }
@@ -140,7 +139,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   check_destinations(plan, destinations);
   Storage& storage = plan.catalog->storage(options.storage);
   const ValueSet values = values_of(plan);
-  const std::vector<DecodeForm> forms = prepare_decodings(values);
+  const std::vector<PreparedDecoder> forms = prepare_decodings(values);
   check_claims(*plan.catalog, storage);
   Report report;
   report.bytes_read = compare_ties(plan, storage, report.findings, options.observer);

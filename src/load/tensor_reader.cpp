@@ -45,7 +45,7 @@ struct TensorReader::Impl {
         recipe(tensor_recipe(*catalog, tensor, wanted)),
         dtype(wanted.value_or(recipe.dtype)),
         elements(recipe.shape.numel().value_or(0)),
-        shards(*catalog, storage, needed()),
+        shards(*catalog, storage, sources_of(recipe.boxes, recipe.decodings)),
         reader(*catalog, shards.sources(), staging_bytes_max, stop) {
     const CastKind way = cast_kind(recipe.dtype, dtype);
     if (way != CastKind::same && way != CastKind::cast) {
@@ -55,12 +55,6 @@ struct TensorReader::Impl {
                    .expected = std::string(loadstone::name(dtype))});
     }
     reader.open(recipe.as_value(name, dtype), recipe.decodings);
-  }
-
-  [[nodiscard]] std::vector<bool> needed() const {
-    std::vector<bool> shards_needed(catalog->shards().size(), false);
-    mark_shards(sources_of(recipe.boxes, recipe.decodings), catalog->tensors(), shards_needed);
-    return shards_needed;
   }
 
   std::shared_ptr<const Catalog> catalog;

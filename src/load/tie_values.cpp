@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -106,9 +107,9 @@ std::optional<Finding> compare_tie(const std::shared_ptr<const Catalog>& catalog
       std::ranges::find(recipes, Dtype::f64, &TensorRecipe::dtype) != recipes.end();
   const Dtype wide = has_f64 ? Dtype::f64 : Dtype::f32;  // of differences
   const Dtype dtype = recipes[0].dtype == recipes[1].dtype ? recipes[0].dtype : wide;
-  std::vector<bool> needed(catalog->shards().size(), false);
+  std::vector<std::uint32_t> needed;
   for (const TensorRecipe& recipe : recipes) {
-    mark_shards(sources_of(recipe.boxes, recipe.decodings), tensors, needed);
+    std::ranges::copy(sources_of(recipe.boxes, recipe.decodings), std::back_inserter(needed));
   }
   const OpenShards shards(*catalog, &storage, needed);
   const std::uint64_t staging = staging_of(*catalog, check, memory_bytes);

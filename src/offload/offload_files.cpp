@@ -13,6 +13,7 @@
 #include "base/json_dom.h"
 #include "base/json_writer.h"
 #include "catalog/paths.h"
+#include "formats/safetensors.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -112,12 +113,7 @@ std::string OffloadFile::header_text() const {
   json.begin_object();
   std::uint64_t begin = 0;
   for (const OffloadValue& value : values_) {
-    json.key(value.name);
-    json.begin_object();
-    json.member("dtype", name(value.dtype));
-    json.member("shape", value.shape.extents());
-    json.member("data_offsets", std::vector<std::uint64_t>{begin, begin + value.byte_count});
-    json.end_object();
+    write_entry(json, {value.name, value.dtype, &value.shape, begin, begin + value.byte_count});
     begin += value.byte_count;
   }
   json.end_object();

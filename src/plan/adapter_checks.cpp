@@ -9,8 +9,8 @@
 
 #include "base/pattern.h"
 #include "base/text.h"
-#include "catalog/adapter_config.h"
 #include "catalog/paths.h"
+#include "catalog/tensor_values.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/adapters.h"
 

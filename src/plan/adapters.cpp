@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "catalog/adapter_config.h"
 #include "catalog/conv1d.h"
+#include "catalog/tensor_values.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 
@@ -104,7 +105,8 @@ class Adder {
     findings_.back().sources = std::move(sources);
   }
 
-  void refuse(std::string message, std::string found = {}, std::string expected = {}) const {
+  [[noreturn]] static void refuse(std::string message, std::string found = {},
+                                  std::string expected = {}) {
     throw Error(unfit, std::move(message),
                 {.found = std::move(found), .expected = std::move(expected)});
   }
@@ -354,7 +356,8 @@ class Adder {
     return shape.rank() < 2 || shape[0] == 0 ? 0 : shape.numel().value_or(0) / shape[0];
   }
 
-  void misfit(const AdapterPlace& place, const AdapterProduct& product, const Shape& shape) const {
+  [[noreturn]] static void misfit(const AdapterPlace& place, const AdapterProduct& product,
+                                  const Shape& shape) {
     refuse(fmt::format("a product does not fit '{}'", printable(place.name)),
            fmt::format("[{}, {}]", product.out, product.in), shape.text());
   }

@@ -111,7 +111,7 @@ class Binder {
     bind_decodings();
     for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
       if (index_.at(plan_.targets[i].name) != i) {
-        refuse(i, "name", "the name stands here twice");
+        refuse(i, "name", {"the name stands here twice"});
       }
     }
     for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
@@ -125,41 +125,36 @@ class Binder {
   }
 
  private:
-  [[noreturn]] void refuse(std::size_t target, std::string_view field, std::string message,
-                           std::string found = {}, std::string expected = {}) const {
-    throw Error("plan.json", std::move(message),
-                {.tensor = plan_.targets[target].name,
-                 .field = fmt::format("targets[{}].{}", target, field),
-                 .found = std::move(found),
-                 .expected = std::move(expected)});
+  [[noreturn]] void refuse(std::size_t target, std::string_view field,
+                           const Problem& problem) const {
+    throw_problem("plan.json", problem,
+                  {.tensor = plan_.targets[target].name,
+                   .field = fmt::format("targets[{}].{}", target, field)});
   }
 
   void bind_sources() {
     for (std::size_t i = 0; i < sources_.size(); ++i) {
       const SavedSource& saved = sources_[i];
-      const auto fail = [&](const char* field, const char* message, std::string found,
-                            std::string expected) {
-        throw Error("plan.json", message,
-                    {.path = plan_.catalog->root(),
-                     .tensor = saved.name,
-                     .field = fmt::format("sources[{}].{}", i, field),
-                     .found = std::move(found),
-                     .expected = std::move(expected)});
+      const auto fail = [&](const char* field, const Problem& problem) {
+        throw_problem("plan.json", problem,
+                      {.path = plan_.catalog->root(),
+                       .tensor = saved.name,
+                       .field = fmt::format("sources[{}].{}", i, field)});
       };
       const std::size_t checkpoints = std::max<std::size_t>(plan_.catalog->checkpoints().size(), 1);
       if (saved.checkpoint >= checkpoints) {
-        fail("checkpoint", "there is no such checkpoint", std::to_string(saved.checkpoint),
-             fmt::format("one of {}", checkpoints));
+        fail("checkpoint", {"there is no such checkpoint", std::to_string(saved.checkpoint),
+                            fmt::format("one of {}", checkpoints)});
       }
       const auto found = plan_.catalog->find(saved.name, saved.checkpoint);
-      if (!found) fail("name", "the checkpoint holds no such tensor", saved.name, {});
+      if (!found) fail("name", {"the checkpoint holds no such tensor", saved.name});
       const TensorInfo& source = plan_.catalog->tensors()[*found];
       if (source.encoding != saved.encoding) {
-        fail("encoding", "the tensor has another encoding", std::string(source.encoding.name()),
-             std::string(saved.encoding.name()));
+        fail("encoding", {"the tensor has another encoding", std::string(source.encoding.name()),
+                          std::string(saved.encoding.name())});
       }
       if (source.shape != saved.shape) {
-        fail("shape", "the tensor has another shape", source.shape.text(), saved.shape.text());
+        fail("shape", {"the tensor has another shape", source.shape.text(), saved.shape.text()});
       }
       bound_.push_back(*found);
     }
@@ -168,24 +163,19 @@ class Binder {
   void bind_decodings() {
     for (std::size_t i = 0; i < plan_.decodings.size(); ++i) {
       Decoding& decoding = plan_.decodings[i];
-      const auto fail = [&](std::string message, std::string found, std::string expected) {
-        throw Error("plan.json", std::move(message),
-                    {.field = fmt::format("decodings[{}]", i),
-                     .found = printable(found),
-                     .expected = std::move(expected)});
+      const auto fail = [&](Problem problem) {
+        problem.found = printable(problem.found);
+        throw_problem("plan.json", problem, {.field = fmt::format("decodings[{}]", i)});
       };
       for (std::uint32_t& source : decoding.sources) {
         if (source >= bound_.size()) {
-          fail("the decoding's source does not exist", fmt::format("source {}", source),
-               fmt::format("one of {}", bound_.size()));
+          fail({"the decoding's source does not exist", fmt::format("source {}", source),
+                fmt::format("one of {}", bound_.size())});
         }
         source = bound_[source];
       }
-      DecodeForm form;
-      auto problem = check_decoding(plan_.catalog->tensors(), decoding, form);
-      if (problem) {
-        fail(std::move(problem->message), std::move(problem->found), std::move(problem->expected));
-      }
+      PreparedDecoder form;
+      if (auto problem = check_decoding(plan_.catalog->tensors(), decoding, form)) fail(*problem);
       const QuantizedTensor* const quantized =
           plan_.catalog->quantized().find(decoding.sources.front());
       // Orders and zero points were looked at once: only the catalog's own decoding is sound.
@@ -200,56 +190,55 @@ class Binder {
                      .found = quantized->defect.found,
                      .expected = quantized->defect.expected});
       }
-      fail("the checkpoint's tensors are decoded otherwise", decoding.kernel,
-           sound.kernel.empty() ? "a quantized tensor" : sound.kernel);
+      fail({"the checkpoint's tensors are decoded otherwise", decoding.kernel,
+            sound.kernel.empty() ? "a quantized tensor" : sound.kernel});
     }
   }
 
   void check_quantization(std::size_t i) const {
     const PlannedTarget& target = plan_.targets[i];
-    QuantizeForm form;
+    QuantizedLayout form;
     auto problem = prepare_quantization(*target.quantization, target.shape, target.dtype, form);
     if (!problem && target.recipe.origin != Origin::checkpoint) {
-      problem = DecodeProblem{"only what the checkpoint gives is quantized",
-                              std::string(name(target.recipe.origin)),
-                              {}};
+      problem = Problem{"only what the checkpoint gives is quantized",
+                        std::string(name(target.recipe.origin))};
     }
     if (problem) {
-      refuse(i, "quantization", std::move(problem->message), printable(problem->found),
-             std::move(problem->expected));
+      problem->found = printable(problem->found);
+      refuse(i, "quantization", *problem);
     }
   }
 
   void check_target(std::size_t i) const {
     const PlannedTarget& target = plan_.targets[i];
     if (!Encoding(target.dtype).byte_count(target.shape.numel().value_or(0))) {
-      refuse(i, "shape", "the size does not fit whole bytes in 64 bits", target.shape.text());
+      refuse(i, "shape", {"the size does not fit whole bytes in 64 bits", target.shape.text()});
     }
     if (!is_device_name(target.device)) {
-      refuse(i, "device", "not a device", printable(target.device), device_examples);
+      refuse(i, "device", {"not a device", printable(target.device), device_examples});
     }
     if (target.quantization) check_quantization(i);
     const bool is_excluded = target.recipe.origin == Origin::excluded;
     if (target.device == "meta" && !is_excluded && target.recipe.origin != Origin::tie) {
-      refuse(i, "device", "only an excluded tensor is left on meta");
+      refuse(i, "device", {"only an excluded tensor is left on meta"});
     }
     if (target.recipe.reason.empty() == is_excluded) {
-      refuse(i, "recipe.reason", "an excluded tensor has a reason, and nothing else has one");
+      refuse(i, "recipe.reason", {"an excluded tensor has a reason, and nothing else has one"});
     }
   }
 
   void check_origin(std::size_t i) {
     PlannedTarget& target = plan_.targets[i];
     if (target.recipe.origin != Origin::checkpoint && !target.recipe.boxes.empty()) {
-      refuse(i, "recipe.boxes", "only origin checkpoint has boxes",
-             std::string(name(target.recipe.origin)));
+      refuse(i, "recipe.boxes",
+             {"only origin checkpoint has boxes", std::string(name(target.recipe.origin))});
     }
     if (target.recipe.merge != nullptr && target.recipe.boxes.empty()) {
-      refuse(i, "recipe.merge", "a merge has boxes, to which its terms are added");
+      refuse(i, "recipe.merge", {"a merge has boxes, to which its terms are added"});
     }
     check_constant(i);
     if ((target.recipe.origin == Origin::tie) == target.recipe.tie_of.empty()) {
-      refuse(i, "recipe.tie_of", "a tie names its target, and nothing else does");
+      refuse(i, "recipe.tie_of", {"a tie names its target, and nothing else does"});
     }
     if (target.recipe.origin == Origin::tie) check_tie(i);
     if (target.recipe.origin == Origin::checkpoint) check_target_boxes(i);
@@ -259,46 +248,46 @@ class Binder {
     const PlannedTarget& target = plan_.targets[i];
     const Constant& constant = target.recipe.constant;
     if ((target.recipe.origin == Origin::constant) != (constant != nullptr)) {
-      refuse(i, "recipe.constant", "origin constant has a constant, and nothing else has one",
-             std::string(name(target.recipe.origin)));
+      refuse(i, "recipe.constant",
+             {"origin constant has a constant, and nothing else has one",
+              std::string(name(target.recipe.origin))});
     }
     if (constant == nullptr) return;
     if (constant->size() != target.byte_count()) {
-      refuse(i, "recipe.constant", "a constant has the bytes of its target",
-             fmt::format("{} bytes", constant->size()),
-             fmt::format("{} bytes", target.byte_count()));
+      refuse(i, "recipe.constant",
+             {"a constant has the bytes of its target", fmt::format("{} bytes", constant->size()),
+              fmt::format("{} bytes", target.byte_count())});
     }
     constant_bytes_ += constant->size();
     if (constant_bytes_ > constant_bytes_max) {
-      refuse(i, "recipe.constant", "the constants together are too large",
-             human_bytes(constant_bytes_), human_bytes(constant_bytes_max));
+      refuse(i, "recipe.constant",
+             {"the constants together are too large", human_bytes(constant_bytes_),
+              human_bytes(constant_bytes_max)});
     }
   }
 
   void check_tie(std::size_t i) const {
     const PlannedTarget& target = plan_.targets[i];
     const auto found = index_.find(target.recipe.tie_of);
-    if (found == index_.end()) refuse(i, "recipe.tie_of", "no such target", target.recipe.tie_of);
+    if (found == index_.end()) refuse(i, "recipe.tie_of", {"no such target", target.recipe.tie_of});
     const PlannedTarget& root = plan_.targets[found->second];
-    if (root.recipe.origin == Origin::tie) refuse(i, "recipe.tie_of", "a tie of a tie", root.name);
-    if (root.quantization) refuse(i, "recipe.tie_of", "a tie of a quantized target", root.name);
+    if (root.recipe.origin == Origin::tie)
+      refuse(i, "recipe.tie_of", {"a tie of a tie", root.name});
+    if (root.quantization) refuse(i, "recipe.tie_of", {"a tie of a quantized target", root.name});
     if (root.shape != target.shape || root.dtype != target.dtype || root.device != target.device) {
-      refuse(i, "recipe.tie_of", "tied targets have one shape, dtype and device",
-             fmt::format("{} {} {}", target.shape.text(), name(target.dtype), target.device),
-             fmt::format("{} {} {}", root.shape.text(), name(root.dtype), root.device));
+      refuse(i, "recipe.tie_of",
+             {"tied targets have one shape, dtype and device",
+              fmt::format("{} {} {}", target.shape.text(), name(target.dtype), target.device),
+              fmt::format("{} {} {}", root.shape.text(), name(root.dtype), root.device)});
     }
   }
 
   [[noreturn]] void refuse_box(std::size_t target, std::string_view field,
-                               std::optional<std::size_t> box, std::string message,
-                               std::string found, std::string expected) const {
+                               const Problem& problem) const {
     std::string place = fmt::format("targets[{}].recipe.{}", target, field);
-    if (box) place += fmt::format("[{}]", *box);
-    throw Error("plan.box", std::move(message),
-                {.tensor = plan_.targets[target].name,
-                 .field = std::move(place),
-                 .found = std::move(found),
-                 .expected = std::move(expected)});
+    if (problem.box) place += fmt::format("[{}]", *problem.box);
+    throw_problem("plan.box", problem,
+                  {.tensor = plan_.targets[target].name, .field = std::move(place)});
   }
 
   // Numbers of the file become indices into the catalog.
@@ -307,16 +296,21 @@ class Binder {
       Box& box = boxes[b];
       if (box.decoding != no_decoding) {
         if (box.decoding >= plan_.decodings.size()) {
-          refuse_box(i, field, b, "the box's decoding does not exist",
-                     fmt::format("decoding {}", box.decoding),
-                     fmt::format("one of {}", plan_.decodings.size()));
+          refuse_box(i, field,
+                     {.message = "the box's decoding does not exist",
+                      .found = fmt::format("decoding {}", box.decoding),
+                      .expected = fmt::format("one of {}", plan_.decodings.size()),
+                      .box = b});
         }
         box.source = plan_.decodings[box.decoding].sources.front();
         continue;
       }
       if (box.source >= bound_.size()) {
-        refuse_box(i, field, b, "the box's source does not exist",
-                   fmt::format("source {}", box.source), fmt::format("one of {}", bound_.size()));
+        refuse_box(i, field,
+                   {.message = "the box's source does not exist",
+                    .found = fmt::format("source {}", box.source),
+                    .expected = fmt::format("one of {}", bound_.size()),
+                    .box = b});
       }
       box.source = bound_[box.source];
     }
@@ -334,12 +328,9 @@ class Binder {
       bind_boxes(i, field + "low_rank.right", term.low_rank->right);
       bind_boxes(i, field + "low_rank.magnitudes", term.low_rank->magnitudes);
     }
-    auto found = check_merge(merge, target.shape.numel().value_or(0), plan_.catalog->tensors(),
-                             plan_.decodings);
-    if (found) {
-      refuse_box(i, "merge." + found->field, found->defect.box, std::move(found->defect.message),
-                 std::move(found->defect.found), std::move(found->defect.expected));
-    }
+    const auto problem = check_merge(merge, target.shape.numel().value_or(0),
+                                     plan_.catalog->tensors(), plan_.decodings);
+    if (problem) refuse_box(i, "merge." + problem->field, *problem);
     target.recipe.merge = std::make_shared<const Merge>(std::move(merge));
   }
 
@@ -347,12 +338,9 @@ class Binder {
     PlannedTarget& target = plan_.targets[i];
     bind_boxes(i, "boxes", target.recipe.boxes);
     const auto& tensors = plan_.catalog->tensors();
-    auto defect = check_boxes(target.recipe.boxes, target.shape.numel().value_or(0), tensors,
-                              plan_.decodings);
-    if (defect) {
-      refuse_box(i, "boxes", defect->box, std::move(defect->message), std::move(defect->found),
-                 std::move(defect->expected));
-    }
+    const auto problem = check_boxes(target.recipe.boxes, target.shape.numel().value_or(0), tensors,
+                                     plan_.decodings);
+    if (problem) refuse_box(i, "boxes", *problem);
     const bool is_merged = target.recipe.merge != nullptr;
     if (is_merged) {
       bind_merge(i);
@@ -366,13 +354,16 @@ class Binder {
       const bool is_sound = is_merged ? way == CastKind::same || way == CastKind::cast
                                       : way != CastKind::mismatch && way != CastKind::no_cast;
       if (!is_sound) {
-        refuse_box(i, "boxes", b,
-                   "there is no cast from the source's encoding to the target's dtype",
-                   std::string(encoding.name()), std::string(name(read_as)));
+        refuse_box(i, "boxes",
+                   {.message = "there is no cast from the source's encoding to the target's dtype",
+                    .found = std::string(encoding.name()),
+                    .expected = std::string(name(read_as)),
+                    .box = b});
       }
       if (!moves_whole_bytes(box, bits(read_as))) {
-        refuse_box(i, "boxes", b, "elements of less than a byte can only be moved as whole bytes",
-                   {}, {});
+        refuse_box(
+            i, "boxes",
+            {.message = "elements of less than a byte can only be moved as whole bytes", .box = b});
       }
     }
   }
@@ -381,7 +372,7 @@ class Binder {
     const Dtype dtype = plan_.targets[i].dtype;
     const CastKind way = cast_kind(Dtype::f32, dtype);
     if (way == CastKind::same || way == CastKind::cast) return;
-    refuse(i, "dtype", "a sum is of floats of whole bytes", std::string(name(dtype)));
+    refuse(i, "dtype", {"a sum is of floats of whole bytes", std::string(name(dtype))});
   }
 
   // The rule of make_plan(), for whatever wrote the boxes.
@@ -427,16 +418,16 @@ class Binder {
       const bool has_moved =
           target.delivery == Delivery::file_view && comes_over_network(plan_, target);
       refuse(i, "delivery",
-             has_moved ? "a view of a file that is on another machine: make the plan again"
-                       : "a delivery that its origin and device do not allow",
-             fmt::format("{} of {} to {}", name(target.delivery), name(origin), target.device));
+             {has_moved ? "a view of a file that is on another machine: make the plan again"
+                        : "a delivery that its origin and device do not allow",
+              fmt::format("{} of {} to {}", name(target.delivery), name(origin), target.device)});
     }
     if (target.delivery == Delivery::disk_write && !is_offload_name(target.name)) {
-      refuse(i, "name", "a name that cannot be a file's in the offload folder");
+      refuse(i, "name", {"a name that cannot be a file's in the offload folder"});
     }
     // A plan that lacks a folder says so in its findings, and is not carried out.
     if (target.delivery == Delivery::disk_write && plan_.offload_folder.empty() && plan_.ok()) {
-      refuse(i, "delivery", "there is no offload folder");
+      refuse(i, "delivery", {"there is no offload folder"});
     }
   }
 

@@ -1,10 +1,12 @@
 #include "plan/costs.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/checked.h"
 #include "boxes/cast_kind.h"
 #include "boxes/decodings.h"
+#include "boxes/dims.h"
 #include "catalog/reading_threads.h"
 #include "loadstone/remote.h"
 #include "plan/values.h"
@@ -20,11 +22,8 @@ bool has_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
   const Box& box = target.recipe.boxes.front();
   if (box.decoding != no_decoding) return false;
   const TensorInfo& source = plan.catalog->tensors()[box.source];
-  if (source.shape.numel() != target.shape.numel()) return false;
-  if (target.shape.numel() == 0u) return true;
-  // Inside both, each element written once: one dimension without gaps is all of it, in order.
-  if (box.source_offset != 0 || box.target_offset != 0 || box.dims.size() > 1) return false;
-  return box.dims.empty() || (box.dims[0].source_stride == 1 && box.dims[0].target_stride == 1);
+  const std::optional<std::uint64_t> elements = target.shape.numel();
+  return source.shape.numel() == elements && (elements == 0u || copies_all(box, *elements));
 }
 
 }  // namespace

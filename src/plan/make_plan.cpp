@@ -116,14 +116,11 @@ void Planner::check_recipes() {
     throw Error("plan.recipe", "constants have no boxes, and are small",
                 {.tensor = recipe.target, .field = "recipes"});
   }
-  DecodeForm form;
+  PreparedDecoder form;
   for (std::size_t i = 0; i < plan_.decodings.size(); ++i) {
-    auto problem = check_decoding(plan_.catalog->tensors(), plan_.decodings[i], form);
-    if (!problem) continue;
-    throw Error("plan.recipe", std::move(problem->message),
-                {.field = fmt::format("decodings[{}]", i),
-                 .found = std::move(problem->found),
-                 .expected = std::move(problem->expected)});
+    if (auto problem = check_decoding(plan_.catalog->tensors(), plan_.decodings[i], form)) {
+      throw_problem("plan.recipe", *problem, {.field = fmt::format("decodings[{}]", i)});
+    }
   }
 }
 
@@ -183,9 +180,8 @@ Plan Planner::run(SinkKind sink) && {
     auto defect =
         check_boxes(target.recipe.boxes, elements, plan_.catalog->tensors(), plan_.decodings);
     if (!defect && target.recipe.merge != nullptr) {
-      auto found =
+      defect =
           check_merge(*target.recipe.merge, elements, plan_.catalog->tensors(), plan_.decodings);
-      if (found) defect = std::move(found->defect);
     }
     if (defect)
       throw Error("internal", "a rule made boxes that do not fit: " + defect->message,

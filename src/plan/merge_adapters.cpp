@@ -181,22 +181,17 @@ bool Planner::take_merge(std::size_t root, const std::shared_ptr<const Merge>& m
                            plan_.decodings);
   const CastKind way = cast_kind(Dtype::f32, planned.dtype);
   if (!found && way != CastKind::same && way != CastKind::cast) {
-    found = MergeDefect{"dtype",
-                        {.message = "a sum is of floats of whole bytes",
-                         .found = std::string(name(planned.dtype)),
-                         .expected = {},
-                         .box = {}}};
+    found =
+        Problem{"a sum is of floats of whole bytes", std::string(name(planned.dtype)), {}, "dtype"};
   }
   if (!found) {
     planned.recipe.merge = merge;
     return true;
   }
-  return fail(root,
-              {.code = "plan.box",
-               .message = fmt::format("the merge of '{}' does not fit: {}: {}",
-                                      printable(target.name), found->field, found->defect.message),
-               .found = std::move(found->defect.found),
-               .expected = std::move(found->defect.expected)});
+  return fail(root, with_problem({.code = "plan.box",
+                                  .message = fmt::format("the merge of '{}' does not fit",
+                                                         printable(target.name))},
+                                 *found));
 }
 
 }  // namespace loadstone

@@ -5,8 +5,38 @@
 
 #include "base/base64.h"
 #include "boxes/merges.h"
+#include "boxes/sources.h"
+#include "loadstone/error.h"
 
 namespace loadstone {
+
+PlanNumbers number_boxes(const ValueSet& values) {
+  constexpr std::uint32_t unnumbered = UINT32_MAX;
+  PlanNumbers numbers;
+  numbers.sources.assign(values.tensors().size(), unnumbered);
+  numbers.decodings.assign(values.decodings.size(), unnumbered);
+  const auto add = [&](auto& known, auto& used, std::uint32_t index, const char* message,
+                       std::string_view target) {
+    if (index >= known.size()) {
+      throw Error("plan.recipe", message, {.tensor = std::string(target)});
+    }
+    if (known[index] != unnumbered) return;
+    known[index] = static_cast<std::uint32_t>(used.size());
+    used.push_back(index);
+  };
+  for (const Value& value : values.list) {
+    for (const std::uint32_t source : sources_of(value.boxes, values.decodings, value.merge)) {
+      add(numbers.sources, numbers.sources_used, source,
+          "the recipes are not made for this catalog", value.name);
+    }
+    for_each_box(value, [&](const Box& box) {
+      if (box.decoding == no_decoding) return;
+      add(numbers.decodings, numbers.decodings_used, box.decoding,
+          "a box names a decoding that is not there", value.name);
+    });
+  }
+  return numbers;
+}
 
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
                JsonIndex<std::uint32_t> each) {

@@ -6,32 +6,36 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "boxes/value.h"
 #include "loadstone/merge.h"
 #include "tensor/tensor_json.h"
 
 namespace loadstone {
 
-// The numbers that sources and decodings have in the JSON, by their index in the plan. Readers
-// leave the numbers of the JSON.
+// The numbers that sources and decodings have in the JSON, in the order of their use. Readers leave
+// the numbers of the JSON.
 struct PlanNumbers {
-  std::unordered_map<std::uint32_t, std::uint32_t> sources;
-  std::unordered_map<std::uint32_t, std::uint32_t> decodings;
+  std::vector<std::uint32_t> sources;  // by index into the catalog
+  std::vector<std::uint32_t> decodings;
+  std::vector<std::uint32_t> sources_used;  // by number
+  std::vector<std::uint32_t> decodings_used;
 };
+
+// Numbers all that the values' boxes name. Throws Error "plan.recipe" for those of another catalog.
+[[nodiscard]] PlanNumbers number_boxes(const ValueSet& values);
 
 // An index, or some: left out if it is no_decoding.
 template <typename Index>
 struct JsonIndex {
-  JsonIndex(Index& given, const std::unordered_map<std::uint32_t, std::uint32_t>& known)
-      : index(given), numbers(known) {}
+  JsonIndex(Index& given, const std::vector<std::uint32_t>& known) : index(given), numbers(known) {}
 
   [[nodiscard]] bool empty() const noexcept { return index == no_decoding; }
 
   Index& index;
-  const std::unordered_map<std::uint32_t, std::uint32_t>& numbers;
+  const std::vector<std::uint32_t>& numbers;
 };
 inline void write_json(JsonWriter& json, JsonIndex<const std::uint32_t> each) {
   json.value(each.numbers.at(each.index));
@@ -42,11 +46,10 @@ void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPl
 // The same for several, which have the place of their list.
 template <typename List>
 struct JsonIndices {
-  JsonIndices(List& given, const std::unordered_map<std::uint32_t, std::uint32_t>& known)
-      : list(given), numbers(known) {}
+  JsonIndices(List& given, const std::vector<std::uint32_t>& known) : list(given), numbers(known) {}
 
   List& list;
-  const std::unordered_map<std::uint32_t, std::uint32_t>& numbers;
+  const std::vector<std::uint32_t>& numbers;
 };
 void write_json(JsonWriter& json, JsonIndices<const std::vector<std::uint32_t>> each);
 void read_json(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place,
@@ -122,10 +125,10 @@ void visit_fields(Visitor& visitor, Like<Term> auto& term, const PlanNumbers& nu
 
 template <typename Visitor>
 void visit_fields(Visitor& visitor, Like<Merge> auto& merge, const PlanNumbers& numbers) {
-  visitor.member("form", merge.form);
+  visitor.member("form", merge.op);
   visitor.member("factor_bits", JsonBits(merge.factor));
   visitor.member("row_elements", merge.row_elements);
-  if (merge.form == MergeForm::differences) {
+  if (merge.op == MergeOp::differences) {
     visitor.member("pruning", merge.pruning);
     auto density_bits = std::bit_cast<std::uint64_t>(merge.density);
     visitor.member("density_bits", density_bits);

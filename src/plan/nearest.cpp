@@ -6,6 +6,7 @@
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "base/unknown_word.h"
+#include "plan/rules.h"
 
 namespace loadstone {
 
@@ -68,12 +69,6 @@ std::string pattern_of(std::string_view text) {
     pattern += character;
   }
   return pattern;
-}
-
-std::string template_of(std::string_view text) {
-  std::string made;
-  for (const char character : text) made += character == '$' ? "$$" : std::string(1, character);
-  return made;
 }
 
 }  // namespace
@@ -160,7 +155,7 @@ std::string suggested_rule(std::string_view source, std::string_view target) {
   std::string made;
   std::size_t group = 0;
   for (const std::string_view run : target_runs) {
-    made += is_general && is_digits(run) ? "$" + std::to_string(++group) : template_of(run);
+    made += is_general && is_digits(run) ? "$" + std::to_string(++group) : Template::quoted(run);
   }
   JsonWriter json;
   json.begin_object();

@@ -129,16 +129,14 @@ bool Planner::decode_boxes(std::size_t root) {
     if (!is_numbers && source.encoding.is_dtype()) continue;
     box.decoding = decoding_of(box.source, is_numbers ? decoded_dtype(planned.dtype) : Dtype::u8);
     codes_.mark_components(box.source, accounted_);
-    DecodeForm form;
+    PreparedDecoder form;
     auto problem = check_decoding(tensors, plan_.decodings[box.decoding], form);
     if (!problem) continue;
-    return fail(root, {.code = "plan.encoding",
-                       .sources = {source.name},
-                       .message = fmt::format("'{}' of encoding {} cannot be decoded for '{}': {}",
-                                              printable(source.name), source.encoding.name(),
-                                              printable(planned.name), problem->message),
-                       .found = std::move(problem->found),
-                       .expected = std::move(problem->expected)});
+    Finding finding = {.code = "plan.encoding", .sources = {source.name}};
+    finding.message =
+        fmt::format("'{}' of encoding {} cannot be decoded for '{}'", printable(source.name),
+                    source.encoding.name(), printable(planned.name));
+    return fail(root, with_problem(std::move(finding), *problem));
   }
   return true;
 }

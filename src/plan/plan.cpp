@@ -33,7 +33,7 @@ std::string_view name(DeviceMapMode mode) noexcept {
 
 std::uint64_t PlannedTarget::byte_count() const {
   return only_errors([&]() -> std::uint64_t {
-    QuantizeForm form;
+    QuantizedLayout form;
     if (quantization && !prepare_quantization(*quantization, shape, dtype, form)) {
       std::uint64_t bytes = 0;
       for (const QuantizedPart& part : form.parts) bytes += part.byte_count();

@@ -13,6 +13,7 @@
 #include "loadstone/error.h"
 #include "plan/merge_json.h"
 #include "plan/tie_checks.h"
+#include "plan/values.h"
 
 namespace loadstone {
 
@@ -78,31 +79,22 @@ SavedCheckpoint saved_checkpoint(const Catalog& catalog) {
   return saved;
 }
 
-// What boxes name, numbered in the order of its use.
 PlanNumbers write_plan_sources(JsonWriter& json, const Plan& plan) {
-  PlanNumbers numbers;
-  std::vector<const Decoding*> decodings;
+  PlanNumbers numbers = number_boxes(values_of(plan));
   json.key("sources");
   json.begin_array();
-  for (const PlannedTarget& target : plan.targets) {
-    for (const std::uint32_t index :
-         sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge.get())) {
-      const auto next = static_cast<std::uint32_t>(numbers.sources.size());
-      if (!numbers.sources.emplace(index, next).second) continue;
-      const TensorInfo& source = plan.catalog->tensors()[index];
-      json.begin_object();
-      visit_source(json, source.name, checkpoint_of(*plan.catalog, index), source.encoding,
-                   source.shape);
-      json.end_object();
-    }
-    for_each_box(target.recipe, [&](const Box& box) {
-      if (box.decoding == no_decoding) return;
-      const auto next = static_cast<std::uint32_t>(decodings.size());
-      if (!numbers.decodings.emplace(box.decoding, next).second) return;
-      decodings.push_back(&plan.decodings[box.decoding]);
-    });
+  for (const std::uint32_t index : numbers.sources_used) {
+    const TensorInfo& source = plan.catalog->tensors()[index];
+    json.begin_object();
+    visit_source(json, source.name, checkpoint_of(*plan.catalog, index), source.encoding,
+                 source.shape);
+    json.end_object();
   }
   json.end_array();
+  std::vector<const Decoding*> decodings;
+  for (const std::uint32_t used : numbers.decodings_used) {
+    decodings.push_back(&plan.decodings[used]);
+  }
   json.optional("decodings", decodings, numbers);
   return numbers;
 }

@@ -11,6 +11,7 @@
 #include "base/json_writer.h"
 #include "base/pattern.h"
 #include "base/text.h"
+#include "plan/rules.h"
 
 namespace loadstone {
 
@@ -74,13 +75,9 @@ std::optional<Finding> partial(const Names& names, const Known& known, std::stri
 }  // namespace
 
 Rule prefix_rule(std::string_view prefix, std::string_view replacement) {
-  std::string target;
-  for (const char character : replacement) {
-    target += character == '$' ? "$$" : std::string(1, character);
-  }
   return {.op = RuleOp::rename,
           .sources = {re2::RE2::QuoteMeta(piece(prefix)) + "(.*)"},
-          .targets = {target + "$1"}};
+          .targets = {Template::quoted(replacement) + "$1"}};
 }
 
 Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,

@@ -58,8 +58,7 @@ void Production::add_recipes(const Recipes& recipes, std::vector<bool>& taken) {
     Produced item;
     item.name = recipe.target;
     item.recipe = r;
-    for (const std::uint32_t source :
-         sources_of(recipe.boxes, recipes.decodings, recipe.merge.get())) {
+    for (const std::uint32_t source : sources_of(recipe, recipes.decodings)) {
       if (source >= taken.size()) continue;
       taken[source] = true;
       item.members.push_back({.source = source, .name = catalog_.tensors()[source].name});
@@ -153,11 +152,11 @@ View Production::member_view(const Member& member) const {
   return numbers_view(catalog_, member.source, numbers_begin() + member.source);
 }
 
-MaybeMisfit Production::view_of(const Produced& item, View& view) const {
+std::optional<Problem> Production::view_of(const Produced& item, View& view) const {
   view = member_view(item.members.front());
   if (item.rule == Produced::none) return std::nullopt;
   const Rule& rule = rules_.rules()[item.rule].rule;
-  MaybeMisfit misfit;
+  std::optional<Problem> misfit;
   if (joins_sources(rule.op)) {
     misfit = joined_view(item, rule, view);
   } else if (rule.op == RuleOp::split) {
@@ -174,7 +173,8 @@ MaybeMisfit Production::view_of(const Produced& item, View& view) const {
   return misfit;
 }
 
-MaybeMisfit Production::joined_view(const Produced& item, const Rule& rule, View& view) const {
+std::optional<Problem> Production::joined_view(const Produced& item, const Rule& rule,
+                                               View& view) const {
   std::vector<View> joined;
   std::vector<View> parts;
   for (std::size_t i = 0; i < item.members.size(); ++i) {
@@ -192,10 +192,11 @@ MaybeMisfit Production::joined_view(const Produced& item, const Rule& rule, View
   return concat(std::move(joined), rule.dims[1], view);
 }
 
-MaybeMisfit Production::split_view(const Produced& item, const Rule& rule, View& view) const {
+std::optional<Problem> Production::split_view(const Produced& item, const Rule& rule,
+                                              View& view) const {
   const auto dim = dim_index(rule.dims[0], view.shape.rank());
   if (!dim) {
-    return Misfit{fmt::format("there is no dimension {}", rule.dims[0]), view.shape.text(), {}};
+    return Problem{fmt::format("there is no dimension {}", rule.dims[0]), view.shape.text()};
   }
   const std::uint64_t extent = view.shape[*dim];
   const std::size_t parts = rule.targets.size();
@@ -203,10 +204,9 @@ MaybeMisfit Production::split_view(const Produced& item, const Rule& rule, View&
   std::uint64_t size = 0;
   if (rule.sizes.empty()) {
     if (extent % parts != 0) {
-      return Misfit{
+      return Problem{
           fmt::format("dimension {} does not fall into {} equal parts", rule.dims[0], parts),
-          view.shape.text(),
-          {}};
+          view.shape.text()};
     }
     size = extent / parts;
     start = item.part * size;
@@ -214,8 +214,8 @@ MaybeMisfit Production::split_view(const Produced& item, const Rule& rule, View&
     std::uint64_t rest = extent;
     for (std::size_t i = 0; i < parts; ++i) {
       if (rule.sizes[i] > rest || (i + 1 == parts && rule.sizes[i] != rest)) {
-        return Misfit{fmt::format("the sizes do not sum up to dimension {}", rule.dims[0]),
-                      view.shape.text(), fmt::format("{}", fmt::join(rule.sizes, " + "))};
+        return Problem{fmt::format("the sizes do not sum up to dimension {}", rule.dims[0]),
+                       view.shape.text(), fmt::format("{}", fmt::join(rule.sizes, " + "))};
       }
       if (i == item.part) start = extent - rest;
       rest -= rule.sizes[i];

@@ -59,7 +59,7 @@ class Production {
 
   // The view that a rule (or no rule) makes; not for recipes. Numbers of a quantized source count
   // from numbers_begin() on; blocks that are taken as they are are bytes.
-  [[nodiscard]] MaybeMisfit view_of(const Produced& item, View& view) const;
+  [[nodiscard]] std::optional<Problem> view_of(const Produced& item, View& view) const;
   // Whether it is a source as it is, under whatever name.
   [[nodiscard]] bool is_whole(const Produced& item) const;
   // Sources that keep a joining rule from making its target. `shape` is what the model expects.
@@ -76,8 +76,10 @@ class Production {
   void add(std::string name, std::uint32_t rule, std::uint32_t part, Member member, bool joins);
   void order_members();
   [[nodiscard]] View member_view(const Member& member) const;
-  [[nodiscard]] MaybeMisfit joined_view(const Produced& item, const Rule& rule, View& view) const;
-  [[nodiscard]] MaybeMisfit split_view(const Produced& item, const Rule& rule, View& view) const;
+  [[nodiscard]] std::optional<Problem> joined_view(const Produced& item, const Rule& rule,
+                                                   View& view) const;
+  [[nodiscard]] std::optional<Problem> split_view(const Produced& item, const Rule& rule,
+                                                  View& view) const;
 
   const Catalog& catalog_;
   const CompiledRules& rules_;

@@ -32,24 +32,20 @@ struct Tensor {
   bool is_packed = false;  // of a block format: a source that can only be decoded
 };
 
-[[noreturn]] void refuse_operation(std::string_view operation, std::string message,
-                                   std::string found = {}, std::string expected = {},
+[[noreturn]] void refuse_operation(std::string_view operation, Problem problem,
                                    std::string tensor = {}) {
-  throw Error(
-      "plan.recipe", fmt::format("{}: {}", operation, message),
-      {.tensor = std::move(tensor), .found = std::move(found), .expected = std::move(expected)});
+  problem.message = fmt::format("{}: {}", operation, problem.message);
+  throw_problem("plan.recipe", problem, {.tensor = std::move(tensor)});
 }
 
-void require(std::string_view operation, MaybeMisfit misfit) {
-  if (!misfit) return;
-  refuse_operation(operation, std::move(misfit->message), std::move(misfit->found),
-                   std::move(misfit->expected));
+void require(std::string_view operation, const std::optional<Problem>& problem) {
+  if (problem) refuse_operation(operation, *problem);
 }
 
 // Every step-th index of one dimension, by views that there are: the dimension becomes two, of
 // which the inner one is a step long.
-MaybeMisfit slice_steps(View& view, std::size_t dim, std::uint64_t start, std::uint64_t size,
-                        std::uint64_t step) {
+std::optional<Problem> slice_steps(View& view, std::size_t dim, std::uint64_t start,
+                                   std::uint64_t size, std::uint64_t step) {
   const auto at = static_cast<std::int64_t>(dim);
   const std::uint64_t extent = view.shape[dim];
   const std::uint64_t rest = start + size * step - extent;  // of the last step, beyond the end
@@ -103,40 +99,40 @@ struct RecipeBuilder::Impl {
 
   const Tensor& at(std::string_view operation, Value value) const {
     if (value < values.size()) return values[value];
-    refuse_operation(operation, "there is no such value", std::to_string(value),
-                     fmt::format("one of {}", values.size()));
+    refuse_operation(operation, {"there is no such value", std::to_string(value),
+                                 fmt::format("one of {}", values.size())});
   }
 
   // For all but add(): constants are no views.
   const Tensor& view_at(std::string_view operation, Value value) const {
     const Tensor& tensor = at(operation, value);
     if (tensor.is_packed) {
-      refuse_operation(operation, "a tensor of a block format can only be decoded",
-                       fmt::format("blocks of shape {}", tensor.view.shape.text()), "decode()");
+      refuse_operation(operation,
+                       {"a tensor of a block format can only be decoded",
+                        fmt::format("blocks of shape {}", tensor.view.shape.text()), "decode()"});
     }
     if (tensor.constant == nullptr) return tensor;
-    refuse_operation(operation, "a constant can only be a target as it is, without any operation",
-                     fmt::format("a constant of shape {}", tensor.view.shape.text()));
+    refuse_operation(operation, {"a constant can only be a target as it is, without any operation",
+                                 fmt::format("a constant of shape {}", tensor.view.shape.text())});
   }
 
   Value keep(Tensor tensor) {
-    if (values.size() >= UINT32_MAX) refuse_operation("recipe", "too many values");
+    if (values.size() >= UINT32_MAX) refuse_operation("recipe", {"too many values"});
     values.push_back(std::move(tensor));
     return static_cast<Value>(values.size() - 1);
   }
 
   Value decoded(Decoding decoding) {
     const auto& tensors = catalog->tensors();
-    DecodeForm form;
+    PreparedDecoder form;
     if (auto problem = check_decoding(tensors, decoding, form)) {
-      refuse_operation("decode",
-                       fmt::format("{}: {}", printable(decoding.kernel), problem->message),
-                       std::move(problem->found), std::move(problem->expected),
+      problem->message = fmt::format("{}: {}", printable(decoding.kernel), problem->message);
+      refuse_operation("decode", *problem,
                        decoding.sources.empty() ? "" : tensors[decoding.sources.front()].name);
     }
     auto& decodings = recipes.decodings;
     if (decodings.size() >= UINT32_MAX - tensors.size())
-      refuse_operation("decode", "too many decodings");
+      refuse_operation("decode", {"too many decodings"});
     const auto number = static_cast<std::uint32_t>(tensors.size() + decodings.size());
     const Dtype dtype = decoding.dtype;
     View view = whole_view(number, decoding.shape);
@@ -158,7 +154,7 @@ struct RecipeBuilder::Impl {
   template <typename Join>
   Value joined(std::string_view operation, const std::vector<Value>& items, Join join) {
     return only_errors([&] {
-      if (items.empty()) refuse_operation(operation, "nothing to join");
+      if (items.empty()) refuse_operation(operation, {"nothing to join"});
       Tensor result;
       result.dtype = view_at(operation, items.front()).dtype;
       std::vector<View> parts;
@@ -166,9 +162,10 @@ struct RecipeBuilder::Impl {
       for (const Value item : items) {
         const Tensor& part = view_at(operation, item);
         if (part.dtype != result.dtype) {
-          refuse_operation(operation, "the values to join have different dtypes",
-                           fmt::format("{} and {}", name(result.dtype), name(part.dtype)),
-                           std::string(name(result.dtype)));
+          refuse_operation(operation,
+                           {"the values to join have different dtypes",
+                            fmt::format("{} and {}", name(result.dtype), name(part.dtype)),
+                            std::string(name(result.dtype))});
         }
         result.rounded = result.rounded || part.rounded;
         parts.push_back(part.view);
@@ -181,7 +178,7 @@ struct RecipeBuilder::Impl {
 
 RecipeBuilder::RecipeBuilder(std::shared_ptr<const Catalog> catalog) try
     : impl_(std::make_unique<Impl>()) {
-  if (catalog == nullptr) refuse_operation("recipe", "there is no catalog");
+  if (catalog == nullptr) refuse_operation("recipe", {"there is no catalog"});
   impl_->catalog = std::move(catalog);
 } catch (...) {
   throw_as_error();
@@ -195,7 +192,7 @@ RecipeBuilder::Value RecipeBuilder::source(std::string_view name) {
   return only_errors([&] {
     const auto index = impl_->catalog->find(name);
     if (!index) {
-      refuse_operation("source", "the checkpoint holds no such tensor", printable(name), {},
+      refuse_operation("source", {"the checkpoint holds no such tensor", printable(name)},
                        std::string(name));
     }
     const TensorInfo& source = impl_->catalog->tensors()[*index];
@@ -214,14 +211,14 @@ RecipeBuilder::Value RecipeBuilder::constant(std::span<const std::byte> bytes, c
     const auto elements = shape.numel();
     const auto expected = elements ? Encoding(dtype).byte_count(*elements) : std::nullopt;
     if (expected != bytes.size()) {
-      refuse_operation("constant", "the bytes are not those of the shape",
-                       fmt::format("{} bytes", bytes.size()),
-                       fmt::format("{} {}", name(dtype), shape.text()));
+      refuse_operation("constant", {"the bytes are not those of the shape",
+                                    fmt::format("{} bytes", bytes.size()),
+                                    fmt::format("{} {}", name(dtype), shape.text())});
     }
     if (bytes.size() > constant_bytes_max - impl_->constant_bytes) {
-      refuse_operation("constant", "the constants together are too large",
-                       human_bytes(impl_->constant_bytes + bytes.size()),
-                       human_bytes(constant_bytes_max));
+      refuse_operation("constant", {"the constants together are too large",
+                                    human_bytes(impl_->constant_bytes + bytes.size()),
+                                    human_bytes(constant_bytes_max)});
     }
     impl_->constant_bytes += bytes.size();
     return impl_->keep(
@@ -241,8 +238,9 @@ RecipeBuilder::Value RecipeBuilder::decode(std::string_view kernel,
     for (const Value value : sources) {
       const Tensor& source = impl_->at("decode", value);
       if (!source.is_source) {
-        refuse_operation("decode", "only tensors of the checkpoint as they are can be decoded",
-                         fmt::format("a value of shape {}", source.view.shape.text()), "a source");
+        refuse_operation(
+            "decode", {"only tensors of the checkpoint as they are can be decoded",
+                       fmt::format("a value of shape {}", source.view.shape.text()), "a source"});
       }
       decoding.sources.push_back(source.view.pieces.front().source);
     }
@@ -265,9 +263,9 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count
     if (tensor.dtype == dtype) return value;
     tensor = impl_->view_at("cast", value);
     if (tensor.rounded) {
-      refuse_operation("cast", "a second cast after one that rounds",
-                       fmt::format("{} to {}", name(tensor.dtype), name(dtype)),
-                       "the values as they are in the file, or cast without loss");
+      refuse_operation("cast", {"a second cast after one that rounds",
+                                fmt::format("{} to {}", name(tensor.dtype), name(dtype)),
+                                "the values as they are in the file, or cast without loss"});
     }
     tensor.is_source = false;
     for (const ViewPiece& piece : tensor.view.pieces) {
@@ -275,8 +273,8 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count
       const CastKind way = cast_kind(source, dtype);
       if (way == CastKind::mismatch || way == CastKind::no_cast ||
           (way == CastKind::counted && !is_count)) {
-        refuse_operation("cast", "there is no cast between these",
-                         fmt::format("{} to {}", source.name(), name(dtype)));
+        refuse_operation("cast", {"there is no cast between these",
+                                  fmt::format("{} to {}", source.name(), name(dtype))});
       }
       tensor.rounded = tensor.rounded || !is_exact(source.dtype(), dtype);
     }
@@ -297,15 +295,14 @@ RecipeBuilder::Value RecipeBuilder::permute(Value value, const std::vector<std::
 
 RecipeBuilder::Value RecipeBuilder::slice(Value value, std::int64_t dim, std::uint64_t start,
                                           std::uint64_t size, std::uint64_t step) {
-  return impl_->changed("slice", value, [&](View& view) -> MaybeMisfit {
+  return impl_->changed("slice", value, [&](View& view) -> std::optional<Problem> {
     const auto index = dim_index(dim, view.shape.rank());
     if (step == 1 || size < 2 || !index) return loadstone::slice(view, dim, start, size);
     const auto last = checked_mul_add(size - 1, step, start);
     if (step == 0 || !last || *last >= view.shape[*index]) {
-      return Misfit{fmt::format("{} indices from {} on, {} apart, leave dimension {}", size, start,
-                                step, dim),
-                    view.shape.text(),
-                    {}};
+      return Problem{fmt::format("{} indices from {} on, {} apart, leave dimension {}", size, start,
+                                 step, dim),
+                     view.shape.text()};
     }
     if (view.shape.numel() == 0u) return loadstone::slice(view, dim, start, size);
     return slice_steps(view, *index, start, size, step);
@@ -342,7 +339,7 @@ void RecipeBuilder::add(std::string target, Value value) {
     const Tensor& tensor = impl_->at("add", value);
     if (tensor.is_packed) (void)impl_->view_at("add", value);  // refuses
     if (!impl_->names.insert(target).second) {
-      refuse_operation("add", "the target has a recipe already", printable(target), {}, target);
+      refuse_operation("add", {"the target has a recipe already", printable(target)}, target);
     }
     impl_->recipes.targets.push_back({std::move(target), tensor.view.shape, tensor.dtype,
                                       impl_->boxes_for(tensor.view), tensor.constant});

@@ -45,16 +45,6 @@ std::string codes_of(const Catalog& catalog, std::uint32_t source) {
 
 // ---- writing
 
-constexpr std::uint32_t unnumbered = UINT32_MAX;
-
-// What boxes name, numbered in the order of its use.
-struct Numbers {
-  std::vector<std::uint32_t> sources;  // by index into the catalog
-  std::vector<std::uint32_t> decodings;
-  std::vector<std::uint32_t> used;  // decodings, by their number
-  std::uint32_t source_count = 0;
-};
-
 void write_source(JsonWriter& json, const Catalog& catalog, std::uint32_t source) {
   const TensorInfo& tensor = catalog.tensors()[source];
   const std::string codes = codes_of(catalog, source);
@@ -65,49 +55,28 @@ void write_source(JsonWriter& json, const Catalog& catalog, std::uint32_t source
   }
 }
 
-Numbers write_recipe_sources(JsonWriter& json, const Recipes& recipes, const Catalog& catalog) {
-  Numbers numbers;
-  numbers.sources.assign(catalog.tensors().size(), unnumbered);
-  numbers.decodings.assign(recipes.decodings.size(), unnumbered);
+PlanNumbers write_recipe_sources(JsonWriter& json, const Recipes& recipes, const Catalog& catalog) {
+  ValueSet values = {.catalog = catalog, .decodings = recipes.decodings};
+  for (const TargetRecipe& recipe : recipes.targets) {
+    values.list.push_back({.name = recipe.target, .boxes = recipe.boxes});
+  }
+  PlanNumbers numbers = number_boxes(values);
   json.key("sources");
   json.begin_array();
-  for (const TargetRecipe& recipe : recipes.targets) {
-    for (const std::uint32_t source : sources_of(recipe.boxes, recipes.decodings)) {
-      if (source >= numbers.sources.size()) {
-        throw Error(recipe_code, "the recipes are not made for this catalog",
-                    {.tensor = recipe.target});
-      }
-      if (numbers.sources[source] != unnumbered) continue;
-      numbers.sources[source] = numbers.source_count++;
-      write_source(json, catalog, source);
-    }
-    for (const Box& box : recipe.boxes) {
-      if (box.decoding == no_decoding) continue;
-      if (box.decoding >= numbers.decodings.size()) {
-        throw Error(recipe_code, "a box names a decoding that is not there",
-                    {.tensor = recipe.target});
-      }
-      std::uint32_t& number = numbers.decodings[box.decoding];
-      if (number != unnumbered) continue;
-      number = static_cast<std::uint32_t>(numbers.used.size());
-      numbers.used.push_back(box.decoding);
-    }
-  }
+  for (const std::uint32_t source : numbers.sources_used) write_source(json, catalog, source);
   json.end_array();
   return numbers;
 }
 
-void write_decodings(JsonWriter& json, const Recipes& recipes, const Numbers& numbers) {
-  if (numbers.used.empty()) return;
+void write_decodings(JsonWriter& json, const Recipes& recipes, const PlanNumbers& numbers) {
+  if (numbers.decodings_used.empty()) return;
   json.key("decodings");
   json.begin_array();
-  for (const std::uint32_t used : numbers.used) {
+  for (const std::uint32_t used : numbers.decodings_used) {
     const Decoding& decoding = recipes.decodings[used];
-    std::vector<std::uint32_t> sources;
-    for (const std::uint32_t source : decoding.sources) sources.push_back(numbers.sources[source]);
     json.begin_array();
     json.value(decoding.kernel);
-    json.value(sources);
+    json.value(JsonIndices(decoding.sources, numbers.sources));
     json.value(decoding.shape);
     json.value(decoding.dtype);
     if (decoding.offset != 0 || decoding.group_size != 0) {
@@ -119,13 +88,14 @@ void write_decodings(JsonWriter& json, const Recipes& recipes, const Numbers& nu
   json.end_array();
 }
 
-void write_recipe_boxes(JsonWriter& json, const std::vector<Box>& boxes, const Numbers& numbers) {
+void write_recipe_boxes(JsonWriter& json, const std::vector<Box>& boxes,
+                        const PlanNumbers& numbers) {
   json.begin_array();
   for (const Box& box : boxes) {
     json.begin_array();
     json.value(box.decoding == no_decoding
-                   ? numbers.sources[box.source]
-                   : numbers.source_count + numbers.decodings[box.decoding]);
+                   ? numbers.sources.at(box.source)
+                   : numbers.sources_used.size() + numbers.decodings.at(box.decoding));
     json.value(box.source_offset);
     json.value(box.target_offset);
     for (const BoxDim& dim : box.dims) {
@@ -218,7 +188,7 @@ class Reading {
   }
 
   void read_decodings(Element value, const JsonPlace& place, std::vector<Decoding>& decodings) {
-    DecodeForm form;
+    PreparedDecoder form;
     for (const auto item : reader_.array(value, place)) {
       const JsonPlace item_place = {&place, {}, decodings.size()};
       const auto parts = reader_.array(item, item_place);
@@ -341,7 +311,7 @@ static std::string recipes_json(const Recipes& recipes, const Catalog& catalog) 
   JsonWriter json;
   json.begin_object();
   json.member("version", version);
-  const Numbers numbers = write_recipe_sources(json, recipes, catalog);
+  const PlanNumbers numbers = write_recipe_sources(json, recipes, catalog);
   write_decodings(json, recipes, numbers);
   json.key("targets");
   json.begin_array();

@@ -10,7 +10,6 @@
 #include "boxes/decodings.h"
 #include "catalog/deepspeed.h"
 #include "codec/encode.h"
-#include "kernels/cast.h"
 #include "kernels/quantize.h"
 #include "plan/origins.h"
 #include "plan/planner.h"
@@ -116,39 +115,36 @@ void Planner::quantize(std::size_t root) {
   }
   if (asked == options_.quantize.end()) return;
   PlannedTarget& planned = plan_.targets[root];
-  QuantizeForm form;
+  QuantizedLayout form;
   auto problem = prepare_quantization(asked->second, target.shape, planned.dtype, form);
   if (!problem && !members(root).empty()) {
     const std::size_t other = is_root ? members(root).back() : root;
-    problem = DecodeProblem{
-        "a tied tensor would be quantized in one place only", skeleton_.targets[other].name, {}};
+    problem = Problem{"a tied tensor would be quantized in one place only",
+                      skeleton_.targets[other].name};
   }
   if (!problem && planned.recipe.origin != Origin::checkpoint) {
-    problem = DecodeProblem{"only what the checkpoint gives is quantized",
-                            std::string(name(planned.recipe.origin)),
-                            {}};
+    problem = Problem{"only what the checkpoint gives is quantized",
+                      std::string(name(planned.recipe.origin))};
   }
   if (!problem && shares_scale(asked->second, form)) {
     const auto [first, is_new] = group_stacks_.try_emplace(asked->second.group, form.stack);
     if (first->second != form.stack) {
-      problem = DecodeProblem{"others of its group are stacks of another height",
-                              target.shape.text(), fmt::format("{} matrices", first->second)};
+      problem = Problem{"others of its group are stacks of another height", target.shape.text(),
+                        fmt::format("{} matrices", first->second)};
     }
   }
   for (std::size_t i = 1; i < form.parts.size() && !problem; ++i) {
     const std::string part = target.name + "." + form.parts[i].name;
-    if (index_.contains(part)) problem = DecodeProblem{"a part has the name of a target", part, {}};
+    if (index_.contains(part)) problem = Problem{"a part has the name of a target", part};
   }
   if (!problem) {
     planned.quantization = asked->second;
     return;
   }
-  fail(root, {.code = "plan.quantize",
-              .sources = {target.name},
-              .message = fmt::format("'{}' cannot be quantized as {}: {}", printable(asked->first),
-                                     printable(asked->second.encoding), problem->message),
-              .found = std::move(problem->found),
-              .expected = std::move(problem->expected)});
+  Finding finding = {.code = "plan.quantize", .sources = {target.name}};
+  finding.message = fmt::format("'{}' cannot be quantized as {}", printable(asked->first),
+                                printable(asked->second.encoding));
+  fail(root, with_problem(std::move(finding), *problem));
 }
 
 // False: the target has failed.
@@ -159,15 +155,12 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, SourceUse t
     return find_recipe_boxes(root, produced, taking);
   }
   View view;
-  const MaybeMisfit misfit = production_.view_of(produced, view);
-  if (misfit) {
-    return fail(root,
-                {.code = "plan.shape",
-                 .sources = sources(),
-                 .message = fmt::format("'{}' cannot be made of {}: {}", printable(target.name),
-                                        name_list(sources()), misfit->message),
-                 .found = misfit->found,
-                 .expected = misfit->expected.empty() ? target.shape.text() : misfit->expected});
+  if (auto problem = production_.view_of(produced, view)) {
+    if (problem->expected.empty()) problem->expected = target.shape.text();
+    Finding finding = {.code = "plan.shape", .sources = sources()};
+    finding.message = fmt::format("'{}' cannot be made of {}", printable(target.name),
+                                  name_list(finding.sources));
+    return fail(root, with_problem(std::move(finding), *problem));
   }
   if (view.shape != target.shape) {
     Finding finding = {.code = "plan.shape", .sources = sources()};
@@ -222,12 +215,9 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Sour
   const auto& tensors = plan_.catalog->tensors();
   if (auto defect =
           check_boxes(recipe.boxes, target.shape.numel().value_or(0), tensors, plan_.decodings)) {
-    return fail(root, {.code = "plan.box",
-                       .sources = production_.source_names(produced),
-                       .message = fmt::format("the recipe of '{}' does not fit: {}",
-                                              printable(target.name), defect->message),
-                       .found = defect->found,
-                       .expected = defect->expected});
+    Finding finding = {.code = "plan.box", .sources = production_.source_names(produced)};
+    finding.message = fmt::format("the recipe of '{}' does not fit", printable(target.name));
+    return fail(root, with_problem(std::move(finding), *defect));
   }
   if (made.merge != nullptr) return take_merge(root, made.merge);
   if (taking == SourceUse::numbers && !decode_recipe(root)) return false;
@@ -273,10 +263,9 @@ bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
   }
   planned.recipe.origin = Origin::constant;
   planned.recipe.constant = made.constant;
-  if (way == CastKind::same) return true;
-  std::vector<std::byte> bytes(planned.byte_count());
-  cast_between(made.dtype, planned.dtype).run(made.constant->data(), bytes.data(), elements);
-  planned.recipe.constant = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+  if (way != CastKind::same) {
+    planned.recipe.constant = cast_constant(*made.constant, made.dtype, planned.dtype);
+  }
   return true;
 }
 

@@ -160,6 +160,12 @@ Template::Template(std::string_view text, const std::string& field) {
   parts_.push_back(std::move(part));
 }
 
+std::string Template::quoted(std::string_view text) {
+  std::string made;
+  for (const char character : text) made += character == '$' ? "$$" : std::string(1, character);
+  return made;
+}
+
 std::string Template::fill(const std::vector<std::string_view>& groups) const {
   std::string text;
   for (const Part& part : parts_) {
@@ -217,7 +223,7 @@ bool CompiledRules::match(std::string_view name, RuleMatch& match) const {
   return false;
 }
 
-MaybeMisfit apply_step(const RuleStep& step, View& view) {
+std::optional<Problem> apply_step(const RuleStep& step, View& view) {
   switch (step.op) {
     case RuleOp::transpose:
       return transpose(view, step.dims[0], step.dims[1]);

@@ -17,6 +17,8 @@ class Template {
  public:
   // Throws Error "plan.rules" with `field` for a '$' that is followed by neither 1 to 9 nor '$'.
   Template(std::string_view text, const std::string& field);
+  // The text of a template that is filled as this text.
+  [[nodiscard]] static std::string quoted(std::string_view text);
 
   [[nodiscard]] std::string fill(const std::vector<std::string_view>& groups) const;
   [[nodiscard]] bool uses(std::size_t group) const noexcept { return (used_ >> group & 1u) != 0; }
@@ -98,7 +100,7 @@ struct RuleOpRow {
 }
 
 // One operation on one view: transpose, permute, slice, reshape; rename does nothing.
-[[nodiscard]] MaybeMisfit apply_step(const RuleStep& step, View& view);
+[[nodiscard]] std::optional<Problem> apply_step(const RuleStep& step, View& view);
 
 // A name that the pattern would match if its groups held these values; empty when the pattern is
 // more than literal text and groups. What a missing source would be called.

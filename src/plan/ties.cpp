@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "catalog/adapter_config.h"
+#include "catalog/tensor_values.h"
 #include "plan/planner.h"
 #include "skeleton/ties.h"
 

@@ -243,8 +243,7 @@ ReceiptTensor planned_tensor(const Plan& plan, const PlannedTarget& target,
       .end = part != nullptr ? part->byte_count() : target.byte_count(),
       .recipe = part != nullptr ? "encode" : recipe_word(plan, target),
       .codec = target.quantization ? target.quantization->encoding : std::string()};
-  const Recipe& recipe = target.recipe;
-  for (const auto source : sources_of(recipe.boxes, plan.decodings, recipe.merge.get())) {
+  for (const auto source : sources_of(target.recipe, plan.decodings)) {
     tensor.sources.push_back(plan.catalog->tensors()[source].name);
   }
   return tensor;

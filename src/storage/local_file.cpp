@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "loadstone/error.h"
-#include "storage/descriptors.h"
+#include "storage/descriptor_pool.h"
 #include "storage/file_status.h"
 #include "storage/network_file_system.h"
 #include "storage/page_cache.h"

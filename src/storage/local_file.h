@@ -8,7 +8,7 @@
 #include <string>
 
 #include "loadstone/storage.h"
-#include "storage/new_file.h"
+#include "storage/descriptor.h"
 
 namespace loadstone {
 

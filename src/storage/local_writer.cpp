@@ -17,7 +17,8 @@
 #include <system_error>
 #include <utility>
 
-#include "storage/descriptors.h"
+#include "storage/descriptor.h"
+#include "storage/descriptor_pool.h"
 #include "storage/file_status.h"
 #include "storage/local_file.h"
 #include "storage/new_file.h"

@@ -19,10 +19,6 @@ void fail_write(int problem, std::string message, std::string path) {
   throw Error(code, std::move(message), {.path = std::move(path), .system_error = problem});
 }
 
-Descriptor::~Descriptor() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
 bool may_grow_to(std::uint64_t byte_count) noexcept {
   rlimit limit = {};
   const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;

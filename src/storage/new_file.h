@@ -1,33 +1,13 @@
-// Descriptors, limits, errors and names for files that are not whole yet.
+// Limits, errors and names for files that are not whole yet.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <utility>
 
 namespace loadstone {
 
 // Throws Error "io.no_space", "io.denied" or "io.write" for the system's error number.
 [[noreturn]] void fail_write(int problem, std::string message, std::string path);
-
-// Closes what it holds. Not thread-safe.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
-  Descriptor(Descriptor&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  ~Descriptor();
-  [[nodiscard]] int get() const noexcept { return descriptor_; }
-  // It is the caller's to close.
-  [[nodiscard]] int release() noexcept { return std::exchange(descriptor_, -1); }
-
- private:
-  int descriptor_ = -1;
-};
 
 // Whether this process may write a file so large.
 [[nodiscard]] bool may_grow_to(std::uint64_t byte_count) noexcept;

@@ -3,7 +3,7 @@
 #include <cerrno>
 
 #include "loadstone/error.h"
-#include "storage/descriptors.h"
+#include "storage/descriptor_pool.h"
 #include "storage/remote_path.h"
 
 namespace loadstone {

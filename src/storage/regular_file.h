@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "storage/new_file.h"
+#include "storage/descriptor.h"
 
 namespace loadstone {
 

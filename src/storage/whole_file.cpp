@@ -9,6 +9,7 @@
 
 #include "base/only_errors.h"
 #include "loadstone/error.h"
+#include "storage/descriptor.h"
 #include "storage/new_file.h"
 #include "storage/remote_path.h"
 

@@ -10,6 +10,7 @@
 
 #include "codec/decode.h"
 #include "kernels/cast.h"
+#include "kernels/whole_elements.h"
 #include "verify/values.h"
 
 namespace loadstone {

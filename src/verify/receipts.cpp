@@ -17,7 +17,7 @@
 #include "catalog/assembled_file.h"
 #include "catalog/locate_remote.h"
 #include "catalog/paths.h"
-#include "convert/extras.h"
+#include "convert/write/extras.h"
 #include "engine/jobs.h"
 #include "formats/dcp_metadata.h"
 #include "formats/gguf_shapes.h"

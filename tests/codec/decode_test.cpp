@@ -59,7 +59,7 @@ std::vector<Case> cases() {
 struct Made {
   Bytes weights;
   Bytes scales;
-  DecodeForm form;
+  PreparedDecoder form;
 };
 
 Made made_of(const Case& c, Dtype dtype, unsigned seed) {
@@ -140,7 +140,7 @@ TEST(Decode, PartsAreThoseOfTheWhole) {
   std::mt19937 random(3);
   for (const Case& c : cases()) {
     const Made made = made_of(c, Dtype::bf16, 9);
-    const DecodeForm& form = made.form;
+    const PreparedDecoder& form = made.form;
     Bytes whole(form.elements * 2);
     const std::array parts = {made.weights.data(), made.scales.data()};
     decode(form, 0, form.elements, parts, whole.data());
@@ -168,7 +168,7 @@ TEST(Decode, PartsAreThoseOfTheWhole) {
 }
 
 TEST(Decode, WhatDoesNotFitIsSaid) {
-  DecodeForm form;
+  PreparedDecoder form;
   const auto message = [&](const char* kernel, std::vector<DecodePart> parts, const Shape& shape,
                            Dtype dtype = Dtype::f32) {
     const auto problem = prepare_decoding(kernel, parts, shape, dtype, 0, form);

@@ -45,18 +45,18 @@ struct Input {
   Bytes bytes;
 };
 
-DecodeForm form_of(const char* kernel, const std::vector<Input>& inputs, const Shape& shape,
-                   float offset = 0) {
+PreparedDecoder form_of(const char* kernel, const std::vector<Input>& inputs, const Shape& shape,
+                        float offset = 0) {
   std::vector<DecodePart> parts;
   for (const Input& input : inputs) parts.push_back({input.encoding, input.shape});
-  DecodeForm form;
+  PreparedDecoder form;
   const auto problem = prepare_decoding(kernel, parts, shape, Dtype::f32, offset, form);
   EXPECT_FALSE(problem.has_value()) << kernel << ": " << problem->message;
   return form;
 }
 
 // From copies of just the bytes that the range says it needs, so that a sanitizer sees more.
-std::vector<float> decoded(const DecodeForm& form, const std::vector<Input>& inputs,
+std::vector<float> decoded(const PreparedDecoder& form, const std::vector<Input>& inputs,
                            std::uint64_t begin, std::uint64_t end) {
   std::vector<Bytes> copies;
   std::vector<const std::byte*> parts;
@@ -72,7 +72,7 @@ std::vector<float> decoded(const DecodeForm& form, const std::vector<Input>& inp
   return values;
 }
 
-void expect_all_ranges(const DecodeForm& form, const std::vector<Input>& inputs,
+void expect_all_ranges(const PreparedDecoder& form, const std::vector<Input>& inputs,
                        const std::vector<float>& expected) {
   ASSERT_EQ(expected.size(), form.elements);
   EXPECT_EQ(decoded(form, inputs, 0, form.elements), expected);
@@ -97,7 +97,7 @@ TEST(DecodeUnits, Nvfp4HasTwoScalesAndOneOfThemForAMatrix) {
           {Dtype::u8, {3, 5, 20}, random_codes(300, 1, 255)},
           {Dtype::f8_e4m3, {3, 5, 3}, random_codes(45, 2)},
           {Dtype::f32, {globals}, bytes_of(random_floats(globals, 3))}};
-      const DecodeForm form = form_of(divided ? "nvfp4_divided" : "nvfp4", inputs, shape);
+      const PreparedDecoder form = form_of(divided ? "nvfp4_divided" : "nvfp4", inputs, shape);
       std::vector<float> expected;
       for (std::uint64_t i = 0; i < 600; ++i) {
         const auto byte = std::to_integer<unsigned>(inputs[0].bytes[i / 2]);
@@ -116,7 +116,7 @@ TEST(DecodeUnits, Nvfp4HasTwoScalesAndOneOfThemForAMatrix) {
 TEST(DecodeUnits, BlocksOf128MayBeCutAtTheEdges) {
   const std::vector<Input> inputs = {{Dtype::f8_e4m3, {192, 130}, random_codes(192 * 130, 1)},
                                      {Dtype::f32, {2, 2}, bytes_of(random_floats(4, 2))}};
-  const DecodeForm form = form_of("fp8_block_128", inputs, {192, 130});
+  const PreparedDecoder form = form_of("fp8_block_128", inputs, {192, 130});
   std::vector<float> scales(4);
   std::memcpy(scales.data(), inputs[1].bytes.data(), 16);
   std::vector<float> expected;
@@ -132,7 +132,7 @@ TEST(DecodeUnits, AVectorOfScalesIsOneARow) {
       const std::vector<Input> inputs = {
           {dtype, {2, 6, 6}, random_codes(72, 1)},
           {Dtype::f32, scales_shape, bytes_of(random_floats(12, 2))}};
-      const DecodeForm form =
+      const PreparedDecoder form =
           form_of(dtype == Dtype::i8 ? "int8_rows" : "fp8_rows", inputs, {2, 6, 6});
       std::vector<float> scales(12);
       std::memcpy(scales.data(), inputs[1].bytes.data(), 48);
@@ -170,7 +170,7 @@ TEST(DecodeUnits, BitsandbytesIsWhatItsKernelsGive) {
     std::vector<float> expected(elements);
     decode_bnb4(bnb, 0, elements, data.data(), absmax.data(), Dtype::f32,
                 reinterpret_cast<std::byte*>(expected.data()));
-    const DecodeForm form = form_of("bnb_nf4", inputs, {elements}, nested ? 0.25f : 0.0f);
+    const PreparedDecoder form = form_of("bnb_nf4", inputs, {elements}, nested ? 0.25f : 0.0f);
     // Scales of blocks of 64.
     EXPECT_EQ(form.part_bytes(1, 0, 64).size(), nested ? 1u : 4u);
     EXPECT_EQ(form.part_bytes(1, 0, 65).size(), nested ? 2u : 8u);
@@ -188,7 +188,7 @@ TEST(DecodeUnits, Int8OfBitsandbytesGoesByRows) {
 }
 
 TEST(DecodeUnits, WhatDoesNotFitIsSaid) {
-  DecodeForm form;
+  PreparedDecoder form;
   const auto fits = [&](const char* kernel, std::vector<DecodePart> parts, const Shape& shape,
                         float offset = 0) {
     return !prepare_decoding(kernel, parts, shape, Dtype::bf16, offset, form);

@@ -30,8 +30,8 @@ Quantization quantization_of(const WrittenEncoding& encoding) {
   return made;
 }
 
-QuantizeForm form_of(const WrittenEncoding& encoding) {
-  QuantizeForm form;
+QuantizedLayout form_of(const WrittenEncoding& encoding) {
+  QuantizedLayout form;
   const auto problem =
       prepare_quantization(quantization_of(encoding), {256, 512}, Dtype::bf16, form);
   EXPECT_FALSE(problem) << encoding.name << ": " << problem->message;
@@ -62,7 +62,7 @@ TEST(WrittenEncodings, ReachEveryEncoder) {
 
 TEST(WrittenEncodings, NameEachComponentInEachStyleTheyHave) {
   for (const WrittenEncoding* const each : written_encodings()) {
-    const QuantizeForm form = form_of(*each);
+    const QuantizedLayout form = form_of(*each);
     std::size_t claimed = 0;
     for (const NamingStyle style : styles) {
       if (each->names(style).empty()) continue;
@@ -74,7 +74,7 @@ TEST(WrittenEncodings, NameEachComponentInEachStyleTheyHave) {
         ASSERT_NE(found, nullptr) << each->name << " " << part.name;
         EXPECT_TRUE(suffixes.insert(found->suffix).second) << each->name << " " << found->suffix;
         // Only ones come and go.
-        EXPECT_EQ(shape_in_file(found->form, part.shape).numel(), part.shape.numel());
+        EXPECT_EQ(shape_in_file(found->shape, part.shape).numel(), part.shape.numel());
       }
       EXPECT_EQ(find_component(*each, style, "zeros"), nullptr);
     }
@@ -99,7 +99,7 @@ TEST(WrittenEncodings, ArePreparedInTheDialectOfExportedFiles) {
   for (const WrittenEncoding* const each : written_encodings()) {
     Quantization quantization = quantization_of(*each);
     quantization.dialect = each->exported_dialect;
-    QuantizeForm form;
+    QuantizedLayout form;
     EXPECT_FALSE(prepare_quantization(quantization, {256, 512}, Dtype::bf16, form)) << each->name;
     quantization.dialect = "nobody's";
     const auto problem = prepare_quantization(quantization, {256, 512}, Dtype::bf16, form);
@@ -115,7 +115,7 @@ TEST(WrittenEncodings, AreListedWithDialectsThatTheyHaveAndNoOther) {
     const WrittenEncoding* const written = find_written_encoding(each.name);
     ASSERT_EQ(written == nullptr, each.dialects.empty()) << each.name;
     if (written == nullptr) continue;
-    QuantizeForm form;
+    QuantizedLayout form;
     for (const std::string_view dialect :
          {"exact", "modelopt-compat", "modelopt-export", "bnb-cpu", "bnb-cuda", "ggml"}) {
       Quantization quantization = quantization_of(*written);
@@ -137,7 +137,7 @@ TEST(WrittenEncodings, MakeBlocksOfWholeRows) {
   for (const WrittenEncoding* const each : written_encodings()) {
     if (!each->is_gguf()) continue;
     ++count;
-    QuantizeForm form = form_of(*each);
+    QuantizedLayout form = form_of(*each);
     std::string name(Encoding(form.block).name());
     std::ranges::transform(name, name.begin(), [](char letter) {
       return static_cast<char>(letter >= 'A' && letter <= 'Z' ? letter - 'A' + 'a' : letter);
@@ -160,7 +160,7 @@ TEST(WrittenEncodings, TakeAnImportanceOfColumns) {
   const auto message = [](const char* encoding, std::vector<float> importance) {
     Quantization quantization = quantization_of(*find_written_encoding(encoding));
     quantization.importance = std::make_shared<const std::vector<float>>(std::move(importance));
-    QuantizeForm form;
+    QuantizedLayout form;
     const auto problem = prepare_quantization(quantization, {2, 3, 256}, Dtype::bf16, form);
     if (!problem) {
       EXPECT_EQ(form.importance, quantization.importance);
@@ -186,7 +186,7 @@ TEST(WrittenEncodings, NeedAnImportanceWhereGgmlDoes) {
   for (const WrittenEncoding* const each : written_encodings()) {
     Quantization quantization = quantization_of(*each);
     quantization.importance.reset();
-    QuantizeForm form;
+    QuantizedLayout form;
     const auto problem = prepare_quantization(quantization, {4, 512}, Dtype::f32, form);
     EXPECT_EQ(problem.has_value(), each->needs_importance) << each->name;
     if (!problem) continue;
@@ -203,7 +203,7 @@ TEST(WrittenEncodings, CutWindowsWhereAnImportanceAllows) {
     if (!each->is_gguf()) continue;
     Quantization quantization = quantization_of(*each);
     quantization.importance = std::make_shared<const std::vector<float>>(512);
-    QuantizeForm form;
+    QuantizedLayout form;
     ASSERT_FALSE(prepare_quantization(quantization, {4, 512}, Dtype::f32, form)) << each->name;
     const bool is_row = each->name == "q4_0" || each->name == "q4_1" || each->name == "q5_0" ||
                         each->name == "q5_1";
@@ -212,7 +212,7 @@ TEST(WrittenEncodings, CutWindowsWhereAnImportanceAllows) {
 }
 
 TEST(WrittenEncodings, RefuseUnknownNamesWithTheNearestOnes) {
-  QuantizeForm form;
+  QuantizedLayout form;
   const auto problem =
       prepare_quantization({.encoding = "nf5", .nested_offset = {}}, {4, 4}, Dtype::f32, form);
   ASSERT_TRUE(problem);

@@ -72,7 +72,7 @@ std::vector<float> widened(const Bytes& bytes, Dtype dtype) {
 // The parts that a kernel is given.
 struct Stored {
   const DecodeKernel* kernel;
-  DecodeForm form;
+  PreparedDecoder form;
   std::vector<Bytes> parts;
 
   [[nodiscard]] std::vector<float> numbers() const {
@@ -94,7 +94,7 @@ struct Stored {
 
 Stored stored(const Quantization& quantization, const Bytes& numbers, Dtype dtype) {
   const WrittenEncoding& encoding = written_encoding(quantization);
-  QuantizeForm form;
+  QuantizedLayout form;
   EXPECT_FALSE(prepare_quantization(quantization, {rows, columns}, dtype, form));
   Stored made = {find_decode_kernel(encoding.kernel), {}, {}};
   std::vector<float> amax(form.stack);
@@ -215,7 +215,7 @@ TEST(ErrorBound, IsNearTheError) {
 // Scales in one of their components times a power of two, whatever they stand in. Returns false
 // where the dtype cannot hold it.
 void scale_by(Stored& stored, const Quantization& quantization, int power) {
-  QuantizeForm form;
+  QuantizedLayout form;
   ASSERT_FALSE(prepare_quantization(quantization, {rows, columns}, Dtype::bf16, form));
   const std::size_t last = form.nested ? 2 : form.parts.size() - 1;
   const Dtype dtype = form.parts[last].dtype;

@@ -85,7 +85,7 @@ std::vector<std::byte> decoded(const Catalog& catalog, const std::string& file,
                                const std::string& name, Dtype dtype) {
   const TensorInfo& tensor = catalog.tensors()[*catalog.find(name)];
   const DecodePart part = {tensor.encoding, tensor.shape};
-  DecodeForm form;
+  PreparedDecoder form;
   EXPECT_FALSE(prepare_decoding("gguf", {&part, 1}, tensor.shape, dtype, 0, form));
   std::vector<std::byte> value(form.elements * bits(dtype) / 8);
   const auto* blocks = reinterpret_cast<const std::byte*>(file.data() + tensor.offset_begin);

@@ -1,9 +1,11 @@
 // Models of images and video: which one it is, and which of its tensors get which type.
+#include "convert/choose/gguf_image.h"
+
 #include <gmock/gmock.h>
 
 #include <memory>
 
-#include "convert/gguf_mix.h"
+#include "convert/choose/gguf_mix.h"
 #include "loadstone/convert.h"
 #include "support/files.h"
 #include "support/samples.h"

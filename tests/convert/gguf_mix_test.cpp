@@ -1,6 +1,6 @@
 // llama.cpp's choice of types. Its own tests hold what it chooses for published models
 // (tests/snapshots); the digests below are of those texts, in our order of mixes.
-#include "convert/gguf_mix.h"
+#include "convert/choose/gguf_mix.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

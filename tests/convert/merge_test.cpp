@@ -236,8 +236,8 @@ TEST_F(Merges, ThoseThatDoNotFitAreRefusedByPlanAndEngine) {
       {"terms[1].magnitudes", [&](Merge& m) { product(m).magnitudes = product(m).left; }},
       {"terms[1]", [](Merge& m) { m.terms[1].boxes = m.terms[0].boxes; }},
       {"terms", [](Merge& m) { std::swap(m.terms[0], m.terms[1]); }},
-      {"terms", [](Merge& m) { m.form = MergeForm::slerp, m.terms.erase(m.terms.begin()); }},
-      {"terms", [](Merge& m) { m.form = MergeForm::differences, m.terms.erase(m.terms.begin()); }},
+      {"terms", [](Merge& m) { m.op = MergeOp::slerp, m.terms.erase(m.terms.begin()); }},
+      {"terms", [](Merge& m) { m.op = MergeOp::differences, m.terms.erase(m.terms.begin()); }},
       {"density", [](Merge& m) { m.density = 0; }},
       {"density", [](Merge& m) { m.density = std::numeric_limits<double>::quiet_NaN(); }},
       {"form", [](Merge& m) { m.pruning = Pruning::smallest; }},
@@ -270,7 +270,7 @@ TEST(MergeMemory, IsNoMoreThanThePlanSays) {
     const std::uint32_t source = catalog->find(name).value();
     return {{.source = source, .dims = {{catalog->tensors()[source].shape.numel().value(), 1, 1}}}};
   };
-  Merge differences = {.form = MergeForm::differences};
+  Merge differences = {.op = MergeOp::differences};
   for (int i = 0; i < 8; ++i) {
     differences.terms.push_back({.factor = 1, .boxes = whole("long"), .low_rank = {}});
   }
@@ -352,7 +352,7 @@ TEST_F(Merges, AreNoRecipesInFiles) {
 }
 
 TEST_F(Merges, AreSavedWithTheirPlans) {
-  Merge pruned = {.form = MergeForm::differences, .factor = 0.3F};
+  Merge pruned = {.op = MergeOp::differences, .factor = 0.3F};
   pruned.terms.push_back({.factor = 2, .boxes = whole("w", 1), .low_rank = {}});
   pruned.pruning = Pruning::random;
   pruned.density = 0.1;
@@ -360,7 +360,7 @@ TEST_F(Merges, AreSavedWithTheirPlans) {
   pruned.elects_signs = pruned.is_mean = true;
   Merge of_a_tie = pruned;
   of_a_tie.draws_as = "another name";
-  Merge arc = {.form = MergeForm::slerp};
+  Merge arc = {.op = MergeOp::slerp};
   arc.terms.push_back({.factor = 0.1F, .boxes = whole("w", 1), .low_rank = {}});
   Merge scaled = merge();
   scaled.terms[1].low_rank->magnitudes = {

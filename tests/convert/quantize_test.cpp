@@ -10,9 +10,9 @@
 #include <map>
 
 #include "codec/encode.h"
-#include "convert/choose.h"
+#include "convert/choose/choose.h"
+#include "convert/choose/quantize_config.h"
 #include "convert/json_text.h"
-#include "convert/quantize_config.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "support/errors.h"
@@ -118,7 +118,7 @@ std::vector<std::string> parts_by_hand(std::size_t index, const Quantization& qu
                                        float amax) {
   const Matrix& matrix = matrices()[index];
   const std::string value = value_of(index);
-  QuantizeForm form;
+  QuantizedLayout form;
   EXPECT_FALSE(
       prepare_quantization(quantization, {matrix.rows, matrix.columns}, Dtype::bf16, form));
   std::vector<std::string> parts;

@@ -1,10 +1,11 @@
 // The one number of a repacked weight that is computed: the global scale of NVFP4.
+#include "convert/repack.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
-#include "convert/values.h"
 #include "kernels/cast.h"
 
 namespace loadstone::test {

@@ -22,7 +22,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 bool is_encodable(const PlannedTarget& target, const Quantization& quantization) {
-  QuantizeForm form;
+  QuantizedLayout form;
   return target.recipe.origin == Origin::checkpoint && target.delivery == Delivery::memory &&
          !prepare_quantization(quantization, target.shape, target.dtype, form);
 }
@@ -30,7 +30,7 @@ bool is_encodable(const PlannedTarget& target, const Quantization& quantization)
 // All parts, one after the other, of numbers that are there as a whole. `others` share their scale.
 std::vector<Bytes> encoded(const Quantization& quantization, const PlannedTarget& target,
                            const Bytes& numbers, const std::vector<Bytes>& others = {}) {
-  QuantizeForm form;
+  QuantizedLayout form;
   EXPECT_FALSE(prepare_quantization(quantization, target.shape, target.dtype, form));
   std::vector<Bytes> parts;
   std::vector<std::byte*> memory;
@@ -270,7 +270,7 @@ TEST(Windows, AFailureWhileOthersMeasureEndsAll) {
 // Rows without numbers have scales, which are zeros and not what was in the memory before.
 TEST(Windows, NoPartOfAnEmptyValueIsLeftAsItWas) {
   for (const Quantization& quantization : quantizations()) {
-    QuantizeForm form;
+    QuantizedLayout form;
     if (prepare_quantization(quantization, {64, 0}, Dtype::bf16, form)) continue;
     PlanBuilder builder;
     builder.add_shard();

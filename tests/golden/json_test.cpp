@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "convert/state.h"
+#include "convert/write/state.h"
 #include "golden/json_goldens.h"
 #include "loadstone/convert.h"
 #include "loadstone/execute.h"
@@ -100,14 +100,12 @@ std::shared_ptr<const Merge> some_products() {
                      .magnitudes = {box_of(6)}};
   Term term{.factor = 0.3f, .boxes = {}, .low_rank = product};
   product.magnitudes.clear();
-  return std::make_shared<const Merge>(Merge{.form = MergeForm::sum,
-                                             .factor = 0.7f,
-                                             .terms = {term, {-1, {}, product}},
-                                             .row_elements = 3});
+  return std::make_shared<const Merge>(Merge{
+      .op = MergeOp::sum, .factor = 0.7f, .terms = {term, {-1, {}, product}}, .row_elements = 3});
 }
 
 std::shared_ptr<const Merge> some_differences() {
-  return std::make_shared<const Merge>(Merge{.form = MergeForm::differences,
+  return std::make_shared<const Merge>(Merge{.op = MergeOp::differences,
                                              .terms = {{2, {box_of(3), {}}, {}}},
                                              .pruning = Pruning::smallest,
                                              .density = 0.1,

@@ -122,7 +122,7 @@ constexpr Form encodings[] = {{"fp8", "exact"},
                               {"int8", "bnb-cuda"}};
 
 struct Encoded {
-  QuantizeForm form;
+  QuantizedLayout form;
   std::vector<Bytes> parts;
   std::uint64_t good = 0;  // numbers before the first one that is refused
 
@@ -139,7 +139,7 @@ Encoded encode(const Form& encoding, Dtype dtype, const Bytes& numbers) {
   quantization.dialect = encoding.dialect;
   quantization.nested = encoding.nested;
   Encoded encoded;
-  QuantizeForm& form = encoded.form;
+  QuantizedLayout& form = encoded.form;
   const auto problem = prepare_quantization(quantization, {rows, columns}, dtype, form);
   EXPECT_FALSE(problem) << problem->message;
   std::vector<std::byte*> pointers;
@@ -174,7 +174,7 @@ void decode(const Form& encoding, const Encoded& encoded, Dtype dtype, Bytes& nu
     std::memcpy(&offset, pointers[3], sizeof(offset));
     pointers[3] = reinterpret_cast<const std::byte*>(bnb_dynamic_map().data());
   }
-  DecodeForm form;
+  PreparedDecoder form;
   const auto problem = prepare_decoding(kernel, parts, {rows, columns}, dtype, offset, form);
   ASSERT_FALSE(problem) << problem->message;
   loadstone::decode(form, 0, count, pointers, numbers.data());

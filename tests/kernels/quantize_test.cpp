@@ -93,8 +93,8 @@ const std::vector<Case>& cases() {
 
 constexpr std::array dtypes = {Dtype::f32, Dtype::f16, Dtype::bf16};
 
-QuantizeForm form_of(const Case& one, Dtype dtype) {
-  QuantizeForm form;
+QuantizedLayout form_of(const Case& one, Dtype dtype) {
+  QuantizedLayout form;
   Quantization quantization = {
       .encoding = one.encoding, .dialect = one.dialect, .nested_offset = {}};
   if (one.has_importance) {
@@ -129,7 +129,7 @@ Bytes numbers_of(std::uint64_t count, Dtype dtype) {
 struct Parts {
   std::vector<Bytes> bytes;
 
-  explicit Parts(const QuantizeForm& form) {
+  explicit Parts(const QuantizedLayout& form) {
     for (const QuantizedPart& part : form.parts) {
       bytes.emplace_back(part.byte_count(), std::byte{0xa5});
     }
@@ -145,7 +145,7 @@ struct Parts {
 
 using Windows = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
-Windows windows_of(const QuantizeForm& form, std::uint64_t length) {
+Windows windows_of(const QuantizedLayout& form, std::uint64_t length) {
   Windows windows;
   for (std::uint64_t at = 0; at < form.elements; at += length) {
     windows.emplace_back(at, std::min(at + length, form.elements));
@@ -153,7 +153,7 @@ Windows windows_of(const QuantizeForm& form, std::uint64_t length) {
   return windows;
 }
 
-std::vector<float> measured(const QuantizeForm& form, const Bytes& numbers,
+std::vector<float> measured(const QuantizedLayout& form, const Bytes& numbers,
                             const Windows& windows) {
   std::vector<float> amax(form.needs_amax ? form.stack : 0);
   if (!form.needs_amax) return amax;
@@ -164,7 +164,7 @@ std::vector<float> measured(const QuantizeForm& form, const Bytes& numbers,
   return amax;
 }
 
-void encode_window(const QuantizeForm& form, const Bytes& numbers, std::span<const float> amax,
+void encode_window(const QuantizedLayout& form, const Bytes& numbers, std::span<const float> amax,
                    std::uint64_t begin, std::uint64_t end, Parts& parts) {
   std::vector<PartRange> ranges(form.parts.size());
   part_ranges(form, begin, end, ranges);
@@ -174,12 +174,12 @@ void encode_window(const QuantizeForm& form, const Bytes& numbers, std::span<con
   EXPECT_EQ(good, end);
 }
 
-void finish(const QuantizeForm& form, std::span<const float> amax, Parts& parts) {
+void finish(const QuantizedLayout& form, std::span<const float> amax, Parts& parts) {
   const std::vector<PartRange> all(form.parts.size());
   finish_quantized(form, parts.places(all), amax, nullptr);
 }
 
-Parts encoded(const QuantizeForm& form, const Bytes& numbers) {
+Parts encoded(const QuantizedLayout& form, const Bytes& numbers) {
   Parts parts(form);
   const std::vector<float> amax = measured(form, numbers, {{0, form.elements}});
   encode_window(form, numbers, amax, 0, form.elements, parts);
@@ -191,7 +191,7 @@ TEST(Quantize, WindowsMayComeInAnyOrder) {
   std::mt19937 random(1);
   for (const Case& one : cases()) {
     for (const Dtype dtype : dtypes) {
-      const QuantizeForm form = form_of(one, dtype);
+      const QuantizedLayout form = form_of(one, dtype);
       const Bytes numbers = numbers_of(form.elements, dtype);
       const Parts expected = encoded(form, numbers);
       for (const unsigned factor : {1u, 3u}) {
@@ -211,7 +211,7 @@ TEST(Quantize, WindowsMayComeInAnyOrder) {
 
 TEST(Quantize, RangesOfWindowsCoverThePartsOnce) {
   for (const Case& one : cases()) {
-    const QuantizeForm form = form_of(one, Dtype::bf16);
+    const QuantizedLayout form = form_of(one, Dtype::bf16);
     std::vector<std::uint64_t> next(form.parts.size());
     for (const auto& [begin, end] : windows_of(form, form.window_elements)) {
       std::vector<PartRange> ranges(form.parts.size());
@@ -231,7 +231,7 @@ TEST(Quantize, RangesOfWindowsCoverThePartsOnce) {
 
 TEST(Quantize, ThreadsGiveTheSame) {
   for (const Case& one : cases()) {
-    const QuantizeForm form = form_of(one, Dtype::bf16);
+    const QuantizedLayout form = form_of(one, Dtype::bf16);
     const Bytes numbers = numbers_of(form.elements, Dtype::bf16);
     const Windows windows = windows_of(form, form.window_elements);
     const std::vector<float> amax = measured(form, numbers, windows);
@@ -250,7 +250,7 @@ TEST(Quantize, ThreadsGiveTheSame) {
   }
 }
 
-Bytes decoded(const QuantizeForm& form, Parts& parts, Dtype target, const Windows& windows) {
+Bytes decoded(const QuantizedLayout& form, Parts& parts, Dtype target, const Windows& windows) {
   Bytes numbers(form.elements * element_bytes(target));
   for (const auto& [begin, end] : windows) {
     std::vector<PartRange> ranges(form.parts.size());
@@ -266,7 +266,7 @@ Bytes decoded(const QuantizeForm& form, Parts& parts, Dtype target, const Window
 TEST(Quantize, WindowsAreDecodedAsTheWhole) {
   for (const Case& one : cases()) {
     for (const Dtype dtype : dtypes) {
-      const QuantizeForm form = form_of(one, Dtype::bf16);
+      const QuantizedLayout form = form_of(one, Dtype::bf16);
       Parts parts = encoded(form, numbers_of(form.elements, Dtype::bf16));
       const Bytes whole = decoded(form, parts, dtype, {{0, form.elements}});
       EXPECT_EQ(decoded(form, parts, dtype, windows_of(form, form.window_elements)), whole);
@@ -278,7 +278,7 @@ TEST(Quantize, WindowsAreDecodedAsTheWhole) {
 // shares a scale at most. Points of grids are chosen by the squares of all errors.
 TEST(Quantize, WhatIsDecodedIsNear) {
   for (const Case& one : cases()) {
-    const QuantizeForm form = form_of(one, Dtype::f32);
+    const QuantizedLayout form = form_of(one, Dtype::f32);
     const Bytes numbers = numbers_of(form.elements, Dtype::f32);
     Parts parts = encoded(form, numbers);
     const Bytes back = decoded(form, parts, Dtype::f32, {{0, form.elements}});
@@ -302,7 +302,7 @@ TEST(Quantize, InstructionSetsGiveTheSame) {
   std::set<std::int64_t> seen;
   for (const Case& one : cases()) {
     for (const Dtype dtype : dtypes) {
-      const QuantizeForm form = form_of(one, dtype);
+      const QuantizedLayout form = form_of(one, dtype);
       const Bytes numbers = numbers_of(form.elements, dtype);
       Parts expected = encoded(form, numbers);
       const Bytes back = decoded(form, expected, dtype, {{0, form.elements}});
@@ -322,7 +322,7 @@ TEST(Quantize, InstructionSetsGiveTheSame) {
 TEST(Quantize, TheFirstNumberThatIsNotFiniteIsNamed) {
   for (const Case& one : cases()) {
     for (const std::uint64_t place : {0u, 5u, 1203u, 1289u}) {
-      const QuantizeForm form = form_of(one, Dtype::f32);
+      const QuantizedLayout form = form_of(one, Dtype::f32);
       Bytes numbers = numbers_of(form.elements, Dtype::f32);
       for (const std::uint64_t at : {form.elements - 1, place}) {
         if (at >= form.elements) continue;

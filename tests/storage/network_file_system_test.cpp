@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
-#include "storage/descriptors.h"
+#include "storage/descriptor_pool.h"
 #include "support/files.h"
 
 static bool all_are_on_nfs = false;

@@ -202,7 +202,7 @@ Bytes decoded_value(const PlanBuilder& builder, const Decoding& decoding) {
   for (const std::uint32_t source : decoding.sources) {
     parts.push_back({builder.tensor(source).encoding, builder.tensor(source).shape});
   }
-  DecodeForm form;
+  PreparedDecoder form;
   EXPECT_FALSE(prepare_decoding(decoding.kernel, parts, decoding.shape, decoding.dtype,
                                 decoding.offset, form));
   Bytes value(form.elements * element_bytes(decoding.dtype));

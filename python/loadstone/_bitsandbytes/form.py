@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from loadstone._dtypes import torch_dtype
 from loadstone._errors import make
+from loadstone._quantize import BLOCK_SIZES
 
 FOUR_BIT = ("nf4", "fp4")
-BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 STATE = "weight.quant_state.bitsandbytes__"  # and the quant type
 _F32_MAX = 3.4028234663852886e38
 NESTED = ("weight.nested_absmax", "weight.nested_quant_map")

@@ -17,18 +17,17 @@ constexpr std::uint64_t word_outputs = 8;
 // ---- decoding: qweight I32 [in, out / 8], scales [groups, out], qzeros I32 [groups, out / 8]. The
 // result is [in, out].
 
-std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
-  words::Form form = {.layout = words::Layout::interleaved, .bits = 4};
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
+  words::Packing form = {.layout = words::Layout::interleaved, .bits = 4};
   if (auto wrong = words::check_module(request, form)) return wrong;
   const Shape codes({form.rows, form.columns / word_outputs});
   const Shape zeros({form.groups, form.columns / word_outputs});
   if (form.columns % word_outputs != 0 || request.parts[0].shape != codes || form.has_order) {
-    return DecodeProblem{"the words hold other numbers", request.parts[0].shape.text(),
-                         codes.text()};
+    return Problem{"the words hold other numbers", request.parts[0].shape.text(), codes.text()};
   }
   if (request.parts[2].shape != zeros) {
-    return DecodeProblem{"scales and zero points differ in number", request.parts[2].shape.text(),
-                         zeros.text()};
+    return Problem{"scales and zero points differ in number", request.parts[2].shape.text(),
+                   zeros.text()};
   }
   words::finish(form, made);
   return std::nullopt;

@@ -97,13 +97,13 @@ std::optional<std::uint64_t> block_size_of(std::uint64_t elements, std::uint64_t
 }
 
 // The same rules as for tensors at hand.
-std::optional<DecodeProblem> check(const DecodeRequest& request, BnbEncoding encoding,
-                                   std::uint64_t block_size) {
+std::optional<Problem> check(const DecodeRequest& request, BnbEncoding encoding,
+                             std::uint64_t block_size) {
   std::vector<BnbPart> checked;
   for (std::size_t i = 0; i < request.parts.size(); ++i) {
     const DecodePart& part = request.parts[i];
     if (!part.encoding.is_dtype()) {
-      return DecodeProblem{"a part is of a block format", std::string(part.encoding.name()), {}};
+      return Problem{"a part is of a block format", std::string(part.encoding.name())};
     }
     checked.push_back({std::string(components[i]), part.encoding.dtype(), part.shape});
   }
@@ -111,28 +111,26 @@ std::optional<DecodeProblem> check(const DecodeRequest& request, BnbEncoding enc
   if (request.parts.size() == 4) checked.push_back({"nested_offset", Dtype::f32, Shape()});
   const auto problem = check_bnb_parts(encoding, request.shape, block_size, checked);
   if (!problem) return std::nullopt;
-  return DecodeProblem{"'" + problem->part + "': " + problem->message, problem->found,
-                       problem->expected};
+  return Problem{"'" + problem->part + "': " + problem->message, problem->found, problem->expected};
 }
 
 template <BnbEncoding encoding>
-std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
   constexpr bool by_rows = encoding == BnbEncoding::int8;
   const bool nested = request.parts.size() == 4;
   if (request.parts.size() != 2 && (!nested || by_rows)) {
-    return DecodeProblem{
+    return Problem{
         "the kernel takes packed bytes and absmax, or these, nested_absmax and nested_code",
         std::to_string(request.parts.size()) + " tensors", "2 or 4 tensors"};
   }
   if (!nested && request.offset != 0) {
-    return DecodeProblem{"an offset of scales that are not nested", std::to_string(request.offset),
-                         "0"};
+    return Problem{"an offset of scales that are not nested", std::to_string(request.offset), "0"};
   }
   const auto block_size =
       by_rows ? 64 : block_size_of(made.elements, request.parts[1].shape.numel().value_or(0));
   if (!block_size) {
-    return DecodeProblem{"no size of blocks gives so many scales", request.parts[1].shape.text(),
-                         request.shape.text()};
+    return Problem{"no size of blocks gives so many scales", request.parts[1].shape.text(),
+                   request.shape.text()};
   }
   if (auto wrong = check(request, encoding, *block_size)) return wrong;
   if constexpr (by_rows) {

@@ -12,18 +12,18 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::array<std::string_view, 2> dialects = {"bnb-cpu", "bnb-cuda"};
+constexpr std::array dialects = {name(BnbDialect::cpu), name(BnbDialect::cuda)};
 
-void set_dialect(const Quantization& quantization, QuantizeForm& form) {
-  if (quantization.dialect == dialects[1]) form.bnb4.dialect = BnbDialect::cuda;
+void set_dialect(const Quantization& quantization, QuantizedLayout& form) {
+  form.bnb4.dialect = from_name<BnbDialect>(quantization.dialect).value_or(BnbDialect::cpu);
 }
 
-std::optional<DecodeProblem> write_rows(const Quantization& quantization, const Shape& shape,
-                                        QuantizeForm& form) {
+std::optional<Problem> write_rows(const Quantization& quantization, const Shape& shape,
+                                  QuantizedLayout& form) {
   set_dialect(quantization, form);
-  if (quantization.nested) return DecodeProblem{"int8 has no nested scales", {}, {}};
+  if (quantization.nested) return Problem{"int8 has no nested scales"};
   if (shape.rank() != 2) {
-    return DecodeProblem{"int8 takes matrices", shape.text(), "[rows, columns]"};
+    return Problem{"int8 takes matrices", shape.text(), "[rows, columns]"};
   }
   form.computed_in = Dtype::f16;
   form.rows = shape[0];
@@ -34,12 +34,12 @@ std::optional<DecodeProblem> write_rows(const Quantization& quantization, const 
 }
 
 template <Bnb4Code code>
-std::optional<DecodeProblem> write_blocks(const Quantization& quantization, const Shape& /*shape*/,
-                                          QuantizeForm& form) {
+std::optional<Problem> write_blocks(const Quantization& quantization, const Shape& /*shape*/,
+                                    QuantizedLayout& form) {
   set_dialect(quantization, form);
   if (!is_bnb_block_size(quantization.block_size)) {
-    return DecodeProblem{"no such block size", fmt::format("{}", quantization.block_size),
-                         "32, 64, 128 ... 4096"};
+    return Problem{"no such block size", fmt::format("{}", quantization.block_size),
+                   "32, 64, 128 ... 4096"};
   }
   form.bnb4.code = code;
   form.bnb4.block_size = quantization.block_size;

@@ -92,14 +92,14 @@ class BlockBytes final : public Decoder {
   }
 };
 
-std::optional<DecodeProblem> check_bytes(const DecodeRequest& request, std::size_t parts) {
+std::optional<Problem> check_bytes(const DecodeRequest& request, std::size_t parts) {
   if (request.parts.size() != parts) {
-    return DecodeProblem{"another number of tensors than the kernel takes",
-                         std::to_string(request.parts.size()) + " tensors",
-                         std::to_string(parts) + " tensors"};
+    return Problem{"another number of tensors than the kernel takes",
+                   std::to_string(request.parts.size()) + " tensors",
+                   std::to_string(parts) + " tensors"};
   }
   if (request.dtype != Dtype::u8) {
-    return DecodeProblem{"bytes are of another dtype", std::string(name(request.dtype)), "U8"};
+    return Problem{"bytes are of another dtype", std::string(name(request.dtype)), "U8"};
   }
   return std::nullopt;
 }
@@ -115,7 +115,7 @@ bool is_byte(Encoding encoding) noexcept {
          encoding == Encoding(Dtype::f8_e8m0);
 }
 
-std::optional<DecodeProblem> prepare_blocks(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_blocks(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_bytes(request, 2)) return wrong;
   const auto blocks = request.parts[1].shape.numel();
   const auto codes = request.parts[0].shape.numel();
@@ -126,26 +126,26 @@ std::optional<DecodeProblem> prepare_blocks(const DecodeRequest& request, Decode
       request.shape.rank() > 0 && request.shape.extents().back() % block_bytes == 0;
   if (!is_whole || !is_in_rows || !is_byte(request.parts[0].encoding) ||
       !is_byte(request.parts[1].encoding)) {
-    return DecodeProblem{"codes and scales are no whole blocks of MXFP4",
-                         request.parts[0].shape.text() + " and " + request.parts[1].shape.text(),
-                         "bytes of blocks " + request.shape.text()};
+    return Problem{"codes and scales are no whole blocks of MXFP4",
+                   request.parts[0].shape.text() + " and " + request.parts[1].shape.text(),
+                   "bytes of blocks " + request.shape.text()};
   }
   made.decoder = std::make_shared<const BlockBytes<Made::blocks>>();
   return std::nullopt;
 }
 
 template <Made part>
-std::optional<DecodeProblem> prepare_part(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_part(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_bytes(request, 1)) return wrong;
   const DecodePart& blocks = request.parts[0];
   if (blocks.encoding != Encoding(BlockFormat::mxfp4)) {
-    return DecodeProblem{"the tensor is of another block format",
-                         std::string(blocks.encoding.name()), "MXFP4"};
+    return Problem{"the tensor is of another block format", std::string(blocks.encoding.name()),
+                   "MXFP4"};
   }
   const std::uint64_t columns = blocks.shape.extents().back();
   const Shape expected = with_columns(blocks.shape, columns / block_elements * made_bytes(part));
   if (request.shape != expected) {
-    return DecodeProblem{"the kernel gives another shape", request.shape.text(), expected.text()};
+    return Problem{"the kernel gives another shape", request.shape.text(), expected.text()};
   }
   made.decoder = std::make_shared<const BlockBytes<part>>();
   return std::nullopt;

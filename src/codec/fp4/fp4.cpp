@@ -21,15 +21,15 @@ constexpr std::uint32_t none = TensorTable::none;
 // ---- decoding
 
 using scaled::Codes;
-using scaled::Form;
 using scaled::Global;
+using scaled::Layout;
 
 using scaled::nvfp4_block;
 using simd::mx_block;
 constexpr std::uint64_t mxfp4_block_bytes = 16;
 
-std::optional<DecodeProblem> prepare_block(const DecodeRequest& request, DecodeForm& made) {
-  Form form = {.codes = Codes::fp4};
+std::optional<Problem> prepare_block(const DecodeRequest& request, PreparedDecoder& made) {
+  Layout form = {.codes = Codes::fp4};
   if (auto wrong = scaled::check_codes(request, 2, {Dtype::i8, Dtype::u8}, "I8 or U8", 2)) {
     return wrong;
   }
@@ -40,8 +40,8 @@ std::optional<DecodeProblem> prepare_block(const DecodeRequest& request, DecodeF
 }
 
 template <Global global>
-std::optional<DecodeProblem> prepare_nvfp4(const DecodeRequest& request, DecodeForm& made) {
-  Form form = {.codes = Codes::fp4};
+std::optional<Problem> prepare_nvfp4(const DecodeRequest& request, PreparedDecoder& made) {
+  Layout form = {.codes = Codes::fp4};
   if (auto wrong = scaled::check_codes(request, 3, {Dtype::i8, Dtype::u8}, "I8 or U8", 2)) {
     return wrong;
   }
@@ -65,30 +65,29 @@ Shape ungrouped(const Shape& shape) {
 }
 
 // GPT-OSS: U8 [..., groups, 16] and U8 [..., groups].
-std::optional<DecodeProblem> prepare_mxfp4(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_mxfp4(const DecodeRequest& request, PreparedDecoder& made) {
   if (request.parts.size() != 2) {
-    return DecodeProblem{"the kernel takes weights and scales",
-                         std::to_string(request.parts.size()) + " tensors", "2 tensors"};
+    return Problem{"the kernel takes weights and scales",
+                   std::to_string(request.parts.size()) + " tensors", "2 tensors"};
   }
   const DecodePart& blocks = request.parts[0];
   const DecodePart& scales = request.parts[1];
   if (!scaled::is_one_of(blocks.encoding, {Dtype::u8})) {
-    return DecodeProblem{"weights of a dtype that the kernel does not know",
-                         std::string(blocks.encoding.name()), "U8"};
+    return Problem{"weights of a dtype that the kernel does not know",
+                   std::string(blocks.encoding.name()), "U8"};
   }
   auto groups = blocks.shape.extents();
   if (groups.size() < 2 || groups.back() != mxfp4_block_bytes) {
-    return DecodeProblem{"no blocks of 16 bytes", blocks.shape.text(), "[..., groups, 16]"};
+    return Problem{"no blocks of 16 bytes", blocks.shape.text(), "[..., groups, 16]"};
   }
   if (const Shape shape = ungrouped(blocks.shape); shape != request.shape) {
-    return DecodeProblem{"the kernel gives another shape", request.shape.text(), shape.text()};
+    return Problem{"the kernel gives another shape", request.shape.text(), shape.text()};
   }
-  Form form = {.codes = Codes::fp4, .dtype = request.dtype, .by_exponent = true};
+  Layout form = {.codes = Codes::fp4, .dtype = request.dtype, .by_exponent = true};
   if (auto wrong = scaled::set_scale_dtype(scales, {Dtype::u8}, "U8", form)) return wrong;
   groups.pop_back();
   if (scales.shape.extents() != groups) {
-    return DecodeProblem{"blocks and scales differ in number", scales.shape.text(),
-                         Shape(groups).text()};
+    return Problem{"blocks and scales differ in number", scales.shape.text(), Shape(groups).text()};
   }
   form.elements = made.elements;
   form.matrix_elements = form.elements;
@@ -229,8 +228,8 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 using scaled::blocks_in;
 using scaled::with_last;
 
-std::optional<DecodeProblem> write_nvfp4(const Quantization& quantization, const Shape& shape,
-                                         QuantizeForm& form) {
+std::optional<Problem> write_nvfp4(const Quantization& quantization, const Shape& shape,
+                                   QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   const std::uint64_t blocks = blocks_in(form.columns, nvfp4_block);
   form.needs_amax = true;
@@ -241,12 +240,12 @@ std::optional<DecodeProblem> write_nvfp4(const Quantization& quantization, const
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> write_mxfp4(const Quantization& quantization, const Shape& shape,
-                                         QuantizeForm& form) {
+std::optional<Problem> write_mxfp4(const Quantization& quantization, const Shape& shape,
+                                   QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (form.columns % mx_block != 0) {
-    return DecodeProblem{"a row is no whole blocks of 32 numbers", shape.text(),
-                         "columns a multiple of 32"};
+    return Problem{"a row is no whole blocks of 32 numbers", shape.text(),
+                   "columns a multiple of 32"};
   }
   form.window_elements = mx_block;
   form.parts = {{"data", with_last(shape, 1, {form.columns / 2}), Dtype::u8},
@@ -259,7 +258,7 @@ constexpr std::array unified_names = {ComponentName{"data", "weight"},
                                       ComponentName{"scale_2", "weight_scale_2"}};
 constexpr std::array compressed_names = {
     ComponentName{"data", "weight_packed"}, ComponentName{"scale", "weight_scale"},
-    ComponentName{"scale_2", "weight_global_scale", ComponentForm::one, true}};
+    ComponentName{"scale_2", "weight_global_scale", ComponentShape::one, true}};
 
 constexpr std::array written = {
     WrittenEncoding{

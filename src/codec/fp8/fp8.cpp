@@ -14,29 +14,29 @@ namespace {
 
 // ---- decoding
 
-using scaled::Form;
+using scaled::Layout;
 
 template <typename Cut>
-std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made, Cut cut) {
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made, Cut cut) {
   if (auto wrong =
           scaled::check_codes(request, 2, {Dtype::f8_e4m3, Dtype::f8_e5m2}, "F8_E4M3 or F8_E5M2")) {
     return wrong;
   }
-  Form form = {.weight = request.parts[0].encoding.dtype()};
+  Layout form = {.weight = request.parts[0].encoding.dtype()};
   if (auto wrong = scaled::set_scale_dtype(request.parts[1], form)) return wrong;
   if (auto wrong = cut(form)) return wrong;
   scaled::finish(form, made);
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> prepare_evenly(const DecodeRequest& request, DecodeForm& made) {
-  return prepare(request, made, [&](Form& form) { return scaled::cut_evenly(request, form); });
+std::optional<Problem> prepare_evenly(const DecodeRequest& request, PreparedDecoder& made) {
+  return prepare(request, made, [&](Layout& form) { return scaled::cut_evenly(request, form); });
 }
 
 template <std::uint64_t rows, std::uint64_t columns>
-std::optional<DecodeProblem> prepare_blocks(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_blocks(const DecodeRequest& request, PreparedDecoder& made) {
   return prepare(request, made,
-                 [&](Form& form) { return scaled::cut_by(request, rows, columns, form); });
+                 [&](Layout& form) { return scaled::cut_by(request, rows, columns, form); });
 }
 
 constexpr std::uint64_t mx_columns = simd::mx_block;
@@ -162,28 +162,28 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 using scaled::blocks_in;
 using scaled::with_last;
 
-void set_parts(const Shape& shape, Shape scales, Dtype scale, QuantizeForm& form) {
+void set_parts(const Shape& shape, Shape scales, Dtype scale, QuantizedLayout& form) {
   form.parts = {{"data", shape, Dtype::f8_e4m3}, {"scale", std::move(scales), scale}};
 }
 
-std::optional<DecodeProblem> write_whole(const Quantization& quantization, const Shape& shape,
-                                         QuantizeForm& form) {
+std::optional<Problem> write_whole(const Quantization& quantization, const Shape& shape,
+                                   QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   form.needs_amax = true;
   set_parts(shape, with_last(shape, 2, {}), scaled::scale_dtype(form), form);
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> write_rows(const Quantization& quantization, const Shape& shape,
-                                        QuantizeForm& form) {
+std::optional<Problem> write_rows(const Quantization& quantization, const Shape& shape,
+                                  QuantizedLayout& form) {
   if (auto problem = scaled::begin_matrices(quantization, shape, form)) return problem;
   form.window_elements = form.columns;
   set_parts(shape, with_last(shape, 1, {}), scaled::scale_dtype(form), form);
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> write_blocks(const Quantization& quantization, const Shape& shape,
-                                          QuantizeForm& form) {
+std::optional<Problem> write_blocks(const Quantization& quantization, const Shape& shape,
+                                    QuantizedLayout& form) {
   constexpr std::uint64_t block = scaled::fp8_block;
   if (auto problem = scaled::begin_matrices(quantization, shape, form)) return problem;
   const bool is_cut = form.rows % block == 0 || form.stack == 1;
@@ -194,17 +194,17 @@ std::optional<DecodeProblem> write_blocks(const Quantization& quantization, cons
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> write_mx(const Quantization& quantization, const Shape& shape,
-                                      QuantizeForm& form) {
+std::optional<Problem> write_mx(const Quantization& quantization, const Shape& shape,
+                                QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   form.window_elements = scaled::window_of_blocks(form, mx_columns);
   set_parts(shape, with_last(shape, 1, {blocks_in(form.columns, mx_columns)}), Dtype::u8, form);
   return std::nullopt;
 }
 
-template <ComponentForm form>
+template <ComponentShape scale_shape>
 constexpr std::array names = {ComponentName{"data", "weight"},
-                              ComponentName{"scale", "weight_scale", form}};
+                              ComponentName{"scale", "weight_scale", scale_shape}};
 
 constexpr std::array<std::string_view, 3> dialects = {"exact", "modelopt-compat",
                                                       "modelopt-export"};
@@ -217,8 +217,8 @@ constexpr std::array written = {
         .code_type = "float",
         .kernel = "fp8_block",
         .prepare = write_whole,
-        .unified_names = names<ComponentForm::same>,
-        .compressed_names = names<ComponentForm::one>,
+        .unified_names = names<ComponentShape::same>,
+        .compressed_names = names<ComponentShape::one>,
         .unified = {"FP8", Described::weights_and_activations, 0, {}, false, true},
         .compressed = {"float-quantized", "tensor", "token"},
         .decodes_experts = true,
@@ -232,8 +232,8 @@ constexpr std::array written = {
         .code_type = "float",
         .kernel = "fp8_rows",
         .prepare = write_rows,
-        .unified_names = names<ComponentForm::same>,
-        .compressed_names = names<ComponentForm::column>,
+        .unified_names = names<ComponentShape::same>,
+        .compressed_names = names<ComponentShape::column>,
         .unified = {"FP8_PER_CHANNEL_PER_TOKEN", Described::weights_and_activations, 0, "channel"},
         .compressed = {"float-quantized", "channel", "token"},
         .decodes_experts = true,
@@ -245,8 +245,8 @@ constexpr std::array written = {
         .code_type = "float",
         .kernel = "fp8_block_128",
         .prepare = write_blocks,
-        .unified_names = names<ComponentForm::blocks_4d>,
-        .compressed_names = names<ComponentForm::same>,
+        .unified_names = names<ComponentShape::blocks_4d>,
+        .compressed_names = names<ComponentShape::same>,
         .unified = {"fp8_pb_wo"},
         .compressed = {"float-quantized", "block", "group"},
     },
@@ -257,8 +257,8 @@ constexpr std::array written = {
         .code_type = "float",
         .kernel = "mxfp8",
         .prepare = write_mx,
-        .unified_names = names<ComponentForm::same>,
-        .compressed_names = names<ComponentForm::same>,
+        .unified_names = names<ComponentShape::same>,
+        .compressed_names = names<ComponentShape::same>,
         .unified = {"MXFP8", Described::weights_and_activations, mx_columns},
         .compressed = {"mxfp8-quantized", "group", {}, mx_columns, "torch.uint8"},
         .exported_dialect = "modelopt-compat",

@@ -110,34 +110,30 @@ class ScaledBlockDecoder final : public Decoder {
   const Cast cast_;
 };
 
-std::optional<DecodeProblem> check_part(const DecodeRequest& request, std::size_t count = 1) {
+std::optional<Problem> check_part(const DecodeRequest& request, std::size_t count = 1) {
   if (request.parts.size() != count) {
-    return DecodeProblem{
-        count == 1 ? "the kernel takes blocks" : "the kernel takes blocks and a scale",
-        std::to_string(request.parts.size()) + " tensors",
-        std::to_string(count) + (count == 1 ? " tensor" : " tensors")};
+    return Problem{count == 1 ? "the kernel takes blocks" : "the kernel takes blocks and a scale",
+                   std::to_string(request.parts.size()) + " tensors",
+                   std::to_string(count) + (count == 1 ? " tensor" : " tensors")};
   }
   if (!request.parts[0].encoding.is_dtype()) return std::nullopt;
-  return DecodeProblem{
-      "the tensor is of no block format", std::string(request.parts[0].encoding.name()), {}};
+  return Problem{"the tensor is of no block format", std::string(request.parts[0].encoding.name())};
 }
 
-std::optional<DecodeProblem> check_shape(const DecodeRequest& request, const Shape& made) {
+std::optional<Problem> check_shape(const DecodeRequest& request, const Shape& made) {
   if (made == request.shape) return std::nullopt;
-  return DecodeProblem{"the kernel gives another shape", request.shape.text(), made.text()};
+  return Problem{"the kernel gives another shape", request.shape.text(), made.text()};
 }
 
 template <GgufMode mode>
-std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_part(request)) return wrong;
   const DecodePart& part = request.parts[0];
   const BlockLayout block = layout(part.encoding.block_format());
   const auto decode = gguf_decoder(part.encoding.block_format(), request.dtype, mode);
   if (decode == nullptr || block.elements * element_bytes(request.dtype) > block_result_bytes_max) {
-    return DecodeProblem{
-        "the kernel does not decode this format to this dtype",
-        std::string(part.encoding.name()) + " to " + std::string(name(request.dtype)),
-        {}};
+    return Problem{"the kernel does not decode this format to this dtype",
+                   std::string(part.encoding.name()) + " to " + std::string(name(request.dtype))};
   }
   if (auto wrong = check_shape(request, part.shape)) return wrong;
   made.decoder = std::make_shared<const BlockDecoder>(decode, block, request.dtype);
@@ -145,34 +141,33 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
 }
 
 // One scale, or one for each matrix of a stack.
-std::optional<DecodeProblem> prepare_scaled(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_scaled(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_part(request, 2)) return wrong;
   const DecodePart& part = request.parts[0];
   const DecodePart& scale = request.parts[1];
   const BlockFormat format = part.encoding.block_format();
   const auto decode = gguf_decoder(format, Dtype::f32, GgufMode::exact);
   if (decode == nullptr) {
-    return DecodeProblem{
-        "the kernel does not decode this format", std::string(part.encoding.name()), {}};
+    return Problem{"the kernel does not decode this format", std::string(part.encoding.name())};
   }
   if (auto wrong = check_shape(request, part.shape)) return wrong;
   const bool is_stack = part.shape.rank() == 3;
   const std::uint64_t matrices = is_stack ? part.shape[0] : 1;
   const std::uint64_t count = scale.shape.numel().value_or(0);
   if (scale.encoding != Encoding(Dtype::f32) || (count != 1 && count != matrices)) {
-    return DecodeProblem{"the scale does not fit the blocks",
-                         std::string(scale.encoding.name()) + " " + scale.shape.text(),
-                         is_stack ? "F32 [1] or " + Shape({matrices}).text() : "F32 [1]"};
+    return Problem{"the scale does not fit the blocks",
+                   std::string(scale.encoding.name()) + " " + scale.shape.text(),
+                   is_stack ? "F32 [1] or " + Shape({matrices}).text() : "F32 [1]"};
   }
   made.decoder = std::make_shared<const ScaledBlockDecoder>(
       decode, layout(format), std::max<std::uint64_t>(made.elements / count, 1), request.dtype);
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> prepare_bytes(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare_bytes(const DecodeRequest& request, PreparedDecoder& made) {
   if (auto wrong = check_part(request)) return wrong;
   if (request.dtype != Dtype::u8) {
-    return DecodeProblem{"bytes are of another dtype", std::string(name(request.dtype)), "U8"};
+    return Problem{"bytes are of another dtype", std::string(name(request.dtype)), "U8"};
   }
   const DecodePart& part = request.parts[0];
   if (auto wrong = check_shape(request, shape_of_bytes(part.encoding, part.shape))) return wrong;

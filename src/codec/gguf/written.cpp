@@ -16,32 +16,32 @@ namespace {
 // The bytes of ggml's reference.
 constexpr std::array<std::string_view, 1> dialects = {"ggml"};
 
-std::optional<DecodeProblem> check_importance(const Quantization& quantization,
-                                              const QuantizeForm& form, BlockFormat format) {
+std::optional<Problem> check_importance(const Quantization& quantization,
+                                        const QuantizedLayout& form, BlockFormat format) {
   if (quantization.importance == nullptr) {
     if (!needs_importance(format)) return std::nullopt;
-    return DecodeProblem{"it needs an importance matrix", "none", "--imatrix"};
+    return Problem{"it needs an importance matrix", "none", "--imatrix"};
   }
   const std::vector<float>& all = *quantization.importance;
   if (all.size() != form.columns && all.size() != form.columns * form.stack) {
-    return DecodeProblem{"an importance for another number of columns",
-                         fmt::format("{}", all.size()), fmt::format("{}", form.columns)};
+    return Problem{"an importance for another number of columns", fmt::format("{}", all.size()),
+                   fmt::format("{}", form.columns)};
   }
   const auto is_wrong = [](float each) { return !(std::isfinite(each) && each >= 0); };
   const auto wrong = std::ranges::find_if(all, is_wrong);
   if (wrong == all.end()) return std::nullopt;
-  return DecodeProblem{"an importance that is negative or not finite", fmt::format("{}", *wrong),
-                       "numbers of 0 and more"};
+  return Problem{"an importance that is negative or not finite", fmt::format("{}", *wrong),
+                 "numbers of 0 and more"};
 }
 
 template <BlockFormat format>
-std::optional<DecodeProblem> prepare_block_format(const Quantization& quantization,
-                                                  const Shape& shape, QuantizeForm& form) {
+std::optional<Problem> prepare_block_format(const Quantization& quantization, const Shape& shape,
+                                            QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   const BlockLayout block = layout(format);
   if (form.columns % block.elements != 0) {
-    return DecodeProblem{fmt::format("rows are no whole blocks of {}", block.elements),
-                         shape.text(), fmt::format("a multiple of {} columns", block.elements)};
+    return Problem{fmt::format("rows are no whole blocks of {}", block.elements), shape.text(),
+                   fmt::format("a multiple of {} columns", block.elements)};
   }
   if (auto problem = check_importance(quantization, form, format)) return problem;
   form.block = format;

@@ -24,19 +24,19 @@ bool is_width(std::uint64_t bits) { return bits == 2 || bits == 3 || bits == 4 |
 // out].
 
 template <unsigned zero_offset>
-std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
-  words::Form form = {.layout = words::Layout::down, .zero_offset = zero_offset};
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
+  words::Packing form = {.layout = words::Layout::down, .zero_offset = zero_offset};
   if (auto wrong = words::check_module(request, form)) return wrong;
   const Shape& codes = request.parts[0].shape;
   form.bits = static_cast<unsigned>(codes[0] * word_bits / form.rows);
   const bool fits = codes[1] == form.columns && codes[0] * word_bits == form.rows * form.bits;
   if (!fits || !is_width(form.bits)) {
-    return DecodeProblem{"the words hold other numbers", codes.text(), request.shape.text()};
+    return Problem{"the words hold other numbers", codes.text(), request.shape.text()};
   }
   const Shape zeros({form.groups, ceil_div(form.columns * form.bits, word_bits)});
   if (request.parts[2].shape != zeros) {
-    return DecodeProblem{"scales and zero points differ in number", request.parts[2].shape.text(),
-                         zeros.text()};
+    return Problem{"scales and zero points differ in number", request.parts[2].shape.text(),
+                   zeros.text()};
   }
   words::finish(form, made);
   return std::nullopt;

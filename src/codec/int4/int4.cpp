@@ -20,13 +20,14 @@ constexpr std::string_view metadata_key = "loadstone.int4";
 // ---- decoding
 
 using scaled::Codes;
-using scaled::Form;
+using scaled::Layout;
 
 // U8 [..., columns / 2], inverse scales F32, F16 or BF16 [..., blocks, 1] of 128 numbers each; or
 // U8 [..., rows / 2, columns], F32 [..., rows, columns / 128].
 template <bool is_flat>
-std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
-  Form form = {.codes = is_flat ? Codes::offset_nibbles : Codes::row_pairs, .dtype = request.dtype};
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
+  Layout form = {.codes = is_flat ? Codes::offset_nibbles : Codes::row_pairs,
+                 .dtype = request.dtype};
   if (auto wrong = scaled::check_codes(request, 2, {Dtype::u8}, "U8", 2, is_flat ? 1 : 2)) {
     return wrong;
   }
@@ -36,18 +37,18 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
                        : scaled::set_scale_dtype(scales, {Dtype::f32}, "F32", form);
   if (wrong) return wrong;
   const Shape& shape = request.shape;
-  if (shape.rank() < 2) return DecodeProblem{"the weights are no matrices", shape.text(), {}};
+  if (shape.rank() < 2) return Problem{"the weights are no matrices", shape.text()};
   auto expected = shape.extents();
   const std::uint64_t columns = expected.back();
   const std::uint64_t matrix = expected[expected.size() - 2] * columns;
   if ((is_flat ? matrix : columns) % block != 0) {
-    return DecodeProblem{"the weights are no whole blocks of 128", shape.text(), {}};
+    return Problem{"the weights are no whole blocks of 128", shape.text()};
   }
   expected.back() = is_flat ? 1 : columns / block;
   if (is_flat) expected[expected.size() - 2] = matrix / block;
   if (scales.shape != Shape(expected)) {
-    return DecodeProblem{"blocks and scales differ in number", scales.shape.text(),
-                         Shape(std::move(expected)).text()};
+    return Problem{"blocks and scales differ in number", scales.shape.text(),
+                   Shape(std::move(expected)).text()};
   }
   form.elements = made.elements;
   form.matrix_elements = form.elements;
@@ -130,12 +131,12 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 // ---- writing
 
-std::optional<DecodeProblem> write_flat(const Quantization& quantization, const Shape& shape,
-                                        QuantizeForm& form) {
+std::optional<Problem> write_flat(const Quantization& quantization, const Shape& shape,
+                                  QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (form.matrix_elements() % block != 0 || form.columns % 2 != 0) {
-    return DecodeProblem{"a matrix is no whole blocks of 128 numbers", shape.text(),
-                         "an even number of columns, and rows * columns a multiple of 128"};
+    return Problem{"a matrix is no whole blocks of 128 numbers", shape.text(),
+                   "an even number of columns, and rows * columns a multiple of 128"};
   }
   form.window_elements = block;
   form.parts = {{"data", scaled::with_last(shape, 1, {form.columns / 2}), Dtype::u8},
@@ -144,12 +145,12 @@ std::optional<DecodeProblem> write_flat(const Quantization& quantization, const 
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> write_row_pairs(const Quantization& quantization, const Shape& shape,
-                                             QuantizeForm& form) {
+std::optional<Problem> write_row_pairs(const Quantization& quantization, const Shape& shape,
+                                       QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (shape.rank() < 2 || form.columns % block != 0 || form.rows % 2 != 0) {
-    return DecodeProblem{"a matrix is no whole pairs of rows of blocks of 128 numbers",
-                         shape.text(), "an even number of rows, and columns a multiple of 128"};
+    return Problem{"a matrix is no whole pairs of rows of blocks of 128 numbers", shape.text(),
+                   "an even number of rows, and columns a multiple of 128"};
   }
   form.window_elements = 2 * form.columns;
   form.parts = {

@@ -17,15 +17,15 @@ constexpr std::uint32_t none = TensorTable::none;
 
 enum class Cut : std::uint8_t { evenly, by_rows, by_128 };
 
-std::optional<DecodeProblem> set_blocks(const DecodeRequest& request, Cut cut, scaled::Form& form) {
+std::optional<Problem> set_blocks(const DecodeRequest& request, Cut cut, scaled::Layout& form) {
   if (cut == Cut::evenly) return scaled::cut_evenly(request, form);
   return cut == Cut::by_rows ? scaled::cut_by(request, 1, 0, form)
                              : scaled::cut_by(request, 128, 128, form);
 }
 
 template <Cut cut>
-std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
-  scaled::Form form = {.weight = Dtype::i8};
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
+  scaled::Layout form = {.weight = Dtype::i8};
   const std::size_t parts = request.parts.size() == 3 ? 3 : 2;
   if (auto wrong = scaled::check_codes(request, parts, {Dtype::i8}, "I8")) return wrong;
   if (auto wrong = scaled::set_scale_dtype(request.parts[1], form)) return wrong;
@@ -91,8 +91,8 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 // ---- writing
 
-std::optional<DecodeProblem> write_rows(const Quantization& quantization, const Shape& shape,
-                                        QuantizeForm& form) {
+std::optional<Problem> write_rows(const Quantization& quantization, const Shape& shape,
+                                  QuantizedLayout& form) {
   if (auto problem = scaled::begin_matrices(quantization, shape, form)) return problem;
   form.window_elements = form.columns;
   form.parts = {{"data", shape, Dtype::i8},
@@ -100,9 +100,9 @@ std::optional<DecodeProblem> write_rows(const Quantization& quantization, const 
   return std::nullopt;
 }
 
-template <ComponentForm form>
+template <ComponentShape scale_shape>
 constexpr std::array names = {ComponentName{"data", "weight"},
-                              ComponentName{"scale", "weight_scale", form}};
+                              ComponentName{"scale", "weight_scale", scale_shape}};
 
 constexpr std::array written = {WrittenEncoding{
     .name = "int8-channel",
@@ -111,8 +111,8 @@ constexpr std::array written = {WrittenEncoding{
     .code_type = "int",
     .kernel = "int8_rows",
     .prepare = write_rows,
-    .unified_names = names<ComponentForm::flat>,
-    .compressed_names = names<ComponentForm::same>,
+    .unified_names = names<ComponentShape::flat>,
+    .compressed_names = names<ComponentShape::same>,
     .unified = {"W8A16", Described::weights},
     .compressed = {"int-quantized", "channel", "token"},
 }};

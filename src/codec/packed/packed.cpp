@@ -22,10 +22,10 @@ constexpr std::uint32_t none = TensorTable::none;
 // [columns].
 
 template <unsigned bits>
-std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
+std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& made) {
   const auto& parts = request.parts;
   const auto refuse = [](const char* message, std::string found, std::string expected) {
-    return DecodeProblem{message, std::move(found), std::move(expected)};
+    return Problem{message, std::move(found), std::move(expected)};
   };
   if (parts.size() < 2 || parts.size() > 4) {
     return refuse("the kernel takes words, scales, zero points and an order",
@@ -33,12 +33,12 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
   }
   if (request.shape.rank() != 2)
     return refuse("the weights are no matrix", request.shape.text(), {});
-  words::Form form = {.layout = words::Layout::across,
-                      .bits = bits,
-                      .rows = request.shape[0],
-                      .columns = request.shape[1],
-                      .group_size = request.group_size,
-                      .dtype = request.dtype};
+  words::Packing form = {.layout = words::Layout::across,
+                         .bits = bits,
+                         .rows = request.shape[0],
+                         .columns = request.shape[1],
+                         .group_size = request.group_size,
+                         .dtype = request.dtype};
   const Shape codes({form.rows, ceil_div(form.columns * bits, word_bits)});
   if (!scaled::is_one_of(parts[0].encoding, {Dtype::i32}) || parts[0].shape != codes) {
     return refuse("the words hold other numbers", parts[0].shape.text(), codes.text());

@@ -105,7 +105,7 @@ void multiply(float* values, std::uint64_t count, float scale) noexcept {
 
 class ScaledDecoder final : public Decoder {
  public:
-  explicit ScaledDecoder(const Form& form) : form_(form) {}
+  explicit ScaledDecoder(const Layout& form) : form_(form) {}
 
   [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
                                      std::uint64_t end) const noexcept override;
@@ -119,7 +119,7 @@ class ScaledDecoder final : public Decoder {
             std::uint64_t count) const noexcept;
   void apply(float scale, float* values, std::uint64_t count) const noexcept;
 
-  const Form form_;
+  const Layout form_;
 };
 
 ByteRange ScaledDecoder::code_bytes(std::uint64_t begin, std::uint64_t end) const noexcept {
@@ -241,7 +241,7 @@ void ScaledDecoder::decode(std::uint64_t begin, std::uint64_t end,
 
 }  // namespace
 
-void finish(const Form& form, DecodeForm& made) {
+void finish(const Layout& form, PreparedDecoder& made) {
   made.decoder = std::make_shared<const ScaledDecoder>(form);
 }
 

@@ -15,14 +15,14 @@ QuantizeDialect dialect_of(std::string_view name) noexcept {
 
 }  // namespace
 
-std::optional<DecodeProblem> begin_encoding(const Quantization& quantization, const Shape& shape,
-                                            QuantizeForm& form) {
+std::optional<Problem> begin_encoding(const Quantization& quantization, const Shape& shape,
+                                      QuantizedLayout& form) {
   form.dialect = dialect_of(quantization.dialect);
   if (quantization.nested) {
-    return DecodeProblem{quantization.encoding + " has no nested scales", {}, {}};
+    return Problem{quantization.encoding + " has no nested scales"};
   }
   if (shape.rank() == 0 || form.elements == 0) {
-    return DecodeProblem{"there are no rows to scale", shape.text(), "[..., rows, columns]"};
+    return Problem{"there are no rows to scale", shape.text(), "[..., rows, columns]"};
   }
   form.columns = shape[shape.rank() - 1];
   form.rows = shape.rank() > 1 ? shape[shape.rank() - 2] : 1;
@@ -30,11 +30,11 @@ std::optional<DecodeProblem> begin_encoding(const Quantization& quantization, co
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> begin_matrices(const Quantization& quantization, const Shape& shape,
-                                            QuantizeForm& form) {
+std::optional<Problem> begin_matrices(const Quantization& quantization, const Shape& shape,
+                                      QuantizedLayout& form) {
   if (auto problem = begin_encoding(quantization, shape, form)) return problem;
   if (shape.rank() > 1) return std::nullopt;
-  return DecodeProblem{"it takes matrices", shape.text(), "[..., rows, columns]"};
+  return Problem{"it takes matrices", shape.text(), "[..., rows, columns]"};
 }
 
 Shape with_last(const Shape& shape, std::size_t taken,
@@ -45,11 +45,11 @@ Shape with_last(const Shape& shape, std::size_t taken,
   return Shape(std::move(extents));
 }
 
-Dtype scale_dtype(const QuantizeForm& form) noexcept {
+Dtype scale_dtype(const QuantizedLayout& form) noexcept {
   return form.dialect == QuantizeDialect::compressed ? form.dtype : Dtype::f32;
 }
 
-std::uint64_t window_of_blocks(const QuantizeForm& form, std::uint64_t block) noexcept {
+std::uint64_t window_of_blocks(const QuantizedLayout& form, std::uint64_t block) noexcept {
   return form.columns % block == 0 ? block : form.columns;
 }
 

@@ -22,7 +22,7 @@ std::optional<Shape> widened(const Shape& shape, std::uint64_t factor, std::size
   return wide;
 }
 
-void start(const DecodeRequest& request, Form& form) {
+void start(const DecodeRequest& request, Layout& form) {
   form.dtype = request.dtype;
   form.elements = request.shape.numel().value_or(0);
 }
@@ -33,46 +33,46 @@ bool is_one_of(Encoding encoding, std::initializer_list<Dtype> dtypes) noexcept 
   return std::ranges::any_of(dtypes, [&](Dtype dtype) { return encoding == Encoding(dtype); });
 }
 
-std::optional<DecodeProblem> check_codes(const DecodeRequest& request, std::size_t parts,
-                                         std::initializer_list<Dtype> dtypes, const char* expected,
-                                         std::uint64_t per_byte, std::size_t from_end) {
+std::optional<Problem> check_codes(const DecodeRequest& request, std::size_t parts,
+                                   std::initializer_list<Dtype> dtypes, const char* expected,
+                                   std::uint64_t per_byte, std::size_t from_end) {
   if (request.parts.size() != parts) {
-    return DecodeProblem{parts == 3 ? "the kernel takes weights, scales and a global scale"
-                                    : "the kernel takes weights and scales",
-                         fmt::format("{} tensors", request.parts.size()),
-                         fmt::format("{} tensors", parts)};
+    return Problem{parts == 3 ? "the kernel takes weights, scales and a global scale"
+                              : "the kernel takes weights and scales",
+                   fmt::format("{} tensors", request.parts.size()),
+                   fmt::format("{} tensors", parts)};
   }
   const DecodePart& codes = request.parts[0];
   if (!is_one_of(codes.encoding, dtypes)) {
-    return DecodeProblem{"weights of a dtype that the kernel does not know",
-                         std::string(codes.encoding.name()), expected};
+    return Problem{"weights of a dtype that the kernel does not know",
+                   std::string(codes.encoding.name()), expected};
   }
   const auto made = widened(codes.shape, per_byte, from_end);
-  if (!made) return DecodeProblem{"the size does not fit 64 bits", codes.shape.text(), {}};
+  if (!made) return Problem{"the size does not fit 64 bits", codes.shape.text()};
   if (*made == request.shape) return std::nullopt;
-  return DecodeProblem{"the kernel gives another shape", request.shape.text(), made->text()};
+  return Problem{"the kernel gives another shape", request.shape.text(), made->text()};
 }
 
-std::optional<DecodeProblem> set_scale_dtype(const DecodePart& scales,
-                                             std::initializer_list<Dtype> dtypes,
-                                             const char* expected, Form& form) {
+std::optional<Problem> set_scale_dtype(const DecodePart& scales,
+                                       std::initializer_list<Dtype> dtypes, const char* expected,
+                                       Layout& form) {
   if (!is_one_of(scales.encoding, dtypes)) {
-    return DecodeProblem{"scales of a dtype that the kernel does not know",
-                         std::string(scales.encoding.name()), expected};
+    return Problem{"scales of a dtype that the kernel does not know",
+                   std::string(scales.encoding.name()), expected};
   }
   form.scale = scales.encoding.dtype();
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> set_scale_dtype(const DecodePart& scales, Form& form) {
+std::optional<Problem> set_scale_dtype(const DecodePart& scales, Layout& form) {
   return set_scale_dtype(scales, {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::f8_e8m0, Dtype::u8},
                          "F32, BF16, F16, F8_E8M0 or U8", form);
 }
 
-std::optional<DecodeProblem> cut_evenly(const DecodeRequest& request, Form& form) {
+std::optional<Problem> cut_evenly(const DecodeRequest& request, Layout& form) {
   const Shape& shape = request.shape;
   const Shape& scales = request.parts[1].shape;
-  if (shape.rank() < 2) return DecodeProblem{"the weights are no matrices", shape.text(), {}};
+  if (shape.rank() < 2) return Problem{"the weights are no matrices", shape.text()};
   start(request, form);
   const std::size_t rank = scales.rank();
   const std::uint64_t rows = shape[shape.rank() - 2];
@@ -82,8 +82,8 @@ std::optional<DecodeProblem> cut_evenly(const DecodeRequest& request, Form& form
   form.scale_columns = rank < 2 ? 1 : scales[rank - 1];
   form.scale_count = scales.numel().value_or(0);
   if (form.scale_count == 0 || rows % scale_rows != 0 || form.columns % form.scale_columns != 0) {
-    return DecodeProblem{"the weights do not fall into blocks of one scale each", scales.text(),
-                         "scales that divide " + shape.text()};
+    return Problem{"the weights do not fall into blocks of one scale each", scales.text(),
+                   "scales that divide " + shape.text()};
   }
   form.block_rows = rows / scale_rows;
   form.block_columns = form.columns / form.scale_columns;
@@ -91,18 +91,18 @@ std::optional<DecodeProblem> cut_evenly(const DecodeRequest& request, Form& form
   const std::uint64_t matrices = form.elements / form.matrix_elements;
   const std::uint64_t scale_matrices = form.scale_count / per_matrix;
   if (scale_matrices != 1 && scale_matrices != matrices) {
-    return DecodeProblem{"another number of matrices has scales than weights", scales.text(),
-                         "scales for " + shape.text()};
+    return Problem{"another number of matrices has scales than weights", scales.text(),
+                   "scales for " + shape.text()};
   }
   form.matrix_scales = scale_matrices == 1 ? 0 : per_matrix;
   return std::nullopt;
 }
 
-std::optional<DecodeProblem> cut_by(const DecodeRequest& request, std::uint64_t block_rows,
-                                    std::uint64_t block_columns, Form& form) {
+std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_rows,
+                              std::uint64_t block_columns, Layout& form) {
   const Shape& shape = request.shape;
   const Shape& scales = request.parts[1].shape;
-  if (shape.rank() < 2) return DecodeProblem{"the weights are no matrices", shape.text(), {}};
+  if (shape.rank() < 2) return Problem{"the weights are no matrices", shape.text()};
   start(request, form);
   const std::uint64_t rows = shape[shape.rank() - 2];
   form.columns = shape[shape.rank() - 1];
@@ -122,32 +122,31 @@ std::optional<DecodeProblem> cut_by(const DecodeRequest& request, std::uint64_t 
   expected.insert(expected.end(), {1, form.scale_columns, 1});
   const bool is_spread = block_rows > 1 && scales == Shape(std::move(expected));
   if (is_vector || is_spread || scales == whole) return std::nullopt;
-  return DecodeProblem{"blocks and scales differ in number", scales.text(), whole.text()};
+  return Problem{"blocks and scales differ in number", scales.text(), whole.text()};
 }
 
-std::optional<DecodeProblem> set_global(const DecodeRequest& request, Global global, Form& form) {
+std::optional<Problem> set_global(const DecodeRequest& request, Global global, Layout& form) {
   const DecodePart& part = request.parts[2];
   form.global = global;
   form.global_count = part.shape.numel().value_or(0);
   const std::uint64_t matrices = form.elements / form.matrix_elements;
   if (!is_one_of(part.encoding, {Dtype::f32})) {
-    return DecodeProblem{"a global scale of another dtype", std::string(part.encoding.name()),
-                         "F32"};
+    return Problem{"a global scale of another dtype", std::string(part.encoding.name()), "F32"};
   }
   if (form.global_count == 1 || form.global_count == matrices) return std::nullopt;
-  return DecodeProblem{"another number of global scales than matrices", part.shape.text(),
-                       std::to_string(matrices)};
+  return Problem{"another number of global scales than matrices", part.shape.text(),
+                 std::to_string(matrices)};
 }
 
-std::optional<DecodeProblem> set_zeros(const DecodeRequest& request, Form& form) {
+std::optional<Problem> set_zeros(const DecodeRequest& request, Layout& form) {
   const DecodePart& part = request.parts[2];
   form.has_zeros = true;
   if (!is_one_of(part.encoding, {Dtype::i8})) {
-    return DecodeProblem{"zero points of another dtype", std::string(part.encoding.name()), "I8"};
+    return Problem{"zero points of another dtype", std::string(part.encoding.name()), "I8"};
   }
   if (part.shape == request.parts[1].shape) return std::nullopt;
-  return DecodeProblem{"scales and zero points differ in number", part.shape.text(),
-                       request.parts[1].shape.text()};
+  return Problem{"scales and zero points differ in number", part.shape.text(),
+                 request.parts[1].shape.text()};
 }
 
 }  // namespace loadstone::scaled

@@ -27,7 +27,7 @@ enum class Codes : std::uint8_t {
 enum class Global : std::uint8_t { none, factor, divisor };
 
 // Numbers are counted row by row. A matrix is cut into blocks, each with one scale. Value type.
-struct Form {
+struct Layout {
   Codes codes = Codes::bytes;
   Dtype weight = Dtype::f8_e4m3;
   Dtype scale = Dtype::f32;  // u8: the byte's power of two
@@ -47,7 +47,7 @@ struct Form {
 };
 
 // Makes the decoder, once all else has been filled in.
-void finish(const Form& form, DecodeForm& made);
+void finish(const Layout& form, PreparedDecoder& made);
 
 // ---- steps of preparing, each with what does not fit
 
@@ -55,30 +55,30 @@ void finish(const Form& form, DecodeForm& made);
 
 // So many parts, and codes of these dtypes, which give numbers of the wanted shape: codes stand
 // `per_byte` in each, along the dimension so many from the end.
-[[nodiscard]] std::optional<DecodeProblem> check_codes(
-    const DecodeRequest& request, std::size_t parts, std::initializer_list<Dtype> dtypes,
-    const char* expected, std::uint64_t per_byte = 1, std::size_t from_end = 1);
+[[nodiscard]] std::optional<Problem> check_codes(const DecodeRequest& request, std::size_t parts,
+                                                 std::initializer_list<Dtype> dtypes,
+                                                 const char* expected, std::uint64_t per_byte = 1,
+                                                 std::size_t from_end = 1);
 
-[[nodiscard]] std::optional<DecodeProblem> set_scale_dtype(const DecodePart& scales,
-                                                           std::initializer_list<Dtype> dtypes,
-                                                           const char* expected, Form& form);
+[[nodiscard]] std::optional<Problem> set_scale_dtype(const DecodePart& scales,
+                                                     std::initializer_list<Dtype> dtypes,
+                                                     const char* expected, Layout& form);
 // F32, BF16, F16, F8_E8M0, or U8 that are powers of two.
-[[nodiscard]] std::optional<DecodeProblem> set_scale_dtype(const DecodePart& scales, Form& form);
+[[nodiscard]] std::optional<Problem> set_scale_dtype(const DecodePart& scales, Layout& form);
 
 // Blocks of whatever size divides the matrix into as many as there are scales.
-[[nodiscard]] std::optional<DecodeProblem> cut_evenly(const DecodeRequest& request, Form& form);
+[[nodiscard]] std::optional<Problem> cut_evenly(const DecodeRequest& request, Layout& form);
 
 // Blocks of this size, the last of which may be cut: a scale for each block of each matrix, or (a
 // vector of them) one for each row. `block_columns` 0: of whole rows.
-[[nodiscard]] std::optional<DecodeProblem> cut_by(const DecodeRequest& request,
-                                                  std::uint64_t block_rows,
-                                                  std::uint64_t block_columns, Form& form);
+[[nodiscard]] std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_rows,
+                                            std::uint64_t block_columns, Layout& form);
 
 // The third part.
-[[nodiscard]] std::optional<DecodeProblem> set_global(const DecodeRequest& request, Global global,
-                                                      Form& form);
+[[nodiscard]] std::optional<Problem> set_global(const DecodeRequest& request, Global global,
+                                                Layout& form);
 
-[[nodiscard]] std::optional<DecodeProblem> set_zeros(const DecodeRequest& request, Form& form);
+[[nodiscard]] std::optional<Problem> set_zeros(const DecodeRequest& request, Layout& form);
 
 // ---- the size of blocks with a scale each, for shapes alone do not determine it
 
@@ -98,21 +98,21 @@ void decode_blocks(const TensorTable& table, QuantizedTensor& made, const BlockC
 // common
 
 // Sets the dialect, and columns, rows and matrices.
-[[nodiscard]] std::optional<DecodeProblem> begin_encoding(const Quantization& quantization,
-                                                          const Shape& shape, QuantizeForm& form);
+[[nodiscard]] std::optional<Problem> begin_encoding(const Quantization& quantization,
+                                                    const Shape& shape, QuantizedLayout& form);
 // The same, for those that take no vectors.
-[[nodiscard]] std::optional<DecodeProblem> begin_matrices(const Quantization& quantization,
-                                                          const Shape& shape, QuantizeForm& form);
+[[nodiscard]] std::optional<Problem> begin_matrices(const Quantization& quantization,
+                                                    const Shape& shape, QuantizedLayout& form);
 
 // The shape with its last dimensions replaced: `taken` of them by `others`.
 [[nodiscard]] Shape with_last(const Shape& shape, std::size_t taken,
                               std::initializer_list<std::uint64_t> others);
 
 // Scales have the numbers' dtype where ModelOpt has them in it.
-[[nodiscard]] Dtype scale_dtype(const QuantizeForm& form) noexcept;
+[[nodiscard]] Dtype scale_dtype(const QuantizedLayout& form) noexcept;
 
 // Rows whose blocks are all whole can be cut between them.
-[[nodiscard]] std::uint64_t window_of_blocks(const QuantizeForm& form,
+[[nodiscard]] std::uint64_t window_of_blocks(const QuantizedLayout& form,
                                              std::uint64_t block) noexcept;
 
 }  // namespace loadstone::scaled

@@ -38,10 +38,10 @@ std::optional<Module> module_of(const TensorTable& table, std::uint32_t tensor) 
   return module;
 }
 
-std::optional<DecodeProblem> check_module(const DecodeRequest& request, Form& form) {
+std::optional<Problem> check_module(const DecodeRequest& request, Packing& form) {
   const auto& parts = request.parts;
   const auto refuse = [](const char* message, std::string found, std::string expected) {
-    return DecodeProblem{message, std::move(found), std::move(expected)};
+    return Problem{message, std::move(found), std::move(expected)};
   };
   if (parts.size() != 3 && parts.size() != 4) {
     return refuse("the kernel takes words, scales, zero points and an order",

@@ -41,7 +41,7 @@ ByteRange words_of(std::uint64_t begin, std::uint64_t end, unsigned bits) noexce
 
 class WordDecoder : public Decoder {
  public:
-  explicit WordDecoder(const Form& form) : form_(form) {}
+  explicit WordDecoder(const Packing& form) : form_(form) {}
 
   [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
                                      std::uint64_t end) const noexcept final {
@@ -67,7 +67,7 @@ class WordDecoder : public Decoder {
     return (stored + form_.zero_offset) & ((1u << form_.bits) - 1);
   }
 
-  const Form form_;
+  const Packing form_;
   const Cast round_ = cast_between(Dtype::f32, form_.dtype);
 };
 
@@ -266,7 +266,7 @@ unsigned field_at(const std::byte* words, std::uint64_t stride, std::uint64_t bi
   return static_cast<unsigned>(value >> shift) & ((1u << bits) - 1);
 }
 
-void finish(const Form& form, DecodeForm& made) {
+void finish(const Packing& form, PreparedDecoder& made) {
   if (form.layout == Layout::across) {
     made.decoder = std::make_shared<const GroupedColumns>(form);
   } else {

@@ -23,7 +23,7 @@ enum class Layout : std::uint8_t {
 };
 
 // Value type.
-struct Form {
+struct Packing {
   Layout layout = Layout::down;
   unsigned bits = 4;
   std::uint64_t rows = 0;
@@ -46,7 +46,7 @@ struct Form {
 
 // Parts: codes, scales, then zero points and the order of groups, where there are such. Sizes must
 // have been checked; the groups of an order must exist.
-void finish(const Form& form, DecodeForm& made);
+void finish(const Packing& form, PreparedDecoder& made);
 
 // The field that begins at `bit` of a stream whose words are `stride` words apart. The word behind
 // is read where the field straddles.
@@ -77,7 +77,7 @@ struct Module {
 
 // The parts of a request [rows, columns]: three, or four with an order; fills in rows, columns,
 // groups, group size, dtypes and whether there is an order.
-[[nodiscard]] std::optional<DecodeProblem> check_module(const DecodeRequest& request, Form& form);
+[[nodiscard]] std::optional<Problem> check_module(const DecodeRequest& request, Packing& form);
 
 // Returns true if the count of groups alone gives their size. Sizes are powers of two; any other
 // quotient means that the last group is short, and of which size nobody can tell.

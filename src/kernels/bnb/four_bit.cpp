@@ -324,7 +324,7 @@ void decode_blocks(const Bnb4& form, std::uint64_t begin, std::uint64_t end, con
   for (std::uint64_t at = begin; at < end;) {
     const std::uint64_t block = at / form.block_size;
     const std::uint64_t block_end = std::min(end, (block + 1) * form.block_size);
-    const BlockTable<target> table(values_of(form.code),
+    const BlockTable<target> table(codebook(form.code),
                                    number::load_raw<float>(absmax + (block - first_block) * 4));
     if (at % 2 != 0) {
       table.write(std::to_integer<unsigned>(data[at / 2 - first_byte]) & 15u, to);
@@ -371,7 +371,7 @@ bool is_bnb_block_size(std::uint64_t size) noexcept {
   return std::has_single_bit(size) && size >= 32 && size <= 4096;
 }
 
-std::span<const float, 16> bnb4_values(Bnb4Code code) noexcept { return simd::values_of(code); }
+std::span<const float, 16> bnb4_values(Bnb4Code code) noexcept { return simd::codebook(code); }
 
 std::uint64_t encode_bnb4(const Bnb4& form, Dtype source, const std::byte* numbers,
                           std::uint64_t count, std::byte* data, std::byte* absmax) noexcept {

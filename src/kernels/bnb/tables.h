@@ -35,7 +35,7 @@ inline constexpr std::array<float, 16> fp4_values = {
     0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -6.0f / 12, -2.0f / 12, -3.0f / 12,
 };
 
-constexpr const std::array<float, 16>& values_of(Bnb4Code code) noexcept {
+constexpr const std::array<float, 16>& codebook(Bnb4Code code) noexcept {
   return code == Bnb4Code::nf4 ? nf4_values : fp4_values;
 }
 

@@ -33,7 +33,7 @@ void replace_non_finite(std::span<float> block) noexcept {
 // A run of numbers on their way to blocks.
 class Pieces {
  public:
-  Pieces(const QuantizeForm& form, std::uint64_t begin, const std::byte* numbers)
+  Pieces(const QuantizedLayout& form, std::uint64_t begin, const std::byte* numbers)
       : form_(form),
         block_(layout(form.block)),
         widen_(cast_between(form.dtype, Dtype::f32).run),
@@ -67,7 +67,7 @@ class Pieces {
   [[nodiscard]] const float* data() const noexcept { return piece_.data(); }
 
  private:
-  const QuantizeForm& form_;
+  const QuantizedLayout& form_;
   const BlockLayout block_;
   const CastRun widen_;
   const std::uint64_t begin_;
@@ -76,7 +76,7 @@ class Pieces {
 };
 
 // Of the number at a place, and those after it in its row.
-const float* importance_at(const QuantizeForm& form, std::uint64_t at) noexcept {
+const float* importance_at(const QuantizedLayout& form, std::uint64_t at) noexcept {
   const bool is_one = form.importance->size() == form.columns;
   const std::uint64_t matrix = is_one ? 0 : at / form.matrix_elements();
   return form.importance->data() + matrix * form.columns + at % form.columns;
@@ -84,8 +84,9 @@ const float* importance_at(const QuantizeForm& form, std::uint64_t at) noexcept 
 
 }  // namespace
 
-std::uint64_t encode_gguf_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
-                                 const std::byte* numbers, std::byte* blocks) noexcept {
+std::uint64_t encode_gguf_window(const QuantizedLayout& form, std::uint64_t begin,
+                                 std::uint64_t end, const std::byte* numbers,
+                                 std::byte* blocks) noexcept {
   const BlockLayout block = layout(form.block);
   const EncodeBlocks encode = gguf_encoder(form.block);
   const bool is_weighted = form.importance != nullptr;
@@ -109,7 +110,7 @@ std::uint64_t encode_gguf_window(const QuantizeForm& form, std::uint64_t begin, 
   return first_wrong;
 }
 
-void decode_gguf_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+void decode_gguf_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                         const std::byte* blocks, Dtype target, std::byte* numbers) noexcept {
   const DecodeBlocks decode = gguf_decoder(form.block, target, GgufMode::exact);
   decode(blocks, (end - begin) / layout(form.block).elements, numbers);

@@ -20,7 +20,7 @@ namespace {
 
 // What codes stand for with their scale.
 template <FourBit type>
-HWY_INLINE VF values_of(V codes, VF scales) {
+HWY_INLINE VF scaled_values(V codes, VF scales) {
   if constexpr (type == FourBit::e2m1) {
     const V shifted = hn::ShiftLeft<22>(hn::And(codes, all(7)));
     const V base = all(127u << 23);
@@ -42,8 +42,8 @@ HWY_INLINE VF values_of(V codes, VF scales) {
 template <FourBit type>
 HWY_INLINE void decode_vector(const std::byte* from, VF scales, float* low, float* high) {
   const V bytes = hn::PromoteTo(U32(), load_bits(U8(), from));
-  hn::StoreU(values_of<type>(hn::And(bytes, all(15)), scales), F32(), low);
-  hn::StoreU(values_of<type>(hn::ShiftRight<4>(bytes), scales), F32(), high);
+  hn::StoreU(scaled_values<type>(hn::And(bytes, all(15)), scales), F32(), low);
+  hn::StoreU(scaled_values<type>(hn::ShiftRight<4>(bytes), scales), F32(), high);
 }
 
 template <Dtype target>
@@ -90,9 +90,9 @@ void decode_two_rows(float upper, float lower, const std::byte* from, std::uint6
     const V codes = hn::PromoteTo(U32(), load_bits(U8(), bytes.data()));
     std::array<float, 16> low{};
     std::array<float, 16> high{};
-    hn::StoreU(values_of<FourBit::twos>(hn::And(codes, all(15)), hn::Set(F32(), upper)), F32(),
+    hn::StoreU(scaled_values<FourBit::twos>(hn::And(codes, all(15)), hn::Set(F32(), upper)), F32(),
                low.data());
-    hn::StoreU(values_of<FourBit::twos>(hn::ShiftRight<4>(codes), hn::Set(F32(), lower)), F32(),
+    hn::StoreU(scaled_values<FourBit::twos>(hn::ShiftRight<4>(codes), hn::Set(F32(), lower)), F32(),
                high.data());
     for (std::size_t i = 0; i < size; ++i) {
       store_number<target>(first + (at + i) * number::bytes_of<target>, low[i]);

@@ -33,11 +33,11 @@ inline constexpr std::uint64_t fp8_block = 128;  // rows and columns
 [[nodiscard]] float rounded(Dtype dtype, float value) noexcept;
 
 // amax / most, of fp8, int8 and int4-awq.
-[[nodiscard]] float scale_of(const QuantizeForm& form, float amax, float most) noexcept;
+[[nodiscard]] float scale_of(const QuantizedLayout& form, float amax, float most) noexcept;
 // 7 / amax.
 [[nodiscard]] float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept;
 // In "exact" it is so large that its inverse, which compressed-tensors keeps, is finite too.
-[[nodiscard]] float nvfp4_scale_2(const QuantizeForm& form, float amax) noexcept;
+[[nodiscard]] float nvfp4_scale_2(const QuantizedLayout& form, float amax) noexcept;
 
 }  // namespace loadstone::scaled
 

@@ -35,13 +35,13 @@ float neighbour(Dtype dtype, float value, int step) noexcept {
   return std::bit_cast<float>(step < 0 ? bits - unit : bits + unit);
 }
 
-Dtype dtype_of_scales(const QuantizeForm& form) noexcept {
+Dtype dtype_of_scales(const QuantizedLayout& form) noexcept {
   return form.dialect == QuantizeDialect::compressed ? form.dtype : Dtype::f32;
 }
 
 }  // namespace
 
-float scale_of(const QuantizeForm& form, float amax, float most) noexcept {
+float scale_of(const QuantizedLayout& form, float amax, float most) noexcept {
   const Dtype dtype = dtype_of_scales(form);
   float scale = rounded(dtype, amax / most);
   if (!(scale > 0)) return 1.0f;
@@ -68,7 +68,7 @@ float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept {
   return scale;
 }
 
-float nvfp4_scale_2(const QuantizeForm& form, float amax) noexcept {
+float nvfp4_scale_2(const QuantizedLayout& form, float amax) noexcept {
   constexpr float smallest = std::numeric_limits<float>::min();
   const bool is_exact = form.dialect == QuantizeDialect::exact;
   float scale = amax / 2688.0f;
@@ -118,7 +118,7 @@ float load_scale(Dtype dtype, const std::byte* from) noexcept {
 }
 
 // Places in a part are counted in its elements.
-std::uint64_t first_number(const QuantizeForm& form, std::uint64_t at) noexcept {
+std::uint64_t first_number(const QuantizedLayout& form, std::uint64_t at) noexcept {
   switch (form.kind) {
     case QuantizeKind::int4:
     case QuantizeKind::int4_awq:
@@ -141,7 +141,7 @@ std::uint64_t first_number(const QuantizeForm& form, std::uint64_t at) noexcept 
   return 0;  // not one of these kernels
 }
 
-std::uint64_t first_scale(const QuantizeForm& form, std::uint64_t at) noexcept {
+std::uint64_t first_scale(const QuantizedLayout& form, std::uint64_t at) noexcept {
   const std::uint64_t row = at / form.columns;
   const std::uint64_t rest = at % form.columns;
   const auto by_rows = [&](std::uint64_t block) {
@@ -177,7 +177,8 @@ std::uint64_t first_scale(const QuantizeForm& form, std::uint64_t at) noexcept {
 }
 
 // Where the numbers from `at` on, the begin of a window or the end of all, stand in a part.
-std::uint64_t place_in_part(const QuantizeForm& form, std::size_t part, std::uint64_t at) noexcept {
+std::uint64_t place_in_part(const QuantizedLayout& form, std::size_t part,
+                            std::uint64_t at) noexcept {
   if (part == 0) return first_number(form, at);  // one byte each
   return part == 1 ? first_scale(form, at) * width(form.parts[1].dtype) : 0;
 }
@@ -193,7 +194,7 @@ struct Run {
 // Calls back with each run of the window that ends where a multiple of `length` does. Returns the
 // first of the places that are no run's end.
 template <class Encode>
-std::uint64_t by_runs(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+std::uint64_t by_runs(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                       std::uint64_t length, Encode encode) {
   std::uint64_t first_wrong = end;
   for (std::uint64_t at = begin; at < end;) {
@@ -207,14 +208,14 @@ std::uint64_t by_runs(const QuantizeForm& form, std::uint64_t begin, std::uint64
 
 }  // namespace
 
-void scaled_part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+void scaled_part_ranges(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                         std::span<PartRange> ranges) noexcept {
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     ranges[i] = {place_in_part(form, i, begin), place_in_part(form, i, end)};
   }
 }
 
-std::uint64_t measure_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+std::uint64_t measure_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                              const std::byte* numbers, std::span<float> amax) noexcept {
   const std::uint64_t bytes = width(form.dtype);
   return by_runs(form, begin, end, form.matrix_elements(), [&](const Run& run) {
@@ -228,7 +229,7 @@ namespace {
 // A window that is being encoded or decoded.
 template <class Byte, class Number>
 struct Cut {
-  const QuantizeForm& form;
+  const QuantizedLayout& form;
   std::uint64_t begin;
   std::uint64_t end;
   Number* numbers;
@@ -245,18 +246,18 @@ struct Cut {
 using Encoded = Cut<std::byte, const std::byte>;
 using Decoded = Cut<const std::byte, std::byte>;
 
-float most_of(const QuantizeForm& form) {
+float most_of(const QuantizedLayout& form) {
   return form.kind == QuantizeKind::int8_channel ? 127.0f : 448.0f;
 }
 
-ScaledRun run_of(const QuantizeForm& form, float amax) {
+ScaledRun run_of(const QuantizedLayout& form, float amax) {
   const bool rounds = form.dialect != QuantizeDialect::exact;
   return {form.dtype, form.kind == QuantizeKind::int8_channel, rounds,
           scaled::scale_of(form, amax, most_of(form))};
 }
 
 std::uint64_t encode_channels(const Encoded& cut) {
-  const QuantizeForm& form = cut.form;
+  const QuantizedLayout& form = cut.form;
   const Dtype dtype = form.parts[1].dtype;
   return by_runs(form, cut.begin, cut.end, form.columns, [&](const Run& row) {
     float amax = 0;
@@ -270,7 +271,7 @@ std::uint64_t encode_channels(const Encoded& cut) {
 // Calls back with the first place, the rows and the columns of each block of 128 x 128 in the
 // window, and with the block's number there.
 template <class Each>
-void by_blocks(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end, Each each) {
+void by_blocks(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end, Each each) {
   constexpr std::uint64_t block = scaled::fp8_block;
   std::uint64_t count = 0;
   for (std::uint64_t row = begin / form.columns; row < end / form.columns;) {
@@ -283,7 +284,7 @@ void by_blocks(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
 }
 
 std::uint64_t encode_tiles(const Encoded& cut) {
-  const QuantizeForm& form = cut.form;
+  const QuantizedLayout& form = cut.form;
   const Dtype dtype = form.parts[1].dtype;
   std::uint64_t first_wrong = cut.end;
   by_blocks(form, cut.begin, cut.end,
@@ -313,7 +314,7 @@ std::uint64_t encode_matrices(const Encoded& cut, std::span<const float> amax) {
 }
 
 std::uint64_t encode_rows(const Encoded& cut, std::span<const float> amax) {
-  const QuantizeForm& form = cut.form;
+  const QuantizedLayout& form = cut.form;
   const bool is_compressed = form.dialect == QuantizeDialect::compressed;
   return by_runs(form, cut.begin, cut.end, form.columns, [&](const Run& row) {
     const std::byte* const numbers = cut.numbers_at(row.begin);
@@ -329,8 +330,9 @@ std::uint64_t encode_rows(const Encoded& cut, std::span<const float> amax) {
 
 }  // namespace
 
-std::uint64_t encode_scaled_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
-                                   const std::byte* numbers, std::span<std::byte* const> parts,
+std::uint64_t encode_scaled_window(const QuantizedLayout& form, std::uint64_t begin,
+                                   std::uint64_t end, const std::byte* numbers,
+                                   std::span<std::byte* const> parts,
                                    std::span<const float> amax) noexcept {
   const Encoded cut = {form, begin, end, numbers, width(form.dtype), parts};
   const bool is_compressed = form.dialect == QuantizeDialect::compressed;
@@ -363,7 +365,7 @@ std::uint64_t encode_scaled_window(const QuantizeForm& form, std::uint64_t begin
   return begin;
 }
 
-void finish_scaled(const QuantizeForm& form, std::span<std::byte* const> parts,
+void finish_scaled(const QuantizedLayout& form, std::span<std::byte* const> parts,
                    std::span<const float> amax) noexcept {
   if (!form.needs_amax) return;
   const std::size_t last = form.parts.size() - 1;
@@ -379,7 +381,7 @@ void finish_scaled(const QuantizeForm& form, std::span<std::byte* const> parts,
 namespace {
 
 void decode_rows(const Decoded& cut, std::uint64_t length, Dtype target) {
-  const QuantizeForm& form = cut.form;
+  const QuantizedLayout& form = cut.form;
   const Dtype dtype = form.parts[1].dtype;
   const bool is_int8 = form.kind == QuantizeKind::int8_channel;
   (void)by_runs(form, cut.begin, cut.end, length, [&](const Run& run) {
@@ -393,7 +395,7 @@ void decode_rows(const Decoded& cut, std::uint64_t length, Dtype target) {
 }
 
 void decode_tiles(const Decoded& cut, Dtype target) {
-  const QuantizeForm& form = cut.form;
+  const QuantizedLayout& form = cut.form;
   const Dtype dtype = form.parts[1].dtype;
   by_blocks(form, cut.begin, cut.end,
             [&](std::uint64_t first, std::uint64_t rows, std::uint64_t columns, std::uint64_t i) {
@@ -407,7 +409,7 @@ void decode_tiles(const Decoded& cut, Dtype target) {
 
 // Blocks of rows, the last of which may be short.
 template <class Each>
-void by_row_blocks(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+void by_row_blocks(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                    std::uint64_t block, Each each) {
   (void)by_runs(form, begin, end, form.columns, [&](const Run& row) {
     for (std::uint64_t at = row.begin; at < row.end; at += block) {
@@ -418,7 +420,7 @@ void by_row_blocks(const QuantizeForm& form, std::uint64_t begin, std::uint64_t 
 }
 
 void decode_halves(const Decoded& cut, std::uint64_t block, Dtype target) {
-  const QuantizeForm& form = cut.form;
+  const QuantizedLayout& form = cut.form;
   const Dtype dtype = form.parts[1].dtype;
   by_row_blocks(form, cut.begin, cut.end, block,
                 [&](std::uint64_t at, std::uint64_t count, std::uint64_t matrix) {
@@ -442,7 +444,7 @@ void decode_flat(const Decoded& cut, Dtype target) {
 }
 
 void decode_row_pairs(const Decoded& cut, Dtype target) {
-  const QuantizeForm& form = cut.form;
+  const QuantizedLayout& form = cut.form;
   constexpr std::uint64_t block = scaled::int4_block;
   const std::uint64_t row_scales = form.columns / block * sizeof(float);
   for (std::uint64_t row = cut.begin; row < cut.end; row += 2 * form.columns) {
@@ -457,7 +459,7 @@ void decode_row_pairs(const Decoded& cut, Dtype target) {
 
 }  // namespace
 
-void decode_scaled_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+void decode_scaled_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
                           std::span<const std::byte* const> parts, Dtype target,
                           std::byte* numbers) noexcept {
   const Decoded cut = {form, begin, end, numbers, width(target), parts};

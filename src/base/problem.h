@@ -1,0 +1,27 @@
+// A failed check. Its caller adds the code, and the name of the file or target.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "loadstone/error.h"
+#include "loadstone/finding.h"
+
+namespace loadstone {
+
+struct Problem {
+  std::string message;
+  std::string found{};
+  std::string expected{};
+  std::string field{};               // the wrong one: "terms[2].left"
+  std::optional<std::size_t> box{};  // index of the box at fault
+};
+
+// Throws it as an Error. A field in `where` replaces the problem's.
+[[noreturn]] void throw_problem(std::string code, const Problem& problem, Where where = {});
+
+// Returns `finding` with the problem, whose field and message go after the finding's own message.
+[[nodiscard]] Finding with_problem(Finding finding, const Problem& problem);
+
+}  // namespace loadstone

@@ -1,0 +1,441 @@
+
+#include "convert/choose/choose.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/refuse_option.h"
+#include "base/text.h"
+#include "boxes/dims.h"
+#include "catalog/conv1d.h"
+#include "codec/encode.h"
+#include "convert/choose/chooser.h"
+#include "convert/choose/quantize_config.h"
+#include "convert/choose/quantize_rules.h"
+#include "convert/experts.h"
+#include "convert/json_text.h"
+
+namespace loadstone {
+
+namespace {
+
+// Partners of one scale have one dtype, one encoding and as many matrices each; who has none has no
+// group.
+void part_groups(const Recipes& recipes, Choices& choices) {
+  std::map<std::string, std::size_t, std::less<>> members;
+  for (const TargetRecipe& recipe : recipes.targets) {
+    const auto found = choices.quantize.find(recipe.target);
+    if (found == choices.quantize.end() || found->second.group.empty()) continue;
+    QuantizedLayout form;
+    static_cast<void>(prepare_quantization(found->second, recipe.shape, recipe.dtype, form));
+    Quantization& quantization = found->second;
+    // ModelOpt's export of FP8 leaves each its own scale, but for experts that it takes as one.
+    const bool is_alone = form.dialect == QuantizeDialect::exported &&
+                          recipe.target.find(".experts.") == std::string::npos;
+    if (!form.needs_amax || is_alone) {
+      quantization.group.clear();
+      continue;
+    }
+    quantization.group = fmt::format("{}|{}|{}|{}", quantization.group, quantization.encoding,
+                                     quantization.dialect, form.stack);
+    ++members[quantization.group];
+  }
+  for (auto& [name, quantization] : choices.quantize) {
+    if (!quantization.group.empty() && members[quantization.group] < 2) quantization.group.clear();
+  }
+}
+
+// Cut a dimension that runs over several rows into one of rows and one of columns. Returns false if
+// a row ends in the middle of its steps.
+bool add_cut(const BoxDim& dim, std::uint64_t columns, std::vector<BoxDim>& cut) {
+  if (dim.target_stride % columns == 0 || dim.extent * dim.target_stride <= columns) {
+    cut.push_back(dim);
+    return true;
+  }
+  if (columns % dim.target_stride != 0) return false;
+  const std::uint64_t per_row = columns / dim.target_stride;
+  if (dim.extent % per_row != 0) return false;
+  BoxDim rows = dim;
+  rows.extent = dim.extent / per_row;
+  rows.source_stride = dim.source_stride * per_row;
+  rows.target_stride = columns;
+  cut.push_back(rows);
+  cut.push_back(dim);
+  cut.back().extent = per_row;
+  return true;
+}
+
+// The element [row, column] becomes [column, row].
+bool transpose(Box& box, std::uint64_t rows, std::uint64_t columns) {
+  std::vector<BoxDim> dims;
+  for (const BoxDim& dim : box.dims) {
+    if (!add_cut(dim, columns, dims)) return false;
+  }
+  std::uint64_t last_column = box.target_offset % columns;
+  for (BoxDim& dim : dims) {
+    if (dim.target_stride % columns == 0) {
+      dim.target_stride /= columns;
+    } else {
+      last_column += (dim.extent - 1) * dim.target_stride;
+      dim.target_stride *= rows;
+    }
+  }
+  if (last_column >= columns) return false;
+  box.target_offset = box.target_offset % columns * rows + box.target_offset / columns;
+  normalise(dims);
+  box.dims = std::move(dims);
+  return true;
+}
+
+// Swap the dims of a matrix. Returns false and leaves the recipe unchanged if its values are merged
+// or constant, or if a box does not consist of whole rows or parts of them.
+bool transpose_recipe(TargetRecipe& recipe) {
+  if (recipe.merge != nullptr || recipe.constant != nullptr || recipe.shape.rank() != 2) {
+    return false;
+  }
+  const std::uint64_t rows = recipe.shape[0];
+  const std::uint64_t columns = recipe.shape[1];
+  if (rows == 0 || columns == 0) return false;
+  std::vector<Box> boxes = recipe.boxes;
+  for (Box& box : boxes) {
+    if (!transpose(box, rows, columns)) return false;
+  }
+  recipe.boxes = std::move(boxes);
+  recipe.shape = Shape({columns, rows});
+  return true;
+}
+
+// The weight of a Conv1D layer as bitsandbytes stores it. An error for one that cannot be
+// transposed on its way.
+void transpose_conv1d(TargetRecipe& recipe, std::string_view encoding,
+                      std::vector<Finding>& findings) {
+  if (transpose_recipe(recipe)) return;
+  findings.push_back(
+      {.severity = Severity::error,
+       .code = "convert.left_alone",
+       .target = recipe.target,
+       .message = fmt::format("'{}' {} belongs to a Conv1D layer, whose {} codes bitsandbytes "
+                              "stores transposed, which a merge does not do",
+                              printable(recipe.target), recipe.shape.text(), encoding),
+       .suggestion = "write the merged model without --quantize, and convert it"});
+}
+
+// Returns true if readers of the style find the components by their names. A stack in the style
+// compressed-tensors is an error of its own.
+bool names_components(NamingStyle style, const TargetRecipe& recipe) {
+  if (recipe.target.ends_with(".weight")) return true;
+  const bool is_stack = recipe.shape.rank() > 2;
+  return style != NamingStyle::bnb && (style != NamingStyle::compressed || is_stack);
+}
+
+// Holds the encodings of one layer of experts. Not thread-safe.
+class MixedExperts {
+ public:
+  void add(ExpertRole role, const std::string& kind) { roles_[role].insert(kind); }
+
+  [[nodiscard]] std::set<std::string> kinds() const {
+    std::set<std::string> all;
+    for (const auto& [role, kinds] : roles_) all.insert(kinds.begin(), kinds.end());
+    return all;
+  }
+
+  // transformers joins each role by itself; but only FP8 is decoded without a look at the others.
+  [[nodiscard]] bool is_mixed() const {
+    const auto is_apart = [](const std::string& kind) {
+      const WrittenEncoding* const written = find_written_encoding(kind);
+      return written == nullptr || (written->bits == 8 && written->code_type == "float");
+    };
+    const std::set<std::string> all = kinds();
+    if (all.size() > 1 && !std::ranges::all_of(all, is_apart)) return true;
+    return std::ranges::any_of(roles_, [](const auto& each) { return each.second.size() > 1; });
+  }
+
+ private:
+  std::map<ExpertRole, std::set<std::string>> roles_;
+};
+
+// Not thread-safe.
+class Choosing {
+ public:
+  Choosing(const ConvertOptions& options, Chooser& chooser, Choices& choices,
+           std::vector<Finding>& findings)
+      : chooser_(chooser),
+        choices_(choices),
+        findings_(findings),
+        style_(options.quantize.style.value_or(QuantizeStyle::unified)),
+        has_conv1d_(loadstone::has_conv1d(options.folder.config)),
+        is_of_diffusers_(!options.one_file &&
+                         !string_member(options.folder.config, "_class_name").empty()) {}
+
+  void run(Recipes& recipes) {
+    const std::vector<std::string> all = names_of(recipes);
+    names_.insert(all.begin(), all.end());
+    for (TargetRecipe& recipe : recipes.targets) {
+      if (const auto why = chooser_.reason(recipe)) {
+        if (recipe.shape.rank() >= 2) choices_.plain.emplace(recipe.target, *why);
+      } else if (const auto reason = choose(recipe)) {
+        choices_.plain.emplace(recipe.target, *reason);
+      }
+    }
+    report_misfits();
+    report_unread();
+    report_lost(recipes);
+    report_mixed(recipes);
+    report_stacks();
+  }
+
+ private:
+  void warn_unread(std::vector<std::string> names, std::string message,
+                   std::string_view suggestion) {
+    findings_.push_back({.severity = Severity::warning,
+                         .code = "convert.unread",
+                         .sources = std::move(names),
+                         .message = std::move(message),
+                         .suggestion = std::string(suggestion)});
+  }
+
+  void report_misfits() {
+    for (const auto& [key, tensors] : misfits_) {
+      const auto& [folded, shape, encoding, message] = key;
+      findings_.push_back({.severity = Severity::warning,
+                           .code = "convert.left_alone",
+                           .target = tensors.first,
+                           .message = fmt::format("{} {} stays as it is: {} cannot take it, {}",
+                                                  tensors.text(), shape, encoding, message),
+                           .suggestion = "choose another encoding for it, or --exclude it"});
+    }
+  }
+
+  void report_stacks() {
+    if (stacks_.empty()) return;
+    const bool has_known_layout = std::ranges::any_of(
+        stacks_, [](const std::string& name) { return name.ends_with(fused_gate_up); });
+    findings_.push_back(
+        {.severity = Severity::error,
+         .code = "plan.options",
+         .target = stacks_.front(),
+         .message =
+             fmt::format("{} of several matrices, which the style {} has no layout for: {}",
+                         counted(stacks_.size(), "tensor"), name(style_), name_list(stacks_)),
+         .suggestion = fmt::format("{}ask for the style {}, or --exclude them",
+                                   has_known_layout ? "take the experts apart first (convert "
+                                                      "--experts separate), "
+                                                    : "",
+                                   name(QuantizeStyle::unified))});
+  }
+
+  void report_unread() {
+    for (auto& [reason, unread] : unread_) {
+      auto& [advice, names] = unread;
+      std::string message =
+          fmt::format("{} would become codes that libraries do not read as such ({}): {}",
+                      counted(names.size(), "tensor"), reason, name_list(names));
+      warn_unread(std::move(names), std::move(message), advice);
+    }
+  }
+
+  // Warns of plain tensors that a library does not find in a folder with codes.
+  void report_lost(const Recipes& recipes) {
+    if (!has_reader_) return;
+    std::map<const PlainRule*, std::vector<std::string>> lost;
+    for (const TargetRecipe& recipe : recipes.targets) {
+      if (choices_.quantize.contains(recipe.target)) continue;
+      const PlainRule* const rule = chooser_.first_rule(RuleUse::lost, recipe.target);
+      if (rule != nullptr) lost[rule].push_back(recipe.target);
+    }
+    for (auto& [rule, names] : lost) {
+      std::string message =
+          fmt::format("{} would not be read next to codes ({}): {}",
+                      counted(names.size(), "plain tensor"), rule->reason, name_list(names));
+      warn_unread(std::move(names), std::move(message), rule->advice);
+    }
+  }
+
+  // Warns of layers whose experts a library cannot join.
+  void report_mixed(const Recipes& recipes) {
+    std::map<std::string, MixedExperts, std::less<>> layers;
+    for (const TargetRecipe& recipe : recipes.targets) {
+      const auto expert = expert_name(recipe.target);
+      if (!expert) continue;
+      const auto found = choices_.quantize.find(recipe.target);
+      const bool is_plain = found == choices_.quantize.end();
+      layers[expert->prefix].add(expert->role, is_plain ? "plain" : found->second.encoding);
+    }
+    std::vector<std::string> names;
+    std::set<std::string> kinds;
+    for (auto& [name, experts] : layers) {
+      if (!experts.is_mixed()) continue;
+      names.push_back(name);
+      kinds.merge(experts.kinds());
+    }
+    if (names.empty()) return;
+    std::string message = fmt::format(
+        "{} would have experts in several encodings ({}), and libraries read those of "
+        "a layer as one: {}",
+        counted(names.size(), "layer"), fmt::join(kinds, ", "), name_list(names));
+    warn_unread(std::move(names), std::move(message),
+                "give all experts of a layer the same encoding");
+  }
+
+  // Why the tensor stays as it is; nothing if it gets an encoding.
+  std::optional<std::string_view> choose(TargetRecipe& recipe) {
+    Chooser::Format* const format = chooser_.encoding_for(recipe.target);
+    if (format == nullptr) return "no format is for it";
+    Quantization quantization = *format->quantization;
+    const WrittenEncoding* const written = find_written_encoding(quantization.encoding);
+    const TargetRecipe before = recipe;
+    const bool is_conv1d = has_conv1d_ && is_conv1d_weight(recipe.target);
+    std::optional<std::string_view> unread = chooser_.other_layer(recipe.target);
+    if (written != nullptr && written->is_bitsandbytes()) {
+      const auto has = [&](const std::string& name) { return names_.contains(name); };
+      if (const auto why = chooser_.reason_in_bnb(recipe, has)) return why;
+      if (is_conv1d) transpose_conv1d(recipe, quantization.encoding, findings_);
+    } else if (is_conv1d) {
+      constexpr std::string_view why = "of transformers' Conv1D, not of nn.Linear";
+      if (!chooser_.is_included(recipe.target)) return why;
+      unread = why;
+    }
+    if (written != nullptr && !names_components(naming_style(*written, style_), recipe)) {
+      constexpr std::string_view why = "files name the components of a '.weight' only";
+      add_misfit(recipe, quantization, why);
+      return why;
+    }
+    QuantizedLayout form;
+    auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
+    const std::uint64_t block = problem ? 1 : written_encoding(quantization).row_block;
+    if (!problem && recipe.shape.extents().back() % block != 0) {
+      problem = Problem{fmt::format("rows are no whole blocks of {}", block)};
+    }
+    if (problem) {
+      recipe = before;
+      add_misfit(recipe, quantization, problem->message);
+      return "its shape does not fit the encoding";
+    }
+    ++format->made;
+    if (written != nullptr) look_at_reader(recipe, *written, unread);
+    if (unread) unread_[*unread].names.push_back(recipe.target);
+    quantization.group = chooser_.group_of(recipe.target);
+    choices_.quantize.emplace(recipe.target, std::move(quantization));
+    return std::nullopt;
+  }
+
+  void add_misfit(const TargetRecipe& recipe, const Quantization& quantization,
+                  std::string_view why) {
+    misfits_[{folded_name(recipe.target), recipe.shape.text(), quantization.encoding,
+              std::string(why)}]
+        .add(recipe.target);
+  }
+
+  // `unread`: why readers of the style take the codes for numbers.
+  void look_at_reader(const TargetRecipe& recipe, const WrittenEncoding& written,
+                      std::optional<std::string_view>& unread) {
+    if (is_of_diffusers_ && !written.is_bitsandbytes() && !unread) {
+      unread = "diffusers has no quantizer for them";
+      unread_[*unread].advice = "ask for nf4, fp4 or int8, or open the folder by loadstone.load()";
+    }
+    const NamingStyle naming = naming_style(written, style_);
+    if (naming == NamingStyle::unified) return;
+    has_reader_ = true;
+    if (naming == NamingStyle::compressed && recipe.shape.rank() > 2) {
+      stacks_.push_back(recipe.target);
+    }
+    if (unread) return;
+    const bool joins_codes = naming != NamingStyle::compressed || !written.decodes_experts;
+    const PlainRule* rule = chooser_.first_rule(RuleUse::split, recipe.target);
+    if (rule == nullptr && joins_codes) rule = chooser_.first_rule(RuleUse::joined, recipe.target);
+    if (rule == nullptr) return;
+    unread = rule->reason;
+    unread_[rule->reason].advice = rule->advice;
+  }
+
+  struct Unread {
+    std::string_view advice = PlainRule().advice;
+    std::vector<std::string> names;
+  };
+
+  Chooser& chooser_;
+  Choices& choices_;
+  std::vector<Finding>& findings_;
+  const QuantizeStyle style_;
+  const bool has_conv1d_;
+  const bool is_of_diffusers_;
+  std::set<std::string, std::less<>> names_;
+  std::vector<std::string> stacks_;  // that the style has no names for
+  bool has_reader_ = false;          // transformers reads codes of the style
+  // Shapes that an encoding cannot take: by name, shape, encoding and reason.
+  std::map<std::tuple<std::string, std::string, std::string, std::string>, Alike> misfits_;
+  // Names of quantized tensors by the kind of their layer, if that is not linear.
+  std::map<std::string_view, Unread> unread_;
+};
+
+}  // namespace
+
+std::vector<std::string> names_of(const Recipes& recipes) {
+  std::vector<std::string> names;
+  names.reserve(recipes.targets.size());
+  for (const TargetRecipe& recipe : recipes.targets) names.push_back(recipe.target);
+  return names;
+}
+
+std::string Alike::text() const {
+  const std::string others = count > 1 ? fmt::format(" and {} like it", count - 1) : "";
+  return fmt::format("'{}'{}", printable(first), others);
+}
+
+std::string folded_name(std::string_view name) {
+  std::string folded;
+  bool in_number = false;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    // Only whole components: "w1" stays.
+    const bool begins = i == 0 || name[i - 1] == '.';
+    if (is_digit(name[i]) && (begins || in_number)) {
+      if (!in_number) folded += '*';
+      in_number = true;
+      continue;
+    }
+    in_number = false;
+    folded += name[i];
+  }
+  return folded;
+}
+
+Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, Recipes& recipes,
+                         std::vector<Finding>& findings) {
+  Choices choices;
+  const std::string& config = options.folder.config;
+  Chooser chooser(options.quantize, config);
+  std::vector<std::string> names = names_of(recipes);
+  // A stack is cut where its weights would be quantized.
+  const std::size_t cut = split_stacks(
+      recipes, string_member(config, "model_type"),
+      [&](const TargetRecipe& recipe) { return !chooser.reason(recipe).has_value(); }, cut_max,
+      findings);
+  if (cut > 0 && options.experts == ExpertLayout::fused) {
+    refuse_option("experts",
+                  "quantized experts are stored one by one in files: --exclude them, or leave "
+                  "--experts out",
+                  "fused", "separate");
+  }
+  Choosing(options, chooser, choices, findings).run(recipes);
+  part_groups(recipes, choices);
+  // Stacks that were cut are among the names, and made: their experts replace them.
+  const std::vector<std::string> left = names_of(recipes);
+  const std::set<std::string_view> present(left.begin(), left.end());
+  names.insert(names.end(), left.begin(), left.end());
+  const auto is_made = [&](const std::string& name) {
+    return choices.quantize.contains(name) || !present.contains(name);
+  };
+  chooser.report(names, is_made, findings);
+  return choices;
+}
+
+}  // namespace loadstone

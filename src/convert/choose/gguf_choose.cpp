@@ -1,0 +1,428 @@
+#include "convert/choose/gguf_choose.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "base/refuse_option.h"
+#include "base/text.h"
+#include "codec/encode.h"
+#include "convert/choose/choose.h"
+#include "convert/choose/chooser.h"
+#include "convert/choose/gguf_image.h"
+#include "convert/choose/gguf_mix.h"
+#include "convert/kept_blocks.h"
+
+namespace loadstone {
+
+namespace {
+
+// The version of the blocks that ggml writes today.
+constexpr std::uint64_t quantization_version = 2;
+
+// Types of which no encoding is needed.
+std::optional<Dtype> plain_type(std::string_view name) {
+  const Mix* const mix = find_mix(name);
+  return mix && mix->type.is_dtype() ? std::optional(mix->type.dtype()) : std::nullopt;
+}
+
+// Which blocks an encoding writes; nothing for one of other codecs.
+std::optional<BlockFormat> block_format_of(const WrittenEncoding& encoding) {
+  if (!encoding.is_gguf()) return std::nullopt;
+  constexpr std::uint64_t columns = 256;  // whole blocks of every format
+  static const auto any = std::make_shared<const std::vector<float>>(columns, 1.0f);
+  Quantization quantization;
+  quantization.encoding = encoding.name;
+  quantization.importance = any;  // which some need, and all take
+  QuantizedLayout form;
+  const Shape row = {1, columns};
+  if (prepare_quantization(quantization, row, Dtype::f32, form)) return std::nullopt;
+  return form.block;
+}
+
+// The encoding that writes these blocks; null where this version has none.
+const WrittenEncoding* encoding_of(BlockFormat format) {
+  for (const WrittenEncoding* const each : written_encodings()) {
+    if (block_format_of(*each) == format) return each;
+  }
+  return nullptr;
+}
+
+// The type that one format asks for; nothing for "none".
+std::optional<Encoding> asked_type(const std::string& name) {
+  if (name == no_encoding) return std::nullopt;
+  if (const auto dtype = plain_type(name)) return *dtype;
+  const WrittenEncoding* const encoding = find_written_encoding(name);
+  if (const auto block = encoding != nullptr ? block_format_of(*encoding) : std::nullopt)
+    return *block;
+  refuse_option("quantize", "a GGUF file does not hold that", printable(name),
+                "a block format such as q8_0, bf16, f16 or f32");
+}
+
+// The mix of the name, or the one whose tensors are mostly of the encoding.
+std::optional<std::uint32_t> file_type_of(const std::string& name) {
+  for (const std::string& mix : {name, name + "_s", name + "_moe"}) {
+    if (const Mix* const found = find_mix(mix)) return found->file_type;
+  }
+  return std::nullopt;
+}
+
+// llama-quantize keeps so many bytes of a text in 128, with a NUL.
+constexpr std::size_t importance_text_bytes_max = 127;
+
+Finding finding(Severity severity, const std::string& target, std::string message) {
+  return {.severity = severity,
+          .code = "convert.importance",
+          .target = target,
+          .message = std::move(message)};
+}
+
+std::uint64_t columns_of(const Shape& shape) noexcept { return shape.extents().back(); }
+
+// Matrices of a stack have columns of their own.
+std::uint64_t matrices_of(const Shape& shape) noexcept {
+  std::uint64_t matrices = 1;
+  for (std::size_t i = 0; i + 2 < shape.rank(); ++i) matrices *= shape.extents()[i];
+  return matrices;
+}
+
+std::string size_text(const Shape& shape) {
+  const std::uint64_t matrices = matrices_of(shape);
+  const std::uint64_t columns = columns_of(shape);
+  if (matrices == 1) return fmt::format("{} columns", columns);
+  return fmt::format("{} columns of {} matrices", columns, matrices);
+}
+
+// "'blk.0.attn_q.weight' and 6 others"
+std::string others_of(const Alike& some) {
+  const std::string name = fmt::format("'{}'", printable(some.first));
+  return some.count == 1 ? name : fmt::format("{} and {}", name, counted(some.count - 1, "other"));
+}
+
+// Assigns entries of an importance matrix to tensors, by llama.cpp's rules.
+// Not thread-safe. The matrix, which may be null, outlives it.
+class Importances {
+ public:
+  explicit Importances(const ImportanceMatrix* matrix) : matrix_(matrix) {}
+
+  [[nodiscard]] bool are_given() const noexcept { return matrix_ != nullptr; }
+
+  // The entry of a tensor that becomes such blocks; null where there is none, or none that fits.
+  [[nodiscard]] std::shared_ptr<const std::vector<float>> take(const Mix* mix,
+                                                               const TargetRecipe& recipe,
+                                                               BlockFormat type) {
+    const std::string& name = recipe.target;
+    if (matrix_ != nullptr) {
+      const auto found = matrix_->entries.find(name);
+      if (found != matrix_->entries.end()) {
+        const std::uint64_t numbers = found->second->size();
+        if (numbers == columns_of(recipe.shape) * matrices_of(recipe.shape)) return found->second;
+        if (!is_token_embedding(name)) {
+          misfits_[{numbers, size_text(recipe.shape)}].add(name);
+          return nullptr;
+        }
+      }
+      without_.add(name);
+    }
+    if (mix_needs_importance(mix, name, type)) needing_[Encoding(type).name()].add(name);
+    return nullptr;
+  }
+
+  // Errors for blocks that need an entry and have none, and for entries that fit no tensor; and
+  // which entries and tensors are left over.
+  void report(const Recipes& recipes, std::vector<Finding>& findings) const {
+    for (const auto& [type, tensors] : needing_) {
+      Finding& made = findings.emplace_back(finding(
+          Severity::error, tensors.first,
+          fmt::format("{} would become {}, which needs an importance matrix{}", others_of(tensors),
+                      type, matrix_ == nullptr ? "" : ", and this one has no entry for that")));
+      made.suggestion =
+          matrix_ == nullptr
+              ? "--imatrix FILE (imatrix= in Python), as llama-imatrix writes it; or more bits"
+              : "measure it with this model, or give these tensors more bits by a pattern";
+      made.found = type;
+    }
+    for (const auto& [sizes, tensors] : misfits_) {
+      const auto& [numbers, expected] = sizes;
+      Finding& made = findings.emplace_back(finding(
+          Severity::error, tensors.first,
+          fmt::format("{} in '{}': the entry has {}, and the tensor {}", others_of(tensors),
+                      printable(matrix_->path, 400), counted(numbers, "number"), expected)));
+      made.suggestion = "measure the importance matrix with this model";
+      made.found = std::to_string(numbers);
+      made.expected = expected;
+    }
+    if (matrix_ != nullptr) report_unused(recipes, findings);
+  }
+
+  // Sets the keys that llama-quantize sets.
+  void describe(Metadata& metadata) const {
+    if (matrix_ == nullptr) return;
+    const auto set_text = [&](const char* key, const std::string& text) {
+      metadata.insert_or_assign(key,
+                                MetadataValue{.value = text.substr(0, importance_text_bytes_max)});
+    };
+    const auto set_number = [&](const char* key, std::uint64_t number) {
+      metadata.insert_or_assign(key, MetadataValue{.value = number, .type = MetadataType::u32});
+    };
+    set_text("quantize.imatrix.file", matrix_->path);
+    if (matrix_->dataset) set_text("quantize.imatrix.dataset", *matrix_->dataset);
+    set_number("quantize.imatrix.entries_count", matrix_->entries.size());
+    if (matrix_->chunks > 0) set_number("quantize.imatrix.chunks_count", matrix_->chunks);
+  }
+
+ private:
+  // Numbers of entries, numbers that tensors have.
+  using Sizes = std::pair<std::size_t, std::string>;
+
+  // Entries of tensors that stay as they are say nothing; those of no tensor may be of another
+  // model.
+  void report_unused(const Recipes& recipes, std::vector<Finding>& findings) const {
+    std::set<std::string_view> names;
+    for (const TargetRecipe& recipe : recipes.targets) names.insert(recipe.target);
+    Alike unused;
+    for (const auto& [name, numbers] : matrix_->entries) {
+      if (!names.contains(name)) unused.add(name);
+    }
+    if (unused.count > 0) {
+      findings.push_back(finding(
+          Severity::warning, {},
+          fmt::format("{} of {} entries in '{}' fit the name of no tensor: {}", unused.count,
+                      matrix_->entries.size(), printable(matrix_->path, 400), others_of(unused))));
+      findings.back().suggestion = "check that the importance matrix was measured with this model";
+    }
+    if (without_.count == 0) return;
+    findings.push_back(finding(
+        Severity::info, without_.first,
+        fmt::format("the importance matrix has no entry for {}, so their numbers alone decide",
+                    others_of(without_))));
+  }
+
+  const ImportanceMatrix* matrix_;
+  std::map<std::string_view, Alike> needing_;  // by their types' names
+  std::map<Sizes, Alike> misfits_;
+  Alike without_;
+};
+
+// Not thread-safe.
+class BlockChooser {
+ public:
+  BlockChooser(const ConvertOptions& options, const Catalog& catalog, const Metadata& metadata,
+               std::vector<Finding>& findings)
+      : options_(options),
+        catalog_(catalog),
+        chooser_(options.quantize, options.folder.config),
+        model_(mix_model(metadata)),
+        image_(model_ ? nullptr : image_model(metadata)),
+        importances_(options.quantize.importance.get()),
+        findings_(findings) {
+    for (const QuantizeFormat& format : options.quantize.formats) {
+      const std::string& name = format.quantization.encoding;
+      if (!format.pattern.empty()) {
+        static_cast<void>(asked_type(name));
+        continue;
+      }
+      usual_ = name;
+      mix_ = find_mix(name);
+      if (!has_mixes()) mix_ = nullptr;
+      if (!mix_ && find_mix(name) && !plain_type(name) && !find_written_encoding(name)) {
+        refuse_option(
+            "quantize",
+            "a mix of types is for language models under llama.cpp's names and models of images "
+            "that ComfyUI-GGUF knows: the metadata has no number of layers (block_count), and "
+            "general.architecture is none of those",
+            printable(name), "a block format such as q8_0");
+      }
+      if (!mix_) static_cast<void>(asked_type(name));
+    }
+  }
+
+  Choices run(Recipes& recipes) {
+    decodings_ = &recipes.decodings;
+    std::vector<TargetRecipe*> chosen;
+    std::vector<MixTensor> tensors;
+    for (TargetRecipe& recipe : recipes.targets) {
+      if (const auto why = reason(recipe)) {
+        if (recipe.shape.rank() >= 2) choices_.plain.emplace(recipe.target, *why);
+        widen(recipe);
+        continue;
+      }
+      Chooser::Format* const format = chooser_.format_for(recipe.target);
+      if (format != nullptr) ++format->made;
+      const bool is_usual = format != nullptr && format->pattern == nullptr;
+      if (format == nullptr || format->quantization->encoding == no_encoding) {
+        choices_.plain.emplace(recipe.target, "no format is for it");
+        continue;
+      }
+      MixTensor& tensor = tensors.emplace_back(MixTensor{recipe.target, &recipe.shape, {}});
+      if (!mix_ || !is_usual) tensor.asked = asked_type(format->quantization->encoding);
+      chosen.push_back(&recipe);
+    }
+    const std::vector<Encoding> types = types_of(tensors);
+    for (std::size_t i = 0; i < chosen.size(); ++i) apply(types[i], tensors[i].asked, *chosen[i]);
+    report_fallbacks();
+    report_second_rounding();
+    importances_.report(recipes, findings_);
+    const auto is_made = [&](const std::string& name) {
+      return choices_.quantize.contains(name) || choices_.numbers.contains(name) ||
+             choices_.kept.contains(name);
+    };
+    chooser_.report(names_of(recipes), is_made, findings_);
+    return std::move(choices_);
+  }
+
+  // Sets the keys by which files tell their types.
+  void describe(Metadata& metadata) const {
+    const auto set = [&](const char* key, std::uint64_t number) {
+      metadata.insert_or_assign(key, MetadataValue{.value = number, .type = MetadataType::u32});
+    };
+    if (const auto type = file_type_of(usual_)) set("general.file_type", *type);
+    set("general.quantization_version", quantization_version);
+    importances_.describe(metadata);
+  }
+
+ private:
+  // Why the tensor stays as it is; nothing where it gets a type.
+  [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const {
+    if (!has_mixes()) return chooser_.reason(recipe);
+    if (recipe.shape.rank() < 2) return "no matrix";
+    if (const auto why = reason_of_value(recipe)) return why;
+    if (chooser_.is_excluded(recipe.target)) return "excluded";
+    if (chooser_.is_included(recipe.target)) return std::nullopt;
+    if (image_ != nullptr) {
+      if (is_image_mixed(*image_, recipe.target, recipe.shape)) return std::nullopt;
+      return "models of images keep it";
+    }
+    if (is_mixed(recipe.target, recipe.shape, model_->architecture)) return std::nullopt;
+    return "llama.cpp does not quantize it";
+  }
+
+  // llama.cpp adds and multiplies vectors and norms in F32 only; so does ComfyUI-GGUF by habit, but
+  // for those that are F16 from the start.
+  void widen(TargetRecipe& recipe) const {
+    if (recipe.constant != nullptr) return;
+    const bool is_bf16 = recipe.dtype == Dtype::bf16;
+    if (image_ != nullptr && is_bf16 && is_wide(*image_, recipe.target, recipe.shape)) {
+      recipe.dtype = Dtype::f32;
+    }
+    const bool is_vector = recipe.shape.rank() <= 1 || recipe.target.ends_with("_norm.weight");
+    const bool is_narrow = is_bf16 || recipe.dtype == Dtype::f16;
+    if (model_ && is_vector && is_narrow) recipe.dtype = Dtype::f32;
+  }
+
+  [[nodiscard]] bool has_mixes() const noexcept { return model_ || image_ != nullptr; }
+
+  [[nodiscard]] std::vector<Encoding> types_of(const std::vector<MixTensor>& tensors) const {
+    if (mix_ && image_ != nullptr) return image_types(*mix_, tensors);
+    if (mix_) return mixed_types(*mix_, *model_, importances_.are_given(), tensors);
+    std::vector<Encoding> types;
+    for (const MixTensor& tensor : tensors) {
+      types.push_back(fitting_type(*tensor.asked, *tensor.shape));
+    }
+    return types;
+  }
+
+  void apply(Encoding type, std::optional<Encoding> asked, TargetRecipe& recipe) {
+    const Encoding wanted = asked.value_or(mix_ ? mix_->type : type);
+    if (type != wanted && fitting_type(wanted, recipe.shape) != wanted) {
+      fallbacks_[{recipe.shape.text(), wanted.name(), type.name()}].add(recipe.target);
+    } else {
+      met_.insert(wanted.name());
+    }
+    const auto source = source_blocks(catalog_, recipe);
+    if (type.is_dtype()) {
+      recipe.dtype = type.dtype();
+      choices_.numbers.insert(recipe.target);
+      return;
+    }
+    const bool may_keep = !options_.dtype && !options_.dequantize;
+    if (may_keep && blocks_to_keep(catalog_, *decodings_, recipe) == type.block_format()) {
+      choices_.plain.emplace(recipe.target, "it has this type already");
+      choices_.kept.insert(recipe.target);
+      return;
+    }
+    const WrittenEncoding* const encoding = encoding_of(type.block_format());
+    if (encoding == nullptr) {
+      refuse_option("quantize",
+                    fmt::format("this version does not write {}, which '{}' would get", type.name(),
+                                printable(recipe.target)),
+                    printable(usual_), "another format");
+    }
+    // Blocks are decoded as exactly as their kernels compute.
+    if (source) {
+      recipe.dtype = options_.dtype.value_or(Dtype::f32);
+      ++rounded_twice_;
+    }
+    Quantization quantization;
+    quantization.encoding = encoding->name;
+    quantization.importance = importances_.take(mix_, recipe, type.block_format());
+    choices_.quantize.emplace(recipe.target, std::move(quantization));
+  }
+
+  void report_fallbacks() {
+    for (const auto& [key, tensors] : fallbacks_) {
+      const auto& [shape, wanted, type] = key;
+      findings_.push_back(
+          {.severity = met_.contains(wanted) ? Severity::info : Severity::warning,
+           .code = "convert.fallback",
+           .target = tensors.first,
+           .message = fmt::format("{} {} becomes {}: its rows are no whole blocks of {}",
+                                  tensors.text(), shape, type, wanted),
+           .found = std::string(type),
+           .expected = std::string(wanted)});
+    }
+  }
+
+  void report_second_rounding() {
+    if (rounded_twice_ == 0) return;
+    findings_.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.requantized",
+         .message = fmt::format("{} {} blocks already, whose numbers are rounded once more",
+                                rounded_twice_, rounded_twice_ == 1 ? "tensor is" : "tensors are"),
+         .suggestion = "quantize the original checkpoint, if there is one"});
+  }
+
+  const ConvertOptions& options_;
+  const Catalog& catalog_;
+  Chooser chooser_;
+  std::optional<MixModel> model_;  // of a language model under llama.cpp's names
+  const ImageModel* image_;        // of images or video; null: of others
+  const Mix* mix_ = nullptr;
+  std::string usual_;  // the format without a pattern; empty: there is none
+  Importances importances_;
+  Choices choices_;
+  const std::vector<Decoding>* decodings_ = nullptr;  // while it runs
+  std::vector<Finding>& findings_;
+  // By shape and types.
+  std::map<std::tuple<std::string, std::string_view, std::string_view>, Alike> fallbacks_;
+  std::set<std::string_view> met_;  // types that some tensor can have as they were asked for
+  std::size_t rounded_twice_ = 0;
+};
+
+}  // namespace
+
+Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog, Metadata& metadata,
+                      Recipes& recipes, std::vector<Finding>& findings) {
+  if (options.quantize.style) {
+    refuse_option("style", "a GGUF file has one style of its own: name none",
+                  std::string(name(*options.quantize.style)));
+  }
+  BlockChooser chooser(options, catalog, metadata, findings);
+  Choices choices = chooser.run(recipes);
+  chooser.describe(metadata);
+  return choices;
+}
+
+void erase_importance(const Metadata& given, Metadata& metadata) {
+  std::erase_if(metadata, [&](const auto& each) {
+    return each.first.starts_with("quantize.imatrix.") && !given.contains(each.first);
+  });
+}
+
+}  // namespace loadstone

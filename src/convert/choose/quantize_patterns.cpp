@@ -1,0 +1,264 @@
+#include "convert/choose/quantize_patterns.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "base/pattern.h"
+#include "base/text.h"
+#include "convert/choose/quantize_rules.h"
+
+namespace loadstone {
+
+namespace {
+
+// Names without a part that is a number: modules outside the blocks of layers.
+constexpr std::string_view outside_blocks = R"(\d*[^.\d][^.]*(\.\d*[^.\d][^.]*)*$)";
+
+constexpr std::size_t pattern_bytes_max = 4000;
+
+// Heads of encoders, whose weights are tied to an embedding and in no file.
+constexpr const char* tied_heads = R"((.*\.)?(lm_head|predictions|cls|head)\.decoder$)";
+
+Pattern compile_module_pattern(std::string_view text) {
+  return compile_pattern(text, "plan.options", "rules", pattern_memory(1));
+}
+
+bool matches_any(const std::string& pattern, const std::vector<std::string>& modules) {
+  const Pattern compiled = compile_module_pattern("^(?:" + pattern + ")");
+  return std::ranges::any_of(modules,
+                             [&](std::string_view each) { return is_in(*compiled, each); });
+}
+
+// The name from its first block of layers on, or its first numbered list, or all of it.
+std::string_view from_layers(std::string_view module) {
+  static const Pattern layers = compile_module_pattern(layer_pattern);
+  static const Pattern list = compile_module_pattern(R"((^|\.)\d*[^.\d][^.]*\.\d+\.)");
+  for (const Pattern* const each : {&layers, &list}) {
+    re2::StringPiece found;
+    if (!(*each)->Match(piece(module), 0, module.size(), re2::RE2::UNANCHORED, &found, 1)) continue;
+    const auto begin = static_cast<std::size_t>(found.data() - module.data());
+    return module.substr(module[begin] == '.' ? begin + 1 : begin);
+  }
+  return module;
+}
+
+// The name with `layers.0` for `layer.0`: transformers has the one for the other in some models.
+std::string with_layers(std::string_view module) {
+  static const Pattern layer = compile_module_pattern(R"((^|\.)layer\.(\d))");
+  std::string name(module);
+  re2::RE2::GlobalReplace(&name, *layer, R"(\1layers.\2)");
+  return name;
+}
+
+// The text as an expression that matches it, and `layers.0` for `layer.0`; on request its numbers
+// match all numbers.
+std::string escaped(std::string_view module, bool any_number) {
+  std::string pattern;
+  bool is_layer = false;
+  for (std::size_t begin = 0; begin <= module.size();) {
+    const std::size_t end = std::min(module.find('.', begin), module.size());
+    const std::string_view part = module.substr(begin, end - begin);
+    const bool is_number = is_digits(part);
+    if (is_layer && is_number) pattern += "s?";
+    if (begin > 0) pattern += R"(\.)";
+    pattern += any_number && is_number ? R"(\d+)" : re2::RE2::QuoteMeta(piece(part));
+    is_layer = part == "layer";
+    begin = end + 1;
+  }
+  return pattern;
+}
+
+// The parts of a name's beginning, each with its number. `model` does not count: libraries add and
+// drop it.
+std::vector<std::string_view> parts_of(std::string_view before) {
+  std::vector<std::string_view> parts;
+  for (std::size_t begin = 0; begin < before.size();) {
+    const std::size_t end = std::min(before.find('.', begin), before.size());
+    const std::string_view part = before.substr(begin, end - begin);
+    if (is_digits(part)) {
+      if (!parts.empty() && parts.back().data() + parts.back().size() + 1 == part.data()) {
+        parts.back() = {parts.back().data(), part.data() + part.size()};
+      }
+    } else if (!part.empty() && part != "model") {
+      parts.push_back(part);
+    }
+    begin = end + 1;
+  }
+  return parts;
+}
+
+// Adds patterns for modules, each the shortest that matches none of the others.
+class Patterns {
+ public:
+  explicit Patterns(const std::vector<std::string>& others) : others_(others) {
+    for (const std::string& name : others) {
+      if (std::string renamed = with_layers(name); renamed != name) {
+        others_.push_back(std::move(renamed));
+      }
+    }
+    for (std::string_view name : others_) {
+      endings_.insert(name);
+      for (auto dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.')) {
+        name.remove_prefix(dot + 1);
+        endings_.insert(name);
+      }
+    }
+  }
+  Patterns(const Patterns&) = delete;
+  Patterns& operator=(const Patterns&) = delete;
+
+  // Returns true if one of them is in the module under any prefix.
+  [[nodiscard]] bool is_inside(std::string_view module) const {
+    const std::string_view name = from_layers(module);
+    for (const std::string& each : {std::string(name), with_layers(name)}) {
+      const std::string beginning = each + ".";
+      const auto found = endings_.lower_bound(beginning);
+      if (found != endings_.end() && found->starts_with(beginning)) return true;
+    }
+    return false;
+  }
+
+  void add(std::string_view module) {
+    const std::string_view name = from_layers(module);
+    if (push_if_free(with_any_prefix(escaped(name, true)))) return;
+    const std::size_t dot = name.find('.');
+    const std::size_t second = name.find('.', dot + 1);
+    if (second == std::string_view::npos || !is_digits(name.substr(dot + 1, second - dot - 1))) {
+      static_cast<void>(push_single(name));
+      return;
+    }
+    Group& group = groups_[{module.substr(0, module.size() - name.size()), name.substr(0, dot),
+                            escaped(name.substr(second + 1), true)}];
+    group.layers.emplace(name.substr(dot + 1, second - dot - 1));
+    group.names.push_back(name);
+  }
+
+  // All that were added: layers with the same modules in one pattern where that is free.
+  [[nodiscard]] std::vector<std::string> take() {
+    for (auto& [key, group] : groups_) {
+      const auto& [before, list, rest] = key;
+      const std::string numbers = fmt::format("{}", fmt::join(group.layers, "|"));
+      const std::string any = escaped(group.names.front(), true);
+      const std::string block = any.substr(0, any.find(R"(\d+)"));
+      const std::string layers = fmt::format(
+          R"({}{}\.{})", block, group.layers.size() == 1 ? numbers : "(?:" + numbers + ")", rest);
+      if (push_if_free(with_any_prefix(layers))) continue;
+      std::erase_if(group.names, [&](std::string_view name) { return push_single(name); });
+      if (group.names.empty() || push_by_part(before, any) || push_by_part(before, layers)) {
+        continue;
+      }
+      for (const std::string_view name : group.names) push_by_part(before, escaped(name, false));
+    }
+    return std::move(patterns_);
+  }
+
+ private:
+  struct Group {
+    std::set<std::string> layers;
+    std::vector<std::string_view> names;  // from the layers on
+  };
+
+  static std::string with_any_prefix(std::string_view pattern) {
+    return fmt::format(R"((.*\.)?{}$)", pattern);
+  }
+
+  // Pushes a pattern of the name under any prefix, unless others have it there.
+  bool push_single(std::string_view name) {
+    if (endings_.contains(name) || endings_.contains(with_layers(name))) return false;
+    push(with_any_prefix(escaped(name, false)));
+    return true;
+  }
+
+  // Pushes one with a part of the beginning, or all parts, under any names between them.
+  bool push_by_part(std::string_view before, std::string_view pattern) {
+    constexpr std::string_view between = R"(\.(.*\.)?)";
+    std::string all;
+    for (const std::string_view part : parts_of(before)) {
+      const std::string each = fmt::format("{}{}", escaped(part, false), between);
+      if (push_if_free(with_any_prefix(each + std::string(pattern)))) return true;
+      all += each;
+    }
+    return !all.empty() && push_if_free(with_any_prefix(all + std::string(pattern)));
+  }
+
+  // Names that are too long for a pattern are in the lists as they are.
+  void push(std::string pattern) {
+    if (pattern.size() > pattern_bytes_max || !added_.insert(pattern).second) return;
+    patterns_.push_back(std::move(pattern));
+  }
+
+  bool push_if_free(std::string pattern) {
+    if (pattern.size() > pattern_bytes_max) return false;
+    const auto [known, is_new] = is_free_.try_emplace(pattern);
+    if (is_new) known->second = !matches_any(pattern, others_);
+    const bool is_free = known->second;
+    if (is_free) push(std::move(pattern));
+    return is_free;
+  }
+
+  std::vector<std::string> others_;      // and their other names
+  std::set<std::string_view> endings_;   // of their names, from each dot on
+  std::map<std::string, bool> is_free_;  // whether a pattern matches none of them
+  // By the name before the layers, the word for these, and the rest of the name.
+  std::map<std::tuple<std::string_view, std::string_view, std::string>, Group> groups_;
+  std::set<std::string> added_;
+  std::vector<std::string> patterns_;
+};
+
+}  // namespace
+
+std::vector<std::string> patterns_of_plain(const std::vector<std::string>& plain,
+                                           const std::vector<std::string>& quantized) {
+  std::vector<std::string> left = plain;
+  std::vector<std::string> patterns;
+  const auto add = [&](const std::string& pattern) {
+    if (!matches_any(pattern, left) || matches_any(pattern, quantized)) return;
+    const Pattern compiled = compile_module_pattern("^(?:" + pattern + ")");
+    std::erase_if(left, [&](const std::string& each) { return is_in(*compiled, each); });
+    patterns.push_back(pattern);
+  };
+  Patterns single(quantized);
+  if (matches_any(std::string(outside_blocks), quantized)) {
+    // Rules are about blocks: they could match what is quantized under another name.
+    const Pattern outside = compile_module_pattern(fmt::format("^(?:{})", outside_blocks));
+    const auto is_outside = [&](const std::string& each) { return is_in(*outside, each); };
+    for (const std::string& each : plain) {
+      if (is_outside(each)) single.add(each);
+    }
+    std::erase_if(left, is_outside);
+    if (!matches_any(tied_heads, quantized)) patterns.emplace_back(tied_heads);
+  }
+  add(std::string(outside_blocks));
+  for (const PlainRule& rule : plain_rules()) {
+    if (rule.use != RuleUse::plain || !rule.is_linear) continue;
+    add(fmt::format(".*(?:{})", rule.pattern));
+  }
+  for (const std::string& module : left) single.add(module);
+  for (std::string& pattern : single.take()) patterns.push_back(std::move(pattern));
+  return patterns;
+}
+
+std::vector<std::string> patterns_of_stacks(const std::vector<std::string>& stacks,
+                                            const std::vector<std::string>& quantized) {
+  std::vector<std::string> patterns;
+  const Patterns known(quantized);
+  for (const std::string_view stack : stacks) {
+    patterns.push_back(known.is_inside(stack)
+                           ? fmt::format(R"({}\..*)", escaped(stack, false))
+                           : fmt::format(R"((.*\.)?{}\..*)", escaped(from_layers(stack), false)));
+  }
+  return patterns;
+}
+
+std::vector<std::string> patterns_of_layers(const std::vector<std::string>& modules,
+                                            const std::vector<std::string>& others) {
+  Patterns single(others);
+  for (const std::string& module : modules) single.add(module);
+  return single.take();
+}
+
+}  // namespace loadstone

@@ -1,0 +1,17 @@
+// The sections that configs have next to quantized tensors, a row for each member.
+#pragma once
+
+#include <string>
+
+#include "convert/choose/quantize_config.h"
+
+namespace loadstone {
+
+// hf_quant_config.json as ModelOpt writes it.
+[[nodiscard]] std::string unified_config(const QuantizedModules& modules);
+// "quantization_config" of config.json.
+[[nodiscard]] std::string unified_section(const QuantizedModules& modules);
+[[nodiscard]] std::string compressed_section(const QuantizedModules& modules);
+[[nodiscard]] std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype);
+
+}  // namespace loadstone

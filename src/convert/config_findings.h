@@ -1,0 +1,21 @@
+// What the configs of an output declare unlike those of its source: quantized activations and
+// caches, and lists of modules that rules rename.
+#pragma once
+
+#include <vector>
+
+#include "loadstone/convert.h"
+#include "loadstone/finding.h"
+
+namespace loadstone {
+
+// Warns ("convert.activations") of what an output with other configs does not have. A cache: the
+// scheme that the source's configs declare, and its scales. Activations of codes: their scales, and
+// for `--style` alone a scheme that differs from the source's. `source` has the source's configs.
+void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
+                  std::vector<Finding>& findings);
+// Warns ("convert.lists") of each list of the output's configs, such as "ignore", that selects
+// other modules of the output than it does of the source.
+void tell_old_names(const Conversion& conversion, std::vector<Finding>& findings);
+
+}  // namespace loadstone

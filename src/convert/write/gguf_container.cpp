@@ -1,0 +1,420 @@
+// Files of GGUF: typed metadata and tensor infos before the data, tensors aligned.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "base/ceil_div.h"
+#include "base/named.h"
+#include "base/text.h"
+#include "base/words.h"
+#include "convert/choose/gguf_choose.h"
+#include "convert/choose/gguf_image.h"
+#include "convert/choose/gguf_mix.h"
+#include "convert/values.h"
+#include "convert/write/container.h"
+#include "formats/gguf.h"
+#include "formats/gguf_shapes.h"
+#include "formats/metadata.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr const char* alignment_key = "general.alignment";
+constexpr const char* architecture_key = "general.architecture";
+constexpr const char* own_converter =
+    "for llama.cpp take its own converter: `python -m loadstone convert --converter` "
+    "(converter= in Python)";
+
+bool is_gguf(const Catalog& catalog) noexcept {
+  return std::ranges::any_of(catalog.shards(),
+                             [](const Shard& shard) { return shard.format == FileFormat::gguf; });
+}
+
+// Returns true if some tensor is called as llama.cpp calls it: "blk.0.attn_q.weight".
+bool has_llama_cpp_names(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors(), [](const TensorInfo& tensor) {
+    const std::string_view name = tensor.name;
+    return is_token_embedding(name) || name.starts_with("blk.") ||
+           name.find(".blk.") != std::string_view::npos;
+  });
+}
+
+// Keys that say which part of a split file this one is.
+bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."); }
+
+// Keys that are true of the source alone, and not of what it becomes.
+bool is_of_source(std::string_view key) noexcept {
+  return is_of_part(key) || key == "format" || key == types_key ||
+         key.starts_with(gguf_shape_prefix);
+}
+
+std::uint64_t alignment_of(const Metadata& metadata) {
+  const auto found = metadata.find(alignment_key);
+  if (found == metadata.end()) return gguf_alignment_usual;
+  const auto* const number = std::get_if<std::uint64_t>(&found->second.value);
+  if (found->second.type == MetadataType::u32 && number != nullptr && is_gguf_alignment(*number)) {
+    return *number;
+  }
+  throw Error("plan.options", "not an alignment",
+              {.tensor = alignment_key,
+               .field = "metadata",
+               .found = type_name(found->second),
+               .expected = "u32, a power of two"});
+}
+
+// ---- the types of metadata: those that the format fixes, and those that text forgets
+
+struct KeyType {
+  std::string_view key;
+  MetadataType type;
+  MetadataType items = MetadataType::u8;  // of an array
+};
+
+constexpr MetadataType text_type = MetadataType::string;
+constexpr MetadataType list_type = MetadataType::array;
+
+// The types that gguf-py writes and llama.cpp asks for.
+constexpr auto key_types = std::to_array<KeyType>({
+    {"general.architecture", text_type},
+    {"general.type", text_type},
+    {"general.name", text_type},
+    {"general.author", text_type},
+    {"general.version", text_type},
+    {"general.organization", text_type},
+    {"general.basename", text_type},
+    {"general.finetune", text_type},
+    {"general.description", text_type},
+    {"general.quantized_by", text_type},
+    {"general.size_label", text_type},
+    {"general.license", text_type},
+    {"general.license.name", text_type},
+    {"general.license.link", text_type},
+    {"general.url", text_type},
+    {"general.repo_url", text_type},
+    {"general.tags", list_type, text_type},
+    {"general.languages", list_type, text_type},
+    {"general.alignment", MetadataType::u32},
+    {"general.quantization_version", MetadataType::u32},
+    {"general.file_type", MetadataType::u32},
+    {"tokenizer.ggml.model", text_type},
+    {"tokenizer.ggml.pre", text_type},
+    {"tokenizer.ggml.tokens", list_type, text_type},
+    {"tokenizer.ggml.merges", list_type, text_type},
+    {"tokenizer.ggml.scores", list_type, MetadataType::f32},
+    {"tokenizer.ggml.token_type", list_type, MetadataType::i32},
+    {"tokenizer.ggml.bos_token_id", MetadataType::u32},
+    {"tokenizer.ggml.eos_token_id", MetadataType::u32},
+    {"tokenizer.ggml.unknown_token_id", MetadataType::u32},
+    {"tokenizer.ggml.padding_token_id", MetadataType::u32},
+    {"tokenizer.ggml.add_bos_token", MetadataType::boolean},
+    {"tokenizer.ggml.add_eos_token", MetadataType::boolean},
+    {"tokenizer.ggml.add_space_prefix", MetadataType::boolean},
+});
+
+std::string type_text(const KeyType& row) {
+  if (row.type != MetadataType::array) return std::string(name(row.type));
+  return "array of " + std::string(name(row.items));
+}
+
+bool has_type(const MetadataValue& item, const KeyType& row) {
+  if (item.type != row.type) return false;
+  const auto* const array = std::get_if<MetadataArray>(&item.value);
+  return array == nullptr || array->item_type() == row.items;
+}
+
+// Nothing for a key whose type the format leaves open, or whose values are arrays.
+std::optional<MetadataType> fixed_type(std::string_view key) {
+  const auto row = std::ranges::find(key_types, key, &KeyType::key);
+  if (row == key_types.end() || row->type == list_type) return std::nullopt;
+  return row->type;
+}
+
+std::map<std::string_view, MetadataType> types_of(std::string_view entries) {
+  std::map<std::string_view, MetadataType> types;
+  for_each_word(entries, [&](std::string_view entry) {
+    const std::size_t equals = entry.rfind('=');
+    if (equals == std::string_view::npos) return;
+    const auto type = from_name<MetadataType>(entry.substr(equals + 1));
+    if (type) types.emplace(entry.substr(0, equals), *type);
+  });
+  return types;
+}
+
+template <typename Number>
+bool parse(std::string_view digits, MetadataValue& item) {
+  Number number = 0;
+  const char* const end = digits.data() + digits.size();
+  const auto [stop, problem] = std::from_chars(digits.data(), end, number);
+  item.value = number;
+  return problem == std::errc() && stop == end;
+}
+
+// Parse what text_of() writes; nothing for text that the type does not have.
+std::optional<MetadataValue> parsed(MetadataType type, std::string_view digits) {
+  MetadataValue item = {.value = digits == "true", .type = type};
+  const std::string_view kind = name(type);  // "u8", "i64"
+  const bool is_value = type == MetadataType::boolean ? digits == "true" || digits == "false"
+                        : type == MetadataType::f32   ? parse<float>(digits, item)
+                        : type == MetadataType::f64   ? parse<double>(digits, item)
+                        : kind.starts_with('u')
+                            ? parse<std::uint64_t>(digits, item)
+                            : kind.starts_with('i') && parse<std::int64_t>(digits, item);
+  std::string bytes;
+  if (!is_value || !append_number(item, bytes)) return std::nullopt;
+  return number_value(type, reinterpret_cast<const std::byte*>(bytes.data()));
+}
+
+// Gives texts of a safetensors file the types of `types_key` and of the format. Returns the keys
+// of texts that do not fit their types and stay text.
+std::vector<std::string> restore_types(std::string_view types, Metadata& metadata) {
+  const auto kept = types_of(types);
+  std::vector<std::string> failed;
+  for (auto& [key, item] : metadata) {
+    const auto* const digits = std::get_if<std::string>(&item.value);
+    const auto found = kept.find(key);
+    const auto type = found != kept.end() ? std::optional(found->second) : fixed_type(key);
+    if (digits == nullptr || !type || *type == MetadataType::string) continue;
+    if (auto value = parsed(*type, *digits)) {
+      item = *std::move(value);
+    } else {
+      failed.push_back(key);
+    }
+  }
+  return failed;
+}
+
+// Throws Error "plan.options" for an entry that a caller gives to such a key with another type:
+// ggml would refuse the file, or take the key for missing.
+void check_key_types(const Metadata& given) {
+  for (const KeyType& row : key_types) {
+    const auto found = given.find(std::string(row.key));
+    if (found == given.end() || has_type(found->second, row)) continue;
+    throw Error("plan.options", "the key has another type in GGUF",
+                {.tensor = found->first,
+                 .field = "metadata",
+                 .found = type_name(found->second),
+                 .expected = type_text(row)});
+  }
+}
+
+class GgufContainer final : public Container {
+ public:
+  [[nodiscard]] FileFormat format() const noexcept override { return FileFormat::gguf; }
+  [[nodiscard]] std::string_view suffix() const noexcept override { return ".gguf"; }
+  [[nodiscard]] bool holds_blocks() const noexcept override { return true; }
+
+  [[nodiscard]] Metadata metadata(const Catalog& catalog, const ConvertOptions& options,
+                                  std::vector<Finding>& findings) const override {
+    const Metadata& given = options.metadata;
+    const auto of_file = std::ranges::find_if(given, is_of_part, &Metadata::value_type::first);
+    if (of_file != given.end()) {
+      throw Error("plan.options", "the key tells the parts of a file: loadstone sets it itself",
+                  {.tensor = of_file->first, .field = "metadata"});
+    }
+    check_key_types(given);
+    Metadata metadata;
+    std::vector<std::string> left_out;
+    for (const auto& [key, item] : catalog.metadata()) {
+      if (is_of_source(key) || given.contains(key)) continue;
+      if (!is_metadata_key(key) || key.size() > gguf_key_bytes_max) {
+        left_out.push_back(key);
+        continue;
+      }
+      metadata.emplace(key, item);
+    }
+    report_left_out(left_out, "have keys that GGUF does not take", findings);
+    add_types(catalog, metadata, findings);
+    metadata.insert(given.begin(), given.end());
+    if (names_are_given(options) || is_gguf(catalog) || check_names(catalog, metadata, findings)) {
+      settle_architecture(catalog, metadata, findings);
+    }
+    static_cast<void>(alignment_of(metadata));
+    return metadata;
+  }
+
+  [[nodiscard]] std::optional<Finding> refuse(const OutputTensor& tensor,
+                                              const ConvertOptions& options) const override {
+    if (auto finding = refuse_name(tensor, options.beyond_ggml)) return finding;
+    if (!gguf_type_id(tensor.encoding)) {
+      return Finding{.severity = Severity::error,
+                     .code = "plan.dtype",
+                     .target = tensor.name,
+                     .message = fmt::format("'{}' is {}, which GGUF does not have",
+                                            printable(tensor.name), tensor.encoding.name()),
+                     .suggestion = options.dequantize
+                                       ? "leave it out by a rule"
+                                       : "dequantize the quantized tensors (--dequantize); "
+                                         "for others a rule that leaves it out",
+                     .found = std::string(tensor.encoding.name())};
+    }
+    if (tensor.shape.rank() <= ggml_rank_max || options.beyond_ggml) return std::nullopt;
+    return Finding{
+        .severity = Severity::error,
+        .code = "convert.dims",
+        .target = tensor.name,
+        .message = fmt::format("'{}' has {} dims, and ggml reads {}", printable(tensor.name),
+                               tensor.shape.rank(), ggml_rank_max),
+        .suggestion =
+            "--beyond-ggml writes it for programs that read more (ComfyUI's "
+            "video models), or reshape it with a rule",
+        .found = tensor.shape.text(),
+        .expected = fmt::format("at most {} dims", ggml_rank_max)};
+  }
+
+  [[nodiscard]] bool is_format(std::string_view name) const override {
+    return find_mix(name) != nullptr;
+  }
+  [[nodiscard]] Choices choose(const ConvertOptions& options, const Catalog& catalog,
+                               Metadata& metadata, Recipes& recipes,
+                               std::vector<Finding>& findings) const override {
+    return choose_blocks(options, catalog, metadata, recipes, findings);
+  }
+  [[nodiscard]] QuantizeStyle style(const ConvertOptions&) const noexcept override {
+    return QuantizeStyle::gguf;
+  }
+
+  // In the order of the conversion, each aligned.
+  void place(const Conversion& conversion, OutputFile& file) const override {
+    const std::uint64_t alignment = alignment_of(conversion.metadata);
+    std::uint64_t at = 0;
+    for (OutputTensor& tensor : file.tensors) {
+      const std::uint64_t bytes = tensor.byte_count();
+      tensor.begin = at;
+      tensor.end = at + bytes;
+      at = round_up(tensor.end, alignment);
+    }
+    file.data_bytes = at;
+  }
+
+  // As llama.cpp splits files: the first has the metadata, each says which one it is.
+  [[nodiscard]] std::string header(const Conversion& conversion, std::size_t file) const override {
+    const std::size_t count = conversion.files.size();
+    std::vector<GgufTensor> tensors;
+    for (const OutputTensor& tensor : conversion.files[file].tensors) {
+      if (!gguf_type_id(tensor.encoding)) continue;  // which has been refused
+      tensors.push_back({tensor.name, tensor.encoding, &tensor.shape, tensor.begin});
+    }
+    const std::uint64_t alignment = alignment_of(conversion.metadata);
+    if (count == 1) return gguf_header(conversion.metadata, tensors, alignment);
+    Metadata metadata;
+    if (file == 0) {
+      metadata = conversion.metadata;
+    } else if (const auto own = conversion.metadata.find(alignment_key);
+               own != conversion.metadata.end()) {
+      metadata.insert(*own);
+    }
+    std::size_t all = 0;
+    for (const OutputFile& each : conversion.files) all += each.tensors.size();
+    const auto add = [&](const char* key, auto number, MetadataType type) {
+      metadata.insert_or_assign(key, MetadataValue{.value = number, .type = type});
+    };
+    add("split.no", std::uint64_t{file}, MetadataType::u16);
+    add("split.count", std::uint64_t{count}, MetadataType::u16);
+    add("split.tensors.count", static_cast<std::int64_t>(all), MetadataType::i32);
+    return gguf_header(metadata, tensors, alignment);
+  }
+
+ private:
+  // GGUF sources have types already.
+  static void add_types(const Catalog& catalog, Metadata& metadata,
+                        std::vector<Finding>& findings) {
+    if (is_gguf(catalog)) return;
+    const std::string* const text = find_text(catalog.metadata(), types_key);
+    const auto failed = restore_types(text == nullptr ? std::string_view() : *text, metadata);
+    for (const std::string& key : failed) metadata.erase(key);
+    report_left_out(failed, "do not fit their types", findings);
+  }
+
+  // Of models of images and video their tensors tell it, where nothing else does.
+  static void settle_architecture(const Catalog& catalog, Metadata& metadata,
+                                  std::vector<Finding>& findings) {
+    const auto found = metadata.find(architecture_key);
+    if (found != metadata.end() && found->second.type == MetadataType::string) return;
+    Finding finding = {.code = "convert.architecture"};
+    if (const ImageModel* const image = recognised_image_model(catalog);
+        image != nullptr && found == metadata.end()) {
+      const std::string name(image->architecture);
+      metadata.emplace(architecture_key,
+                       MetadataValue{.value = name, .type = MetadataType::string});
+      finding.severity = Severity::info;
+      finding.message = fmt::format("general.architecture is '{}', by the names of tensors", name);
+    } else {
+      finding.severity = Severity::error;
+      finding.message = "a GGUF file needs general.architecture, and nothing says it";
+      finding.suggestion = fmt::format(
+          "{}; else give it with --metadata FILE (metadata= in Python), such as "
+          "\"wan\" for ComfyUI",
+          own_converter);
+    }
+    findings.push_back(std::move(finding));
+  }
+
+  // Names that no rule changes must be those that readers of GGUF files know. Returns false if the
+  // file cannot be written.
+  static bool check_names(const Catalog& catalog, const Metadata& metadata,
+                          std::vector<Finding>& findings) {
+    if (recognised_image_model(catalog) != nullptr) return true;
+    if (has_unfused_names(catalog)) {
+      findings.push_back(
+          {.severity = Severity::error,
+           .code = "convert.architecture",
+           .message = "these are diffusers' names, which ComfyUI does not read in GGUF files",
+           .suggestion = "start from the model's own checkpoint, or rename with rules"});
+      return false;
+    }
+    const bool is_named = metadata.contains(architecture_key);  // else there is an error
+    if (!is_named || image_model(metadata) != nullptr || has_llama_cpp_names(catalog)) return true;
+    findings.push_back({.severity = Severity::warning,
+                        .code = "convert.architecture",
+                        .message = "names and layouts stay the source's, which llama.cpp does not "
+                                   "read",
+                        .suggestion = own_converter});
+    return true;
+  }
+
+  [[nodiscard]] static std::optional<Finding> refuse_name(const OutputTensor& tensor,
+                                                          bool beyond_ggml) {
+    const std::string& name = tensor.name;
+    Finding finding = {.severity = Severity::error, .code = "convert.name", .target = name};
+    if (name.empty() || !is_utf8(name) || name.find('\0') != std::string::npos) {
+      finding.message = fmt::format("'{}' cannot be a tensor's name in GGUF", printable(name));
+      finding.suggestion = "rename it with a rule";
+      return finding;
+    }
+    if (name.size() <= ggml_name_bytes_max || beyond_ggml) return std::nullopt;
+    finding.message = fmt::format("the name '{}' is longer than ggml can keep", printable(name));
+    finding.suggestion = "rename it with a rule; --beyond-ggml writes it for other programs";
+    finding.found = fmt::format("{} bytes", name.size());
+    finding.expected = fmt::format("at most {}", ggml_name_bytes_max);
+    return finding;
+  }
+};
+
+constexpr GgufContainer the_gguf_container;
+
+}  // namespace
+
+const Container& gguf_container = the_gguf_container;
+
+std::string types_text(const Metadata& source, const Metadata& texts) {
+  std::string types;
+  for (const auto& [key, item] : source) {
+    const bool is_text = item.type == MetadataType::string || item.type == MetadataType::array;
+    if (is_text || !is_metadata_key(key) || fixed_type(key) == item.type || !texts.contains(key)) {
+      continue;
+    }
+    types += fmt::format("{}{}={}", types.empty() ? "" : " ", key, name(item.type));
+  }
+  return types;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,148 @@
+// The files of a conversion, under temporary names until all of them are whole.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "convert/write/receipts.h"
+#include "loadstone/convert.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+class WorkFolder;
+struct TargetPlace;
+
+// The name of the receipt of an output: for one file it is in the same folder.
+[[nodiscard]] std::string receipt_name(const Conversion& conversion, const std::string& target);
+
+// Of the whole target, the index last.
+[[nodiscard]] std::vector<std::string> output_paths(const Conversion& conversion,
+                                                    const std::string& target);
+
+// Counts time in which at least one thread syncs. Thread-safe.
+class SyncClock {
+ public:
+  template <typename Sync>
+  void timed(const Sync& sync) {
+    count(1);
+    try {
+      sync();
+    } catch (...) {
+      count(-1);
+      throw;
+    }
+    count(-1);
+  }
+  void sync_folder(WritableStorage& storage, const std::string& path) {
+    timed([&] { storage.sync_folder(path); });
+  }
+  // When nobody syncs.
+  [[nodiscard]] double seconds() const noexcept {
+    return std::chrono::duration<double>(sum_).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void count(int change) {
+    const std::lock_guard lock(mutex_);
+    if (syncs_ == 0) begin_ = Clock::now();
+    syncs_ += change;
+    if (syncs_ == 0) sum_ += Clock::now() - begin_;
+  }
+
+  std::mutex mutex_;
+  int syncs_ = 0;  // in flight; guarded by mutex_, as are these two
+  Clock::time_point begin_;
+  Clock::duration sum_{};
+};
+
+// Where the bytes of files go. Thread-safe.
+class OutputFiles {
+ public:
+  OutputFiles() = default;
+  OutputFiles(const OutputFiles&) = delete;
+  OutputFiles& operator=(const OutputFiles&) = delete;
+  virtual ~OutputFiles() = default;
+
+  virtual void write(std::uint32_t file, std::uint64_t offset,
+                     std::span<const std::byte> bytes) = 0;
+  // Nothing more will be written to this one.
+  virtual void finish(std::uint32_t file) = 0;
+};
+
+// write() and finish() are thread-safe; commit() comes after them. The destructor removes what was
+// begun and is not finished.
+class Output final : public OutputFiles {
+ public:
+  // `check_sources` throws where what the files are made of has changed; thread-safe.
+  Output(const Conversion& conversion, WorkFolder& work, Storage& storage,
+         std::function<void()> check_sources);
+  ~Output() override;
+
+  // Throws where files that are to stay in the target could not be kept at the end.
+  void check_links(const TargetPlace& place) const;
+
+  // Throws Error "convert.state" for files in the work folder that somebody else put there: they
+  // would be in the target.
+  void require_own_files(const std::string& target) const;
+
+  // The file is made, with its header, when its first bytes come.
+  void write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes) override;
+  // Pages of what is written leave the system's cache.
+  void release_cache() noexcept { releases_cache_ = true; }
+  // The file goes to the disk, and a shard gets its name in the work folder.
+  void finish(std::uint32_t file) override;
+
+  // Asked for the receipt of each file when it is finished; null: nobody.
+  void record(FileReceipts* recorder) noexcept { recorder_ = recorder; }
+  // The receipt of a file that is finished already.
+  void keep(std::uint32_t file, Receipt receipt) { receipts_[file] = std::move(receipt); }
+
+  // All files are finished: gives them their names in the target, the index last. Returns their
+  // paths. `receipt`: writes one too, of all files.
+  std::vector<std::string> commit(const std::string& target, std::optional<DigestKind> receipt);
+
+  [[nodiscard]] std::uint64_t bytes_written() const noexcept { return bytes_written_; }
+  // In which at least one thread was bringing something to the disk.
+  [[nodiscard]] double sync_seconds() const noexcept { return syncs_.seconds(); }
+
+ private:
+  struct File {
+    std::string part_path;           // as it is called until it is whole
+    std::unique_ptr<FileSink> sink;  // until it is finished
+    std::uint64_t bytes_since_release = 0;
+    bool is_made = false;
+    bool is_whole = false;
+  };
+
+  [[nodiscard]] FileSink& sink_of(std::uint32_t file);
+  void make(std::uint32_t file);
+  void write_beside(std::optional<DigestKind> receipt);
+  [[nodiscard]] Receipt whole_receipt(DigestKind kind);
+  std::string commit_file(const TargetPlace& place, std::optional<DigestKind> receipt);
+  void note_receipt(std::uint32_t file);
+
+  const Conversion& conversion_;
+  WorkFolder& work_;
+  Storage& reading_;
+  WritableStorage& storage_;
+  FileReceipts* recorder_ = nullptr;
+  bool releases_cache_ = false;
+  std::vector<Receipt> receipts_;  // by file; each is its thread's until all are finished
+  const std::function<void()> check_sources_;
+  std::mutex mutex_;
+  std::vector<File> files_;          // guarded by mutex_ until all are finished
+  std::uint64_t bytes_written_ = 0;  // guarded by mutex_
+  SyncClock syncs_;
+};
+
+}  // namespace loadstone

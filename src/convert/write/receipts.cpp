@@ -1,0 +1,141 @@
+#include "convert/write/receipts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/text.h"
+#include "catalog/assembled_file.h"
+#include "loadstone/error.h"
+#include "receipt/file_digest.h"
+
+namespace loadstone {
+
+ReceiptFile planned_file(const Conversion& conversion, std::uint32_t number) {
+  const OutputFile& file = conversion.files[number];
+  ReceiptFile receipt = {.path = file.name, .bytes = file.byte_count()};
+  std::uint64_t at = 0;
+  const auto header_until = [&](std::uint64_t end) {
+    if (end > at) receipt.header_ranges.push_back({at, end});
+  };
+  for (const OutputTensor& tensor : file.tensors) {
+    const PlannedTarget& target = conversion.plan.targets[tensor.target];
+    std::vector<QuantizedPart> parts;
+    if (tensor.part != OutputTensor::no_part) {
+      parts = quantized_parts(*target.quantization, target.shape, target.dtype);
+    }
+    ReceiptTensor entry =
+        planned_tensor(conversion.plan, target, parts.empty() ? nullptr : &parts.at(tensor.part));
+    entry.name = tensor.name;
+    entry.encoding = tensor.encoding.name();
+    entry.shape = {tensor.shape.extents().begin(), tensor.shape.extents().end()};
+    entry.begin = file.header_bytes + tensor.begin;
+    entry.end = file.header_bytes + tensor.end;
+    if (tensor.constant) {
+      entry.recipe = "constant";
+      entry.sources.clear();
+    }
+    if (target.quantization && !target.quantization->dialect.empty()) {
+      entry.codec += " (" + target.quantization->dialect + ")";
+    }
+    header_until(entry.begin);
+    at = entry.end;
+    receipt.tensors.push_back(std::move(entry));
+  }
+  header_until(receipt.bytes);
+  return receipt;
+}
+
+FileReceipts::FileReceipts(const Conversion& conversion, const ValueSet& values,
+                           const OpenShards& shards, const std::vector<bool>& wanted,
+                           DigestKind kind)
+    : ReceiptRecorder(values, shards, kind, conversion.files.size(), conversion.digest_bytes / 2),
+      conversion_(conversion) {
+  for (std::uint32_t file = 0; file < conversion.files.size(); ++file) {
+    if (!wanted[file]) continue;
+    for (const OutputTensor& tensor : conversion.files[file].tensors) {
+      add(file, tensor.byte_count());
+      need(file, values[tensor.target]);
+    }
+  }
+  prepare();
+}
+
+Receipt FileReceipts::finish(std::uint32_t number, ByteSource& written) {
+  ReceiptFile file = planned_file(conversion_, number);
+  const auto read = [&](std::size_t output, std::uint64_t begin, std::span<std::byte> to) {
+    written.read(file.tensors[output].begin + begin, to);
+  };
+  for (std::size_t step = 0; step < step_count(number); ++step) complete(number, step, read);
+  Receipt receipt = receipt_of(number, file.tensors);
+  file.header_digest = file_digest(receipt.kind, written, 0, file.header_ranges);
+  receipt.outputs.push_back(std::move(file));
+  return receipt;
+}
+
+// The first thing of a file that has other bytes; empty where nothing has.
+static std::string changed_in(DigestKind kind, const ReceiptFile& file, ByteSource& source,
+                              std::uint64_t bytes, const GoesOn& goes_on) {
+  if (bytes != file.bytes) return fmt::format("has {} bytes, not {}", bytes, file.bytes);
+  if (file_digest(kind, source, 0, file.header_ranges, goes_on) != file.header_digest) {
+    return "has other bytes in its header";
+  }
+  for (const ReceiptTensor& tensor : file.tensors) {
+    if (file_digest(kind, source, tensor.begin, ranges_of(tensor), goes_on) != tensor.digest) {
+      return fmt::format("has other bytes in tensor '{}'", printable(tensor.name));
+    }
+  }
+  return {};
+}
+
+static std::string changed_source(const Receipt& receipt, const Catalog& catalog, Storage& storage,
+                                  const GoesOn& goes_on) {
+  const auto uncounted = [&](std::uint64_t) { return goes_on(0); };
+  for (const ReceiptFile& file : receipt.sources) {
+    std::string changed = "is not there";
+    for (std::uint32_t i = 0; i < catalog.shards().size(); ++i) {
+      const ReceiptFile now = source_file(catalog, i);
+      if (now.path != file.path || now.checkpoint != file.checkpoint) continue;
+      const auto source = open_shard(storage, catalog, i);
+      const std::uint64_t bytes =
+          catalog.assembly(i) ? shard_bytes(catalog, i) : source->identity().bytes;
+      changed = changed_in(receipt.kind, file, *source, bytes, uncounted);
+      break;
+    }
+    if (!changed.empty()) {
+      return fmt::format("is made of '{}', which {}", printable(file.path), changed);
+    }
+  }
+  return {};
+}
+
+KeptFile check_kept(const ReceiptFile& planned, DigestKind kind, const std::string& path,
+                    std::string_view text, const Catalog* sources, Storage& storage,
+                    const GoesOn& goes_on) {
+  Receipt receipt;
+  try {
+    receipt = receipt_from_json(text);
+  } catch (const Error&) {
+    return {{}, "has no receipt of the run that finished it"};
+  }
+  if (receipt.kind != kind) {
+    return {{}, fmt::format("has digests by {}, not {}", name(receipt.kind), name(kind))};
+  }
+  std::vector<ReceiptFile> found = receipt.outputs;
+  for (ReceiptFile& file : found) {
+    file.header_digest.clear();
+    for (ReceiptTensor& tensor : file.tensors) tensor.digest.clear();
+  }
+  if (found != std::vector{planned}) return {{}, "has the receipt of another file"};
+  const auto written = storage.open(path);
+  std::string changed =
+      changed_in(kind, receipt.outputs.front(), *written, written->identity().bytes, goes_on);
+  if (changed.empty() && sources != nullptr) {
+    changed = changed_source(receipt, *sources, storage, goes_on);
+  }
+  if (!changed.empty()) return {{}, std::move(changed)};
+  return {std::move(receipt), {}};
+}
+
+}  // namespace loadstone

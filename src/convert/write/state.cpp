@@ -1,0 +1,266 @@
+#include "convert/write/state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <span>
+#include <type_traits>
+
+#include "base/json_fields.h"
+#include "base/text.h"
+#include "boxes/merges.h"
+#include "convert/write/container.h"
+#include "convert/write/extras.h"
+#include "formats/metadata.h"
+#include "loadstone/error.h"
+#include "loadstone/version.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t state_version = 1;
+constexpr const char* state_code = "convert.state";
+
+// Numbers as eight bytes, texts and lists with their length.
+template <typename... Items>
+void add_all(Digest& digest, const Items&... items) {
+  const auto add_one = [&](const auto& item) {
+    using Item = std::remove_cvref_t<decltype(item)>;
+    if constexpr (std::is_convertible_v<Item, std::string_view>) {
+      add_text(digest, item);
+    } else if constexpr (std::is_same_v<Item, Shape>) {
+      add_all(digest, item.extents());
+    } else if constexpr (requires { item.begin(); }) {
+      add_number(digest, item.size());
+      for (const auto each : item) add_number(digest, each);
+    } else if constexpr (std::is_same_v<Item, float>) {
+      add_number(digest, std::bit_cast<std::uint32_t>(item));
+    } else if constexpr (std::is_same_v<Item, double>) {
+      add_number(digest, std::bit_cast<std::uint64_t>(item));
+    } else {
+      add_number(digest, static_cast<std::uint64_t>(item));
+    }
+  };
+  (add_one(items), ...);
+}
+
+// The content of a vector; null is another one than an empty one.
+void add_vector(Digest& digest, const auto& vector) {
+  add_all(digest, vector ? vector->size() + 1 : 0);
+  if (vector) digest.update(std::as_bytes(std::span(*vector)));
+}
+
+void add_source(Digest& digest, const Catalog& catalog, std::uint32_t source) {
+  const TensorInfo& tensor = catalog.tensors().at(source);
+  add_all(digest, tensor.name, tensor.encoding.name(), tensor.shape);
+}
+
+void add_tensor(Digest& digest, const PlannedTarget& target) {
+  add_all(digest, target.name, name(target.dtype), target.shape, target.quantization.has_value());
+  if (!target.quantization) return;
+  const Quantization& quantization = *target.quantization;
+  add_all(digest, quantization.encoding, quantization.dialect, quantization.group,
+          quantization.block_size, quantization.nested, quantization.nested_offset.has_value(),
+          quantization.nested_offset.value_or(0));
+  add_vector(digest, quantization.importance);
+}
+
+void add_boxes(Digest& digest, const Catalog& catalog, const std::vector<Box>& boxes) {
+  add_all(digest, boxes.size());
+  for (const Box& box : boxes) {
+    add_source(digest, catalog, box.source);
+    add_all(digest, box.source_offset, box.target_offset, box.decoding, box.dims.size());
+    for (const BoxDim& dim : box.dims) {
+      add_all(digest, std::array{dim.extent, dim.source_stride, dim.target_stride});
+    }
+  }
+}
+
+// Checkpoints that are merged have the same names: only shards tell them apart.
+void add_operand(Digest& digest, const Catalog& catalog, const std::vector<Box>& boxes) {
+  for (const Box& box : boxes) add_all(digest, catalog.tensors().at(box.source).shard);
+  add_boxes(digest, catalog, boxes);
+}
+
+void add_merge(Digest& digest, const Catalog& catalog, const Merge& merge) {
+  add_all(digest, merge.factor, merge.row_elements, merge.op, merge.pruning, merge.elects_signs,
+          merge.is_mean, merge.density, merge.seed, merge.terms.size());
+  for (const Term& term : merge.terms) {
+    add_all(digest, term.factor, term.low_rank.has_value());
+    if (!term.low_rank) continue;
+    const LowRank& product = *term.low_rank;
+    add_all(digest, std::array{product.row_begin, product.column_begin, product.rows,
+                               product.columns, product.rank});
+  }
+  for_each_operand(merge, [&](const Operand& each) { add_operand(digest, catalog, each.boxes); });
+}
+
+void add_recipe(Digest& digest, const Catalog& catalog, const Recipe& recipe) {
+  add_boxes(digest, catalog, recipe.boxes);
+  add_vector(digest, recipe.constant);
+  if (recipe.merge != nullptr) add_merge(digest, catalog, *recipe.merge);
+}
+
+void add_decoding(Digest& digest, const Catalog& catalog, const Decoding& decoding) {
+  add_all(digest, decoding.kernel, name(decoding.dtype), decoding.offset, decoding.group_size,
+          decoding.shape, decoding.sources.size());
+  for (const std::uint32_t source : decoding.sources) add_source(digest, catalog, source);
+}
+
+SourceState source_state(const Shard& shard) {
+  return {.path = printable(shard.relative_path, 4096),
+          .bytes = shard.identity.bytes,
+          .modified_ns = shard.identity.modified_ns,
+          .inode = shard.identity.inode,
+          .version = shard.identity.version,
+          .header_digest = shard.header_digest};
+}
+
+[[noreturn]] void refuse_state(const std::string& folder, std::string message,
+                               std::string found = {}, std::string expected = {}) {
+  message += "; finish it as it was begun, or remove the folder";
+  throw Error(state_code, std::move(message),
+              {.path = folder, .found = std::move(found), .expected = std::move(expected)});
+}
+
+void require_same_sources(const WorkState& found, const WorkState& expected,
+                          const std::string& folder) {
+  for (std::size_t i = 0; i < std::min(found.sources.size(), expected.sources.size()); ++i) {
+    const SourceState& then = found.sources[i];
+    const SourceState& now = expected.sources[i];
+    const std::string_view what = then.path != now.path                     ? "name"
+                                  : then.bytes != now.bytes                 ? "size"
+                                  : then.header_digest != now.header_digest ? "header"
+                                                                            : "";
+    if (what.empty()) continue;  // a copy has another time and inode
+    refuse_state(folder, fmt::format("the work was begun with another source: '{}' has another {}",
+                                     printable(now.path), what));
+  }
+  if (found.sources.size() != expected.sources.size()) {
+    refuse_state(folder, "the work was begun with another source",
+                 fmt::format("{} files then", found.sources.size()),
+                 fmt::format("{} files now", expected.sources.size()));
+  }
+}
+
+}  // namespace
+
+void add_text(Digest& digest, std::string_view text) noexcept {
+  add_number(digest, text.size());
+  digest.update(std::as_bytes(std::span(text)));
+}
+
+WorkState state_of(const Conversion& conversion, WritableStorage& storage) {
+  const Plan& plan = conversion.plan;
+  WorkState state;
+  state.program = LOADSTONE_VERSION;
+  state.stem = conversion.stem;
+  for (const Shard& shard : plan.catalog->shards()) state.sources.push_back(source_state(shard));
+  Digest metadata;
+  for (const auto& [key, item] : conversion.metadata) {
+    add_all(metadata, key, type_name(item), json_of(item));
+  }
+  Digest tensors;
+  Digest values;
+  std::vector<const PlannedTarget*> targets;  // by name: their order is that of the files
+  for (const PlannedTarget& target : plan.targets) targets.push_back(&target);
+  std::ranges::sort(targets, {},
+                    [](const PlannedTarget* target) -> std::string_view { return target->name; });
+  for (const PlannedTarget* target : targets) {
+    add_tensor(tensors, *target);
+    add_recipe(values, *plan.catalog, target->recipe);
+  }
+  for (const Decoding& decoding : plan.decodings) add_decoding(values, *plan.catalog, decoding);
+  add_all(values, plan.allow_non_finite);
+  Digest files;
+  add_all(files, conversion.index_name);
+  const Container& container = container_of(conversion.format);
+  for (std::size_t f = 0; f < conversion.files.size(); ++f) {
+    const OutputFile& file = conversion.files[f];
+    add_all(files, file.name, file.data_bytes, container.header(conversion, f));
+    for (const OutputTensor& tensor : file.tensors) {
+      add_all(files, tensor.is_inverted);
+      add_vector(files, tensor.constant);
+    }
+  }
+  Digest extras;
+  add_extras(conversion, storage, extras);
+  state.metadata = metadata.hex();
+  state.tensors = tensors.hex();
+  state.values = values.hex();
+  state.files = files.hex();
+  state.extras = extras.hex();
+  for (const ExtraFile& extra : conversion.extras) state.extra_names.push_back(extra.name);
+  return state;
+}
+
+void visit_fields(auto& visitor, Like<SourceState> auto& source) {
+  visitor.member("path", source.path);
+  visitor.member("bytes", source.bytes);
+  visitor.member("modified_ns", source.modified_ns);
+  visitor.member("inode", source.inode);
+  visitor.optional("version", source.version);
+  visitor.member("header_digest", source.header_digest);
+}
+
+template <typename Visitor>
+void visit_fields(Visitor& visitor, Like<WorkState> auto& state) {
+  std::uint64_t version = state_version;
+  visitor.member("version", version);
+  if constexpr (Visitor::is_reading) {
+    if (version != state_version) {
+      visitor.refuse("version", "the work was begun by another version of loadstone");
+    }
+  }
+  visitor.member("program", state.program);
+  std::uint64_t parts = state.parts;
+  visitor.member("parts", parts);
+  if constexpr (Visitor::is_reading) {
+    if (parts > UINT32_MAX) visitor.refuse("parts", "too many");
+    state.parts = static_cast<std::uint32_t>(parts);
+  }
+  visitor.member("stem", state.stem);
+  visitor.member("sources", state.sources);
+  visitor.optional("has_copies", state.has_copies);
+  visitor.member("metadata", state.metadata);
+  visitor.member("tensors", state.tensors);
+  visitor.member("values", state.values);
+  visitor.member("files", state.files);
+  visitor.member("extras", state.extras);
+  visitor.member("extra_names", state.extra_names);
+}
+
+std::string to_json(const WorkState& state) { return json_text(state, 2) + "\n"; }
+
+WorkState work_state_from_json(std::string_view text) {
+  const JsonDocument document(text, state_code, state_bytes_max);
+  WorkState state;
+  JsonReader(state_code).read(document.root(), {}, state);
+  return state;
+}
+
+void join_work(WorkState& state, const WorkState& found, const std::string& folder) {
+  if (found.program != state.program) {
+    refuse_state(folder, "the work was begun by another version of loadstone", found.program,
+                 state.program);
+  }
+  require_same_sources(found, state, folder);
+  const auto require = [&](const std::string& then, const std::string& now, const char* message) {
+    if (then != now) refuse_state(folder, message);
+  };
+  require(found.metadata, state.metadata, "the work was begun with other metadata");
+  require(found.tensors, state.tensors,
+          "the work was begun with other options: names, shapes, dtypes or encodings of tensors "
+          "differ");
+  require(found.values, state.values,
+          "the work was begun with other rules: tensors are made of others, or in another way");
+  require(found.files, state.files,
+          "the work was begun with other shards: their size or names differ");
+  require(found.extras, state.extras, "the work was begun with other companion files");
+  state.has_copies = found.has_copies || found.sources != state.sources;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,412 @@
+#include "convert/write/target.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/digest.h"
+#include "base/only_errors.h"
+#include "base/text.h"
+#include "base/words.h"
+#include "catalog/assembled_file.h"
+#include "catalog/config_claim.h"
+#include "catalog/locate.h"
+#include "convert/json_text.h"
+#include "convert/tied_head.h"
+#include "convert/write/container.h"
+#include "convert/write/extras.h"
+#include "convert/write/files.h"
+#include "convert/write/work_folder.h"
+#include "loadstone/convert.h"
+#include "loadstone/error.h"
+#include "storage/new_file.h"
+#include "storage/remote_path.h"
+
+namespace loadstone {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse_target(const std::string& path, std::string message,
+                                std::string found = {}) {
+  throw Error("convert.target", std::move(message), {.path = path, .found = std::move(found)});
+}
+
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  const fs::path relative = path.lexically_relative(folder);
+  return !relative.empty() && *relative.begin() != ".." && relative != ".";
+}
+
+// Neither a source itself, nor a place from where the source would be another one afterwards.
+void check_not_source(WritableStorage& storage, const Catalog& catalog, const TargetPlace& place) {
+  const fs::path target = storage.real_path(place.path);
+  const auto status = storage.status(place.path, true);
+  bool in_source_folder = false;
+  const auto require_another = [&](const std::string& path, const std::string& name) {
+    const auto source = storage.status(path, true);
+    if (status && source && same_file(*status, *source)) {
+      refuse_target(place.path, "the target is a file of the source", printable(name));
+    }
+  };
+  for (std::uint32_t i = 0; i < catalog.shards().size(); ++i) {
+    const Shard& shard = catalog.shards()[i];
+    require_another(shard.path, shard.relative_path);
+    if (const auto& assembly = catalog.assembly(i)) {
+      for (const Assembly::File& file : assembly->files) require_another(file.path, file.path);
+    }
+    const fs::path folder = fs::path(storage.real_path(shard.path)).parent_path();
+    if (target == folder) refuse_target(place.path, "the target is the folder of the source");
+    in_source_folder = in_source_folder || is_inside(target, folder);
+  }
+  // A single file says nothing of its neighbours; shards are what is in their folder.
+  if (catalog.shards().size() > 1 && in_source_folder) {
+    refuse_target(place.path, "the target is in the folder of the source");
+  }
+}
+
+void check_sources(WritableStorage& storage, const Conversion& conversion,
+                   const TargetPlace& place) {
+  const Catalog& catalog = *conversion.plan.catalog;
+  if (catalog.checkpoints().empty()) check_not_source(storage, catalog, place);
+  for (const auto& each : catalog.checkpoints()) check_not_source(storage, *each, place);
+}
+
+// Follows from the target's name, so that every run finds it.
+std::string work_name(const std::string& path) {
+  constexpr std::size_t name_bytes_max = 255 - 16;
+  std::string name = fs::path(path).filename().string();
+  if (name.empty() || name == "." || name == "..") name = "folder";
+  if (name.size() > name_bytes_max) {
+    Digest digest;
+    digest.update(std::as_bytes(std::span(name)));
+    name = digest.hex();
+  }
+  return ".loadstone-" + name + ".part";
+}
+
+// Members of a config that have nothing to do with the values of tensors, or that have a check.
+bool is_compared(const std::string& key) {
+  constexpr std::string_view others =
+      "_name_or_path _diffusers_version architectures dtype torch_dtype transformers_version";
+  return !is_word(key, others) && std::ranges::count(quantization_members, key) == 0;
+}
+
+std::string declared_dtype(std::string_view config) {
+  const std::string dtype = string_member(config, "dtype");
+  return dtype.empty() ? string_member(config, "torch_dtype") : dtype;
+}
+
+// Warns of members in which the config of the folder differs from the output's.
+void compare_configs(std::string_view found, const Conversion& conversion, TargetPlace& place) {
+  const std::string& own = conversion.config;
+  std::vector<std::string> keys = different_members(found, own);
+  std::erase_if(keys, [](const std::string& key) { return !is_compared(key); });
+  if (declared_dtype(found) != declared_dtype(own)) keys.emplace_back("dtype");
+  if (keys.empty() || string_member(own, "model_type").empty()) return;
+  place.findings.push_back(
+      {.severity = Severity::warning,
+       .code = "convert.config_stays",
+       .message = "the folder has a config.json that stays, and differs from the source's in " +
+                  name_list(keys),
+       .suggestion = "copy the source's config.json there, or convert into a folder of its own"});
+}
+
+// A config of an older output that the new one does not replace must agree with it on encodings and
+// ties. `folder`: of the output's files.
+void require_no_stale_config(WritableStorage& storage, const std::string& folder,
+                             const Conversion& conversion, TargetPlace& place) {
+  const auto config = [&](std::string_view name) -> std::optional<ExtraFile> {
+    if (is_extra_name(conversion, std::string(name))) return std::nullopt;
+    const std::string path = fmt::format("{}/{}", folder, name);
+    const auto status = storage.status(path);
+    if (!status || status->kind != EntryKind::file) return std::nullopt;
+    return ExtraFile{.name = std::string(name), .copy_of = path};
+  };
+  const auto found = config("config.json");
+  if (!found) return;
+  ModelFolder beside = {.config = text_of(*found, storage)};
+  if (auto claim = config(claim_name); claim && conversion.one_file) {
+    beside.files.push_back(*std::move(claim));
+  }
+  const std::string_view claim = claiming_file(beside);
+  if (!claim.empty() && !conversion.has_codes) {
+    refuse_target(folder,
+                  fmt::format("the folder has a {} that declares an encoding, and the output has "
+                              "none to replace it: remove the file or its section",
+                              claim));
+  }
+  if (claim.empty() && conversion.has_codes) {
+    refuse_target(
+        folder,
+        "the folder has a config.json that declares no encoding, and the output holds codes and "
+        "has none to replace it: remove the file, or convert a folder to a folder");
+  }
+  const std::string& own = conversion.config;
+  const bool is_known = !own.empty() && is_json_object(beside.config);
+  const auto keys = is_known ? different_members(beside.config, own) : std::vector<std::string>();
+  const std::string_view section = quantization_members.front();
+  if (conversion.has_codes && has_member(own, section) && std::ranges::count(keys, section) > 0) {
+    refuse_target(
+        folder,
+        "the folder has a config.json that declares another encoding than the output's, which "
+        "has none to replace it: remove the file, or convert a folder to a folder",
+        printable(object_member(beside.config, section)));
+  }
+  const auto head = untied_head(conversion.plan, beside.config);
+  if (head && !conversion.has_tie) {
+    refuse_target(
+        folder,
+        "the folder has a config.json that ties two names (tie_word_embeddings), and the output "
+        "has a tensor for each and none to replace it: remove the file, or correct it",
+        printable(*head));
+  }
+  if (is_known) compare_configs(beside.config, conversion, place);
+}
+
+// Files that declare the older output's encoding, or that it is an adapter, go with it.
+bool declares_other(const Conversion& conversion, std::string_view name) {
+  return is_claim(name) || (name == adapter_config_name && !is_adapter(*conversion.plan.catalog));
+}
+
+// Other files that libraries would take for the model in place of the output, or on top of it.
+bool is_other_model(const Conversion& conversion, std::string_view name) {
+  const Container& container = container_of(conversion.format);
+  if (container.is_model_name(name)) return true;
+  if (container.index_suffix().empty()) return false;
+  constexpr std::string_view variant = ".safetensors.index.";
+  return name.find(variant) != std::string_view::npos ||
+         (name == "adapter_model.bin" && !is_adapter(*conversion.plan.catalog));
+}
+
+// Warns of files of an older model that libraries read with the new one.
+void tell_companions(const Conversion& conversion, TargetPlace& place) {
+  const auto has_weights = [](const std::string& name) {
+    return starts_with_word(name, "pytorch_model tf_model flax_model");
+  };
+  const bool is_new = place.older.empty() && std::ranges::none_of(place.others, has_weights);
+  if (is_new || !is_extra_name(conversion, "config.json")) return;
+  std::vector<std::string> names;
+  std::ranges::copy_if(place.others, std::back_inserter(names), [&](const std::string& name) {
+    return (is_usual_companion(name) || has_weights(name)) && !is_extra_name(conversion, name);
+  });
+  if (names.empty()) return;
+  place.findings.push_back({.severity = Severity::warning,
+                            .code = "convert.config_stays",
+                            .sources = names,
+                            .message = "the folder keeps files that the new model does not bring, "
+                                       "and libraries read them with it: " +
+                                       name_list(names),
+                            .suggestion = "remove them, if they belong to an older model"});
+}
+
+// An older output goes when the new one is whole; a model of somebody else's stays.
+// `inside`: where shards wait that are put into the folder one by one.
+void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion& conversion,
+                  const std::string& inside) {
+  const Container& container = container_of(conversion.format);
+  const std::string finished = inside + "/files/";
+  std::vector<std::string> names;
+  if (const int problem = storage.try_list(place.path, names)) {
+    fail_write(problem, "cannot look into the folder", place.path);
+  }
+  std::ranges::sort(names);
+  bool only_files = true;
+  for (const std::string& name : names) {
+    place.has_files = true;
+    const auto status = storage.status(place.path + "/" + name);
+    // Modules of an older output go with it.
+    const bool is_folder = status && status->kind == EntryKind::folder;
+    if (is_folder && is_extra_folder(conversion, storage, place.path, name)) continue;
+    if (!is_folder && has_folder(conversion, name)) {
+      refuse_target(place.path, "a file has the name of a folder next to the model",
+                    printable(name));
+    }
+    only_files = only_files && status && status->kind == EntryKind::file;
+    if (container.is_model_name(name) &&
+        same_file(storage, place.path + "/" + name, finished + name)) {
+      place.named.push_back(name);
+      continue;
+    }
+    const bool is_old_claim = !conversion.is_split && !is_extra_name(conversion, name) &&
+                              declares_other(conversion, name);
+    if (is_old_claim || container.is_output_name(name, conversion.stem)) {
+      place.older.push_back(name);
+      continue;
+    }
+    if (is_other_model(conversion, name) && !conversion.is_split) {
+      refuse_target(place.path, "the folder holds another model already", printable(name));
+    }
+    if (name == "config.json" && !conversion.is_split) {
+      require_no_stale_config(storage, place.path, conversion, place);
+    }
+    place.others.push_back(name);
+  }
+  place.is_exchangeable = place.has_files && only_files && !place.is_fixed;
+  if (!place.older.empty() && !place.is_exchangeable) {
+    refuse_target(
+        place.path,
+        conversion.is_split
+            ? "files of this name are there already: remove them, or name the target otherwise"
+            : "the folder holds a model that cannot be replaced in one step: it is a "
+              "link, another disk, or holds more than files",
+        printable(place.older.front()));
+  }
+  tell_companions(conversion, place);
+}
+
+// One file of a name that libraries look for in a folder becomes the folder's model.
+void check_parent(WritableStorage& storage, const Conversion& conversion, TargetPlace& place) {
+  const std::string name = fs::path(place.path).filename().string();
+  if (std::ranges::find(usual_files, name) == usual_files.end()) return;
+  const std::string index =
+      name.substr(0, name.rfind('.')) + std::string(safetensors_container.index_suffix());
+  if (storage.status(place.parent + "/" + index)) {
+    refuse_target(place.path, "the folder holds another model already", index);
+  }
+  require_no_stale_config(storage, place.parent, conversion, place);
+}
+
+}  // namespace
+
+// Shards that stand beside one another under the target's name: the folder that it is in stays what
+// it is, whatever else it holds.
+static TargetPlace look_at_split(WritableStorage& storage, const Conversion& conversion,
+                                 TargetPlace place) {
+  const std::string work = place.parent + "/" + work_name(place.path);
+  place.path = place.parent;
+  place.exists = place.is_fixed = place.has_files = true;
+  place.work = work;
+  check_folder(storage, place, conversion, work);
+  return place;
+}
+
+TargetPlace look_at_target(const Conversion& conversion, const std::string& target,
+                           WritableStorage& storage) {
+  require_local(target);
+  TargetPlace place;
+  place.path = target;
+  while (place.path.size() > 1 && place.path.ends_with('/')) place.path.pop_back();
+  if (place.path.empty() || place.path.find('\0') != std::string::npos) {
+    refuse_target(place.path, "the target has no name");
+  }
+  place.parent = fs::path(place.path).parent_path().string();
+  if (place.parent.empty()) place.parent = ".";
+  const auto parent = storage.status(place.parent, true);
+  if (!parent || parent->kind != EntryKind::folder) {
+    throw Error("io.not_found", "there is no folder to put the target into",
+                {.path = place.parent});
+  }
+  if (conversion.is_split) return look_at_split(storage, conversion, std::move(place));
+  check_sources(storage, conversion, place);
+  if (conversion.one_file) check_parent(storage, conversion, place);
+  place.work = place.parent + "/" + work_name(place.path);
+  const auto status = storage.status(place.path);
+  place.exists = status.has_value();
+  if (!status) return place;
+  const bool is_folder =
+      storage.status(place.path, true).value_or(*status).kind == EntryKind::folder;
+  if (conversion.one_file && status->kind != EntryKind::file) {
+    refuse_target(place.path, "there is something else than a file under this name");
+  }
+  if (!conversion.one_file && !is_folder) {
+    refuse_target(place.path, "there is something else than a folder under this name");
+  }
+  if (!conversion.one_file) {
+    // A link to a folder and the root of a file system stay what they are: files are put in there.
+    place.is_fixed =
+        status->kind == EntryKind::link || status->identity.device != parent->identity.device;
+    place.has_files = place.is_fixed;
+    const std::string inside = place.path + "/" + work_name(place.path);
+    check_folder(storage, place, conversion, inside);
+    // What is put in there piece by piece waits there, where names can be given to it.
+    if (place.has_files && !place.is_exchangeable) place.work = inside;
+  }
+  return place;
+}
+
+// Throws if the file system has too little space.
+static void check_space(WritableStorage& storage, const TargetPlace& place,
+                        std::uint64_t byte_count) {
+  const auto room = storage.free_bytes(place.has_files ? place.path : place.parent);
+  if (!room || byte_count <= *room) return;  // if it is unknown, writing finds out
+  throw Error(
+      "io.no_space", "the disk has no room for the target",
+      {.path = place.path, .found = human_bytes(*room), .expected = human_bytes(byte_count)});
+}
+
+std::optional<FileFormat> format_of_target(std::string_view target) {
+  return only_errors([&]() -> std::optional<FileFormat> {
+    for (const Container* const container : containers()) {
+      if (target.ends_with(container->suffix())) return container->format();
+    }
+    const std::string lower = lowered(target);
+    constexpr std::string_view endings = ".gguf .bin .pt .pth .ckpt .safetensors";
+    for_each_word(endings, [&](std::string_view ending) {
+      if (!lower.ends_with(ending)) return;
+      throw Error(
+          "convert.target",
+          fmt::format("the target is named like a {} file, and safetensors and GGUF are "
+                      "written",
+                      ending.substr(1)),
+          {.path = std::string(target), .expected = "NAME.safetensors, NAME.gguf or a folder"});
+    });
+    return std::nullopt;
+  });
+}
+
+// Warns of a vocabulary that safetensors do not hold, if the output's folder has no tokenizer.
+static void report_lost_vocabulary(WritableStorage& storage, const Conversion& conversion,
+                                   TargetPlace& place) {
+  const std::string key = "tokenizer.ggml.tokens";
+  const Metadata& before = conversion.plan.catalog->metadata();
+  if (!before.contains(key) || conversion.metadata.contains(key)) return;
+  const auto names = storage.list(conversion.one_file ? place.parent : place.path);
+  if (std::ranges::any_of(conversion.extras, is_vocabulary, &ExtraFile::name) ||
+      std::ranges::any_of(names, is_vocabulary)) {
+    return;
+  }
+  place.findings.push_back(
+      {.severity = Severity::warning,
+       .code = "convert.metadata",
+       .sources = {key},
+       .message = "the vocabulary is lost: safetensors do not hold it, and no tokenizer's file is "
+                  "in the folder of the output",
+       .suggestion = "copy tokenizer.json or tokenizer.model of the original model there"});
+}
+
+std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion& conversion,
+                                     const std::string& target, const ConvertRun& run) {
+  TargetPlace place = look_at_target(conversion, target, storage);
+  report_lost_vocabulary(storage, conversion, place);
+  check_extras(conversion, storage);
+  for (const OutputFile& file : conversion.files) check_file_limit(file.byte_count(), place.path);
+  std::vector<bool> wanted;
+  std::uint64_t bytes = 0;
+  if (run.part) {
+    wanted.resize(conversion.files.size(), false);
+    for (const std::uint32_t file : files_of_part(conversion, *run.part)) {
+      wanted[file] = true;
+      bytes += conversion.files[file].byte_count();
+    }
+  } else {
+    bytes = conversion.bytes_to_write + extra_bytes(conversion, storage);
+  }
+  const std::uint64_t waiting = bytes_waiting(storage, conversion, place.work, wanted);
+  check_space(storage, place, bytes - std::min(bytes, waiting));
+  return std::move(place.findings);
+}
+
+std::vector<Finding> check_target(const Conversion& conversion, const std::string& target,
+                                  const ConvertRun& run) {
+  return only_errors([&] {
+    WritableStorage& storage = conversion.plan.catalog->storage().writable();
+    return check_target_in(storage, conversion, target, run);
+  });
+}
+
+}  // namespace loadstone

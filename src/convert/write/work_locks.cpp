@@ -1,0 +1,82 @@
+#include "convert/write/work_locks.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+[[noreturn]] void refuse_locked(const std::string& path, std::string message) {
+  throw Error("convert.locked", std::move(message), {.path = path});
+}
+
+// False where another process has it. File systems without locks have none to take.
+bool take_lock(FileLock& lock, LockMode mode, bool waits = false) {
+  return lock.take(mode, waits) != LockResult::busy;
+}
+
+}  // namespace
+
+void WorkLocks::take(const ConvertRun& run) {
+  constexpr int tries_max = 100;
+  const std::string path = path_ + "/lock";
+  for (int i = 0; i < tries_max; ++i) {
+    storage_.make_folder(path_);
+    const auto status = storage_.status(path_);
+    if (!status) continue;  // its last owner has just removed it
+    if (status->kind != EntryKind::folder) {
+      throw Error("convert.target", "the name for what is not whole yet is taken", {.path = path_});
+    }
+    if (run.part && !take_state()) continue;
+    auto file = storage_.open_lock(path);
+    if (file == nullptr) continue;
+    if (!take_lock(*file, run.part ? LockMode::shared : LockMode::exclusive)) {
+      refuse_locked(path_, run.finish ? "a part of this conversion is being done"
+                                      : "another process is writing this target");
+    }
+    if (!file->is_named()) continue;
+    folder_ = std::move(file);
+    return;
+  }
+  refuse_locked(path_, "other processes come and go at this target");
+}
+
+// Waits, for others hold it for a moment only: parts begin at the same time. False: the folder has
+// been removed meanwhile.
+bool WorkLocks::take_state() {
+  const std::string path = path_ + "/state.lock";
+  auto file = storage_.open_lock(path);
+  if (file == nullptr) return false;
+  static_cast<void>(take_lock(*file, LockMode::exclusive, true));
+  if (!file->is_named()) return false;
+  state_ = std::move(file);
+  return true;
+}
+
+void WorkLocks::take_part(const ConvertPart& part) {
+  state_.reset();
+  const std::string path = fmt::format("{}/part-{:05}.lock", path_, part.index);
+  part_ = storage_.open_lock(path);
+  if (part_ == nullptr) refuse_locked(path_, "another process removed the folder");
+  if (!take_lock(*part_, LockMode::exclusive)) {
+    refuse_locked(path, fmt::format("another process does part {}", part.index));
+  }
+}
+
+bool WorkLocks::exclude_parts() {
+  if (!take_lock(*folder_, LockMode::exclusive)) return false;
+  if (!folder_->is_named()) refuse_locked(path_, "another process is writing this target");
+  return true;
+}
+
+void WorkLocks::admit_parts() {
+  if (!take_lock(*folder_, LockMode::shared) || !folder_->is_named()) {
+    refuse_locked(path_, "another process is writing this target");
+  }
+}
+
+}  // namespace loadstone

@@ -1,0 +1,37 @@
+// The locks of a work folder.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "loadstone/convert.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+// Locks of one process, held until the end. Not thread-safe.
+class WorkLocks {
+ public:
+  // `path`: the folder; take() makes it.
+  WorkLocks(WritableStorage& storage, const std::string& path) : storage_(storage), path_(path) {}
+
+  // The folder's lock, which parts share; for a part the state's too. Throws Error
+  // "convert.locked", "convert.target".
+  void take(const ConvertRun& run);
+  // The state's lock is for the next part. Throws Error "convert.locked".
+  void take_part(const ConvertPart& part);
+  // The folder's lock is nobody else's from now on. False: another part has it.
+  [[nodiscard]] bool exclude_parts();
+  void admit_parts();
+
+ private:
+  [[nodiscard]] bool take_state();
+
+  WritableStorage& storage_;
+  const std::string path_;
+  std::unique_ptr<FileLock> folder_;
+  std::unique_ptr<FileLock> state_;
+  std::unique_ptr<FileLock> part_;
+};
+
+}  // namespace loadstone

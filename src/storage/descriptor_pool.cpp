@@ -1,0 +1,196 @@
+#include "storage/descriptor_pool.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "loadstone/error.h"
+#include "storage/file_status.h"
+
+namespace loadstone {
+
+namespace {
+
+// Fewer would be opened and closed for each read of a handful of threads.
+constexpr std::size_t open_min = 8;
+// Another thread may be about to give what it has just opened to the pool.
+constexpr unsigned attempts_max = 50;
+constexpr auto attempt_interval = std::chrono::milliseconds(1);
+
+std::size_t open_limit() noexcept {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return open_min;
+  return std::clamp<std::size_t>(limit.rlim_cur / 4, open_min, DescriptorPool::open_max);
+}
+
+// O_NONBLOCK: opening a named pipe without a writer would wait for ever. It means nothing for
+// regular files, and what is not one is refused on the descriptor and not on the path.
+int open_once(const char* path, int flags) noexcept {
+  int descriptor = -1;
+  do {
+    descriptor = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | flags);
+  } while (descriptor < 0 && errno == EINTR);
+  return descriptor;
+}
+
+[[noreturn]] void refuse(const std::string& path, const char* code, const char* message,
+                         int problem) {
+  throw Error(code, message, {.path = path, .system_error = problem});
+}
+
+}  // namespace
+
+PooledFile::PooledFile(DescriptorPool& pool, std::string path, int descriptor,
+                       FileIdentity identity)
+    : pool_(pool), path_(std::move(path)), identity_(identity) {
+  pool_.add(*this, descriptor);
+}
+
+PooledFile::~PooledFile() { pool_.remove(*this); }
+
+DescriptorPool& DescriptorPool::instance() {
+  // Never destroyed: files may live longer than what is static.
+  static DescriptorPool& pool = *[] {
+    auto* made = new DescriptorPool;
+    // A child has only the thread that called fork(): nobody else would ever unlock the mutex or
+    // give a descriptor back.
+    ::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                     [] {
+                       instance().forget_users();
+                       instance().mutex_.unlock();
+                     });
+    return made;
+  }();
+  return pool;
+}
+
+int DescriptorPool::open_file(const char* path, int flags) noexcept {
+  for (unsigned attempt = 0;; ++attempt) {
+    const int descriptor = open_once(path, flags);
+    if (descriptor >= 0 || (errno != EMFILE && errno != ENFILE)) return descriptor;
+    const int problem = errno;
+    if (make_room(attempt)) continue;
+    errno = problem;
+    return -1;
+  }
+}
+
+std::size_t DescriptorPool::open_count() {
+  const std::lock_guard lock(mutex_);
+  return open_;
+}
+
+int DescriptorPool::take(PooledFile& file) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (file.descriptor_ >= 0) {
+      if (file.users_++ == 0) ++used_;
+      file.used_at_ = ++clock_;
+      return file.descriptor_;
+    }
+  }
+  // Outside the lock: a slow file system must not keep readers of other files waiting.
+  const int descriptor = open_file(file.path_.c_str());
+  if (descriptor < 0) {
+    const int problem = errno;
+    if (problem == ENOENT || problem == ENOTDIR) {
+      refuse(file.path_, "io.changed", "the file has been removed meanwhile", problem);
+    }
+    refuse(file.path_, problem == EACCES || problem == EPERM ? "io.denied" : "io.open",
+           "cannot open the file again", problem);
+  }
+  struct stat status {};
+  const bool is_known = ::fstat(descriptor, &status) == 0;
+  if (!is_known || identity_of(status) != file.identity_) {
+    const int problem = is_known ? 0 : errno;
+    ::close(descriptor);
+    refuse(file.path_, "io.changed", "the file was written to or replaced while it was in use",
+           problem);
+  }
+  const std::lock_guard lock(mutex_);
+  if (file.users_++ == 0) ++used_;
+  adopt(file, descriptor);
+  return file.descriptor_;
+}
+
+void DescriptorPool::give_back(PooledFile& file) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (file.users_ == 0 || --file.users_ > 0) return;  // none: it was taken before fork()
+  --used_;
+  if (open_ > limit_) close_beyond_limit();
+}
+
+void DescriptorPool::add(PooledFile& file, int descriptor) {
+  const std::lock_guard lock(mutex_);
+  files_.push_back(&file);
+  adopt(file, descriptor);
+}
+
+void DescriptorPool::remove(PooledFile& file) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (file.descriptor_ >= 0) close(file);
+  const auto found = std::ranges::find(files_, &file);
+  if (found == files_.end()) return;
+  *found = files_.back();
+  files_.pop_back();
+}
+
+void DescriptorPool::adopt(PooledFile& file, int descriptor) noexcept {
+  file.used_at_ = ++clock_;
+  if (file.descriptor_ >= 0) {  // two threads have opened it
+    ::close(descriptor);
+    return;
+  }
+  file.descriptor_ = descriptor;
+  ++open_;
+  limit_ = open_limit();
+  close_beyond_limit();
+}
+
+void DescriptorPool::close(PooledFile& file) noexcept {
+  ::close(std::exchange(file.descriptor_, -1));
+  --open_;
+}
+
+// The one that was used longest ago.
+bool DescriptorPool::close_idle() noexcept {
+  PooledFile* oldest = nullptr;
+  for (PooledFile* const file : files_) {
+    if (file->descriptor_ < 0 || file->users_ > 0) continue;
+    if (oldest == nullptr || file->used_at_ < oldest->used_at_) oldest = file;
+  }
+  if (oldest == nullptr) return false;
+  close(*oldest);
+  return true;
+}
+
+void DescriptorPool::close_beyond_limit() noexcept {
+  while (open_ > limit_ && close_idle()) {
+  }
+}
+
+// False: whoever has the descriptors, it is not this pool.
+bool DescriptorPool::make_room(unsigned attempt) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (close_idle()) return true;
+    if (used_ == 0 && attempt >= attempts_max) return false;
+  }
+  std::this_thread::sleep_for(attempt_interval);
+  return true;
+}
+
+void DescriptorPool::forget_users() noexcept {
+  for (PooledFile* const file : files_) file->users_ = 0;
+  used_ = 0;
+}
+
+}  // namespace loadstone

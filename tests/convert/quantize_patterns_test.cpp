@@ -1,0 +1,163 @@
+#include "convert/choose/quantize_patterns.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/pattern.h"
+
+namespace loadstone::test {
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+bool matches(const std::string& pattern, const std::string& name) {
+  const Pattern compiled =
+      compile_pattern("^(?:" + pattern + ")", "plan.options", "test", pattern_memory(1));
+  return is_in(*compiled, name);
+}
+
+bool any_matches(const Names& patterns, const std::string& name) {
+  return std::ranges::any_of(patterns, [&](const auto& each) { return matches(each, name); });
+}
+
+const Names quantized = {"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj",
+                         "model.layers.1.mlp.up_proj"};
+
+TEST(ModulePatterns, FindModulesUnderOtherNames) {
+  const Names plain = {"lm_head",
+                       "multi_modal_projector.linear_1",
+                       "vit.layers.0.mlp.dense_h_to_4h",
+                       "model.layers.0.block_sparse_moe.gate",
+                       "model.layers.0.mlp.up_proj",
+                       "model.layers.0.mlp.down_proj",
+                       "model.layers.1.mlp.down_proj"};
+  const Names patterns = patterns_of_plain(plain, quantized);
+  for (const char* const name :
+       {"model.lm_head", "model.projector.linear", "model.vision_tower.blocks.3.fc1",
+        "model.language_model.layers.0.mlp.router", "model.language_model.layers.0.mlp.up_proj",
+        "model.language_model.layers.7.mlp.down_proj"}) {
+    EXPECT_TRUE(any_matches(patterns, name)) << name;
+  }
+  for (const std::string& name : plain) EXPECT_TRUE(any_matches(patterns, name)) << name;
+  for (const std::string& name : quantized) {
+    EXPECT_FALSE(any_matches(patterns, name)) << name;
+    EXPECT_FALSE(any_matches(patterns, "model.language_" + name)) << name;
+  }
+}
+
+TEST(ModulePatterns, ARuleThatQuantizedModulesBreakIsNotWritten) {
+  const Names plain = {"lm_head", "visual.blocks.0.attn.qkv", "visual.blocks.1.attn.qkv"};
+  const Names with_head = {"score", "visual.blocks.0.mlp.fc1"};
+  const Names patterns = patterns_of_plain(plain, with_head);
+  for (const std::string& name : plain) EXPECT_TRUE(any_matches(patterns, "model." + name)) << name;
+  for (const std::string& name : with_head) EXPECT_FALSE(any_matches(patterns, name)) << name;
+}
+
+TEST(ModulePatterns, ANameThatEndsLikeAQuantizedOneIsFoundByAPartBeforeIt) {
+  const std::string plain = "model.draft.layers.0.self_attn.q_proj";
+  const Names patterns = patterns_of_plain({plain}, quantized);
+  EXPECT_TRUE(any_matches(patterns, plain));
+  EXPECT_TRUE(any_matches(patterns, "draft.model.layers.0.self_attn.q_proj"));
+  for (const std::string& name : quantized) EXPECT_FALSE(any_matches(patterns, name)) << name;
+  EXPECT_TRUE(patterns_of_plain({"model.model.layers.0.self_attn.q_proj"}, quantized).empty());
+  EXPECT_EQ(patterns_of_layers({"draft.layers.2.self_attn.q_proj"}, quantized),
+            Names({R"((.*\.)?layers\.2\.self_attn\.q_proj$)"}));
+}
+
+struct InPart {
+  Names plain;
+  Names quantized;
+  Names same_plain;      // the modules under other names
+  Names same_quantized;  // those
+};
+
+// Lists of layers of which a part is plain.
+const InPart in_part[] = {
+    {{"model.encoder.layers.0.q_proj", "model.encoder.layers.0.fc1"},
+     {"model.encoder.layers.1.q_proj", "model.encoder.layers.1.fc1",
+      "model.decoder.layers.0.q_proj", "model.decoder.layers.0.fc1"},
+     {"encoder.layers.0.q_proj", "model.base.encoder.layers.0.fc1"},
+     {"encoder.layers.1.q_proj", "decoder.layers.0.fc1", "encoder.layers.10.fc1"}},
+    {{"bert.encoder.layer.0.self.query"},
+     {"bert.encoder.layer.1.self.query"},
+     {"encoder.layer.0.self.query", "text.encoder.layers.0.self.query"},
+     {"encoder.layer.1.self.query", "text.encoder.layers.1.self.query"}},
+    {{"text.encoder.layer.0.q_proj"},
+     {"vision.encoder.layers.0.q_proj"},
+     {"model.text.encoder.layers.0.q_proj"},
+     {"encoder.layers.0.q_proj", "model.vision.encoder.layer.0.q_proj"}},
+    {{"text.encoder.layers.0.q_proj"},
+     {"vision.encoder.layer.0.q_proj"},
+     {"model.text.model.encoder.layers.0.q_proj"},
+     {"encoder.layers.0.q_proj", "model.vision.encoder.layers.0.q_proj"}},
+    {{"tracker.decoder.mlps.0.proj_in", "tracker.decoder.mlps.1.proj_in"},
+     {"tracker.decoder.layers.0.proj_in"},
+     {"decoder.mlps.0.proj_in", "model.decoder.mlps.3.proj_in"},
+     {"decoder.layers.0.proj_in"}},
+    {{"model.stages.0.blocks.1.fc"},
+     {"model.stages.1.blocks.1.fc", "model.stages.0.blocks.0.fc"},
+     {"stages.0.blocks.1.fc"},
+     {"stages.1.blocks.1.fc", "vision.stages.0.blocks.0.fc"}},
+    // Two parts of the name together.
+    {{"a.x.layers.0.fc"},
+     {"a.y.layers.0.fc", "b.x.layers.0.fc"},
+     {"model.a.model.x.layers.0.fc"},
+     {"a.y.model.layers.0.fc", "model.b.x.layers.0.fc"}},
+};
+
+TEST(ModulePatterns, ListsThatArePlainInPartAreFoundUnderOtherNames) {
+  for (const InPart& each : in_part) {
+    for (const Names& patterns : {patterns_of_plain(each.plain, each.quantized),
+                                  patterns_of_layers(each.plain, each.quantized)}) {
+      for (const Names& names : {each.plain, each.same_plain}) {
+        for (const auto& name : names) EXPECT_TRUE(any_matches(patterns, name)) << name;
+      }
+      for (const Names& names : {each.quantized, each.same_quantized}) {
+        for (const auto& name : names) EXPECT_FALSE(any_matches(patterns, name)) << name;
+      }
+    }
+  }
+}
+
+TEST(ModulePatterns, LayersWithTheSameModulesHaveOnePattern) {
+  Names plain;
+  Names others;
+  for (int layer = 0; layer < 4; ++layer) {
+    for (int expert = 0; expert < 8; ++expert) {
+      Names& names = layer < 2 ? plain : others;
+      names.push_back("model.layers." + std::to_string(layer) + ".mlp.experts." +
+                      std::to_string(expert) + ".up_proj");
+    }
+  }
+  EXPECT_EQ(patterns_of_plain(plain, others),
+            Names({R"((.*\.)?layers\.(?:0|1)\.mlp\.experts\.\d+\.up_proj$)"}));
+  // Experts that stay plain one by one have a pattern each.
+  EXPECT_EQ(patterns_of_layers({plain[0], plain[9]}, {plain[1], plain[8]}).size(), 2u);
+}
+
+TEST(ModulePatterns, EmptyPartsOfNamesAreNoTrap) {
+  const Names odd = {".layers.0.q_proj", "model.layers.1..q_proj", "layers.2.q_proj.", "..", ""};
+  for (const std::string& name : odd) {
+    const Names patterns = patterns_of_plain({name, "layers.3.k_proj"}, {"layers.0.x"});
+    EXPECT_TRUE(any_matches(patterns, "model.layers.3.k_proj"));
+    EXPECT_FALSE(any_matches(patterns_of_plain({"layers.3.k_proj"}, odd), ".layers.0.q_proj"));
+  }
+}
+
+TEST(ModulePatterns, StacksMatchTheirPartsAndNoOthers) {
+  const Names stacks = {"model.layers.0.mlp.experts", "mtp.layers.1.mlp"};
+  const Names patterns = patterns_of_stacks(stacks, quantized);
+  ASSERT_EQ(patterns.size(), 2u);
+  EXPECT_TRUE(matches(patterns[0], "model.language_model.layers.0.mlp.experts.0.up_proj"));
+  EXPECT_FALSE(matches(patterns[0], "model.layers.10.mlp.experts.0.up_proj"));
+  EXPECT_TRUE(matches(patterns[1], "mtp.layers.1.mlp.up_proj"));
+  EXPECT_FALSE(matches(patterns[1], "model.layers.1.mlp.up_proj"));
+}
+
+}  // namespace
+
+}  // namespace loadstone::test
