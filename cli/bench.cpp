@@ -22,9 +22,11 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/voice.h"
+#include "engine/box_read.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/plan.h"
+#include "plan/values.h"
 #include "storage/remote_path.h"
 
 namespace loadstone::cli {
@@ -102,14 +104,13 @@ class Sample {
   }
 
   // The bytes that such a load reads, by shard and offset.
-  [[nodiscard]] std::vector<Extent> extents(const Report& report) const {
-    std::map<std::string, std::string> paths;
-    for (const Shard& shard : plan_.catalog->shards()) paths[shard.relative_path] = shard.path;
+  [[nodiscard]] std::vector<Extent> extents() const {
+    const ValueSet values = values_of(plan_);
     std::map<std::string, std::set<std::pair<std::uint64_t, std::uint64_t>>> ranges;
     for (std::size_t i = 0; i < taken_.size(); ++i) {
       if (!taken_[i]) continue;
-      for (const SourceRange& range : report.provenance[i].sources) {
-        ranges[paths.at(range.shard)].emplace(range.offset_begin, range.offset_end);
+      for (const SourceExtent& extent : source_extents(values, values[i])) {
+        ranges[values.shard_of(extent.source).path].emplace(extent.begin, extent.end);
       }
     }
     std::vector<Extent> extents;
@@ -173,7 +174,8 @@ class Bench {
     const auto elapsed = [&] {
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
-    extents_ = sample_.extents(sample_.load());  // which also brings them into the page cache
+    static_cast<void>(sample_.load());  // brings them into the page cache
+    extents_ = sample_.extents();
     figures_.sample_bytes = byte_count(extents_);
     double longest = 0;
     for (unsigned round = 0; round < rounds_max; ++round) {

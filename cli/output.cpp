@@ -15,6 +15,7 @@
 #include "cli/interrupt.h"
 #include "cli/voice.h"
 #include "loadstone/storage.h"
+#include "storage/new_file.h"
 
 namespace loadstone::cli {
 
@@ -22,10 +23,7 @@ namespace {
 
 constexpr std::size_t warnings_shown_max = 10;
 
-[[noreturn]] void fail_write(const std::string& path, int system_error) {
-  throw Error(system_error == ENOSPC ? "io.no_space" : "io.write", "cannot write",
-              {.path = path, .system_error = system_error});
-}
+[[noreturn]] void fail_output() { fail_write(errno, "cannot write", "standard output"); }
 
 void require_length(const std::string& path, std::uint64_t bytes, const TextLimit& limit) {
   if (bytes <= limit.bytes_max) return;
@@ -90,9 +88,7 @@ Error usage_error(const std::string& command, const std::string& message, const 
 void print(std::string_view given) {
   result_begins();
   const std::string text = visible_json(given);
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) {
-    fail_write("standard output", errno);
-  }
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) fail_output();
 }
 
 void print_line(std::string_view text) {
@@ -101,7 +97,7 @@ void print_line(std::string_view text) {
 }
 
 void finish_output() {
-  if (std::fflush(stdout) != 0) fail_write("standard output", errno);
+  if (std::fflush(stdout) != 0) fail_output();
 }
 
 void report_error(const Error& error, bool json, const std::vector<Finding>& findings) noexcept {

@@ -17,7 +17,7 @@ namespace loadstone::cli {
 [[nodiscard]] Error usage_error(const std::string& command, const std::string& message,
                                 const Where& where = {});
 
-// Throw Error "io.write" or "io.no_space" where stdout takes no more.
+// Throw Error "io.write", "io.no_space" or "io.denied" where stdout takes no more.
 void print(std::string_view text);
 void print_line(std::string_view text);  // ends it with a line break where it has none
 void finish_output();

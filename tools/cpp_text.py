@@ -66,14 +66,14 @@ def parameter_lists(text: str) -> Iterator[tuple[int, list[str], str]]:
             items[-1] += code[at]
 
 
-def cpp_declarations(text: str) -> Iterator[tuple[int, bool, str]]:
-    """Line and text, up to its body, of each declaration outside classes and functions.
+def cpp_declarations(text: str) -> Iterator[tuple[int, tuple[str, ...], str]]:
+    """Line, namespaces and text, up to its body, of each declaration outside classes and functions.
 
-    The bool tells whether it is in an anonymous namespace.
+    An anonymous namespace is called "".
     """
     no_code = r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|\[\[.*?\]\]"
     code = re.sub(no_code, "", cpp_code(text), flags=re.M)
-    anonymous: list[bool] = []  # of the namespaces that are open
+    namespaces: list[str] = []  # that are open
     head, line, start, depth = "", 1, 1, 0
     was_body = is_rest = False
     for char in code:
@@ -90,13 +90,13 @@ def cpp_declarations(text: str) -> Iterator[tuple[int, bool, str]]:
             namespace = re.fullmatch(r"(?:inline )?namespace ?([\w:]*)", declared)
             is_open = char == "{" and namespace is not None
             if namespace and is_open:
-                anonymous.append(not namespace[1])
+                namespaces.append(namespace[1])
             elif declared and not is_rest:
-                yield start, any(anonymous), declared + char
+                yield start, tuple(namespaces), declared + char
             depth = int(char == "{" and not is_open)
             head, is_rest = "", is_rest and depth > 0
         elif char == "}":
-            del anonymous[-1:]
+            del namespaces[-1:]
             head = ""
         else:
             start = start if head.strip() else line
@@ -117,3 +117,12 @@ def declared_name(head: str) -> tuple[str, bool] | None:
         return None
     is_constant = head.startswith("const ") and match[2] != "("
     return match[1], is_constant or head.startswith(("static ", "constexpr ", "inline "))
+
+
+def class_name(head: str) -> str | None:
+    """The name of the class or struct that a declaration defines; a specialization has none."""
+    while (shorter := re.sub(r"^(template ?<[^<>]*)<[^<>]*>", r"\1", head)) != head:
+        head = shorter
+    head = re.sub(r"^template ?<[^<>]*> ?", "", head)
+    match = re.match(r"(?:class|struct) (?:[A-Z_]+ )?(\w+)(?: final)? ?(?::(?!:)|\{)", head)
+    return match[1] if match else None

@@ -14,7 +14,14 @@ import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cpp_text import cpp_code, cpp_declarations, cpp_functions, declared_name, parameter_lists
+from cpp_text import (
+    class_name,
+    cpp_code,
+    cpp_declarations,
+    cpp_functions,
+    declared_name,
+    parameter_lists,
+)
 
 Breach = tuple[int, str]
 Rule = Callable[[str, str], Iterator[Breach]]
@@ -361,12 +368,12 @@ def names_defined_twice(texts: dict[str, str]) -> Iterator[str]:
     places: dict[tuple[Path, str], dict[str, int]] = {}
     own: set[tuple[Path, str]] = set()
     for path, text in texts.items():
-        for line, is_anonymous, head in cpp_declarations(text):
+        for line, namespaces, head in cpp_declarations(text):
             name = declared_name(head)
             if name is None:
                 continue
             key = (Path(path).parent, name[0])
-            if path.endswith(".cpp") and (is_anonymous or name[1]):
+            if path.endswith(".cpp") and ("" in namespaces or name[1]):
                 own.add(key)
             elif path.endswith(".cpp"):
                 continue
@@ -375,6 +382,24 @@ def names_defined_twice(texts: dict[str, str]) -> Iterator[str]:
         (first, _), *others = sorted(places[key].items())
         for path, line in others:
             yield f"{path}:{line}: {key[1]} is in {first} too: share or rename it"
+
+
+def classes_defined_twice(texts: dict[str, str]) -> Iterator[str]:
+    """Classes that two places define under one name, which the linker takes for one.
+
+    Args:
+        texts: by path, from the repository.
+    """
+    places: dict[str, str] = {}
+    for path, text in texts.items():
+        for line, namespaces, head in cpp_declarations(text):
+            name = class_name(head)
+            if name is None or "" in namespaces:
+                continue
+            whole = "::".join([*namespaces, name])
+            first = places.setdefault(whole, f"{path}:{line}")
+            if first != f"{path}:{line}":
+                yield f"{path}:{line}: {whole} is in {first} too: rename one"
 
 
 def files(root: Path) -> list[str]:
@@ -397,14 +422,16 @@ def tree_breaches(root: Path) -> list[str]:
     compiled = {
         path: text
         for path, text in texts.items()
-        if path.endswith(CPP) and folder_of(path) in LEVEL and "/kernels/" not in path
+        if path.endswith(CPP) and folder_of(path) in LEVEL
     }
+    unity = {path: text for path, text in compiled.items() if "/kernels/" not in path}
     found = [
         f"{path}:{line}: {message}"
         for path, text in texts.items()
         for line, message in sorted(breaches(path, text))
     ]
-    return [*found, *import_cycles(package), *sorted(names_defined_twice(compiled))]
+    twice = sorted([*names_defined_twice(unity), *classes_defined_twice(compiled)])
+    return [*found, *import_cycles(package), *twice]
 
 
 def main() -> int:

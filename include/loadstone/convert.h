@@ -104,14 +104,15 @@ struct ModelFolder {
   std::vector<std::string> others{};  // names of weights that are not the checkpoint's, of folders
 };
 
-// Looks into a folder; what is no folder holds nothing. The folders below that modules.json names
-// come along with all their files. `with_code`: Python files too. Throws Error "io.read".
+// Looks into a folder of this machine; what is no folder holds nothing. The folders below that
+// modules.json names come along with all their files. `with_code`: Python files too. Throws Error
+// "io.read".
 [[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const std::string& path,
                                                           bool with_code = false);
 
-// That of a checkpoint which was opened by `path`: a folder of another machine is looked into at
-// the catalog's own revision, and through its storage. A web server lists nothing, so it is asked
-// for each of the known names; Python files are none of them: Error "convert.extra".
+// That of a checkpoint which was opened by `path`, through the catalog's storage: a folder of
+// another machine is looked into at the catalog's own revision. A web server lists nothing, so it
+// is asked for each of the known names; Python files are none of them: Error "convert.extra".
 [[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const Catalog& catalog,
                                                           const std::string& path,
                                                           bool with_code = false);
@@ -249,7 +250,10 @@ struct Conversion {
   [[nodiscard]] bool ok() const noexcept { return plan.ok(); }
 };
 
-// What will happen. Pure. Throws Error "plan.rules" and "plan.options" as make_plan() does.
+// What will happen. Of the checkpoint and of ExtraFile::copy_of it reads what decides: configs,
+// files next to the model, small tensors (scales, alphas, quant states), and matrices of adapters
+// for tied names. Writes nothing. Throws Error "plan.rules" and "plan.options" as make_plan() does,
+// and those of reading.
 [[nodiscard]] LOADSTONE_API Conversion make_conversion(std::shared_ptr<const Catalog> catalog,
                                                        const ConvertOptions& options = {});
 

@@ -1,5 +1,6 @@
 // What will happen: for every target its recipe, its placement and its origin, decided before a
-// data byte is read. Pure: no I/O, no threads, no clock.
+// weight is read. No threads, no clock. Of the checkpoint it reads only what decides: configs,
+// quant states, and of adapters alphas and the matrices for tied names.
 #pragma once
 
 #include <cstdint>

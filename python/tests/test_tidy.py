@@ -148,6 +148,38 @@ def test_names_that_a_file_does_not_define_for_itself_are_left_alone(text: str) 
     assert list(tidy.names_defined_twice(texts)) == []
 
 
+ONE_CLASS = "namespace loadstone {\nclass Same;\nstruct LOADSTONE_API Same {\n  int a;\n};\n}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "namespace loadstone {\nclass Same final : public A {};\n}\n",
+        "namespace loadstone {\ntemplate <A<int> a>\nstruct Same {};\n}\n",
+    ],
+)
+def test_a_class_that_two_files_define_is_found(text: str) -> None:
+    texts = {"include/loadstone/a.h": ONE_CLASS, "src/plan/b.h": text}
+    said = "src/plan/b.h:2: loadstone::Same is in include/loadstone/a.h:3 too: rename one"
+    assert list(tidy.classes_defined_twice(texts)) == [said]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "namespace loadstone {\nclass Same;\nstruct A {\n  struct Same {};\n};\n}\n",
+        "namespace loadstone {\nnamespace {\nstruct Same {};\n}\n}\n",
+        "namespace loadstone::cli {\nstruct Same {};\n}\n",
+        "namespace loadstone {\ntemplate <>\nstruct Same<int> {};\nstruct A::Same {};\n}\n",
+        "namespace loadstone {\nstruct Same f() { return {}; }\nclass Same b{1};\n}\n",
+    ],
+)
+def test_other_classes_of_that_name_are_left_alone(text: str) -> None:
+    texts = {"include/loadstone/a.h": ONE_CLASS, "src/plan/b.cpp": text, "src/plan/c.cpp": text}
+    found = list(tidy.classes_defined_twice(texts))
+    assert not any("a.h" in line for line in found)
+
+
 def test_imports_in_a_circle_are_found() -> None:
     texts = {
         "python/loadstone/__init__.py": "from loadstone.a import x",

@@ -105,6 +105,7 @@ std::optional<Finding> scaled_activation_finding(const Catalog& catalog) {
   for (const auto& each : catalog.checkpoints()) {
     if (auto found = scaled_activation_finding(*each)) return found;
   }
+  if (!catalog.checkpoints().empty()) return std::nullopt;
   constexpr std::string_view words = "qweight";
   constexpr std::string_view leaf = "scales";
   const QuantizedTensors& quantized = catalog.quantized();

@@ -141,11 +141,11 @@ Declared declared_in(const std::string& config) {
 }
 
 // Completes config.json from ModelOpt's own file.
-Declared declared_in(const ModelFolder& folder) {
+Declared declared_in(const ModelFolder& folder, WritableStorage& storage) {
   Declared declared = declared_in(folder.config);
   for (const ExtraFile& file : folder.files) {
     if (file.name != claim_name) continue;
-    Declared other = declared_in(text_of(file));
+    Declared other = declared_in(text_of(file, storage));
     if (declared.activations.empty()) declared.activations = std::move(other.activations);
     if (declared.cache.empty()) declared.cache = std::move(other.cache);
   }
@@ -318,11 +318,11 @@ void add_lists(std::vector<List>& lists, const dom::element& value) {
   }
 }
 
-std::vector<List> lists_in(const ExtraFile& file) {
+std::vector<List> lists_in(const ExtraFile& file, WritableStorage& storage) {
   std::vector<List> lists;
   dom::parser parser;
   dom::element root;
-  if (parsed_json(parser, python_json(text_of(file)).text).get(root) != simdjson::SUCCESS)
+  if (parsed_json(parser, python_json(text_of(file, storage)).text).get(root) != simdjson::SUCCESS)
     return lists;
   if (is_claim(file.name) && file.name != claim_name) add_lists(lists, root);
   for_each_section(root, [&](const dom::element& section) { add_lists(lists, section); });
@@ -377,10 +377,11 @@ std::map<std::string_view, std::set<std::string>> old_entries(const std::vector<
 void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
                   std::vector<Finding>& findings) {
   const Plan& plan = conversion.plan;
-  std::vector<Declared> models = {declared_in(source.folder)};
+  WritableStorage& storage = plan.catalog->storage().writable();
+  std::vector<Declared> models = {declared_in(source.folder, storage)};
   const auto& checkpoints = plan.catalog->checkpoints();
   for (std::size_t i = 1; i < checkpoints.size(); ++i) {
-    models.push_back(declared_in(claims_beside(*checkpoints[i])));
+    models.push_back(declared_in(claims_beside(*checkpoints[i]), storage));
   }
   tell_cache(models, lost_scales(plan, ScalesOf::cache), findings);
   if (!conversion.has_codes) return;
@@ -401,9 +402,10 @@ void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
 
 void tell_old_names(const Conversion& conversion, std::vector<Finding>& findings) {
   const Renamed renamed = renamed_modules(conversion.plan);
+  WritableStorage& storage = conversion.plan.catalog->storage().writable();
   for (const ExtraFile& file : conversion.extras) {
     if (renamed.empty() || (file.name != "config.json" && !is_claim(file.name))) continue;
-    for (const auto& [key, entries] : old_entries(lists_in(file), renamed)) {
+    for (const auto& [key, entries] : old_entries(lists_in(file, storage), renamed)) {
       const std::vector<std::string> names(entries.begin(), entries.end());
       findings.push_back(
           {.severity = Severity::warning,

@@ -90,8 +90,8 @@ std::optional<Fields> fields_in(const std::string& text) {
 Fields fields_of(const std::string& config) { return fields_in(config).value_or(Fields()); }
 
 // All of the text is one value if it is not JSON.
-Fields fields_of(const ExtraFile& file) {
-  std::string text = text_of(file);
+Fields fields_of(const ExtraFile& file, WritableStorage& storage) {
+  std::string text = text_of(file, storage);
   auto fields = fields_in(text);
   return fields ? *std::move(fields) : Fields{{"text", std::move(text)}};
 }
@@ -131,9 +131,10 @@ std::vector<std::string> differences(const Fields& first, const Fields& other) {
 }
 
 // The parts of a tokenizer's file that give tokens their numbers.
-std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> parts) {
+std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> parts,
+                      WritableStorage& storage) {
   dom::parser parser;
-  const auto root = parsed_json(parser, python_json(text_of(file)).text);
+  const auto root = parsed_json(parser, python_json(text_of(file, storage)).text);
   std::string text;
   for (const char* const part : parts) {
     dom::element value;
@@ -152,24 +153,27 @@ bool is_token_file(std::string_view name) {
 }
 
 // The text after the line that names the program that wrote it.
-std::string merges_in(const ExtraFile& file) {
-  const std::string text = text_of(file);
+std::string merges_in(const ExtraFile& file, WritableStorage& storage) {
+  const std::string text = text_of(file, storage);
   return text.starts_with("#version") ? text.substr(std::min(text.find('\n'), text.size())) : text;
 }
 
 // Returns true if tokens have other numbers. Settings, such as truncation, and the merges of
 // tokenizer.json, which releases write differently, do not count.
-bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other) {
-  if (have_same_bytes(first, other)) return false;
+bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other,
+                           WritableStorage& storage) {
+  if (have_same_bytes(first, other, storage)) return false;
   if (first.name == "tokenizer_config.json") {
-    const std::string ours = tokens_in(first, {"/added_tokens_decoder"});
-    const std::string theirs = tokens_in(other, {"/added_tokens_decoder"});
+    const std::string ours = tokens_in(first, {"/added_tokens_decoder"}, storage);
+    const std::string theirs = tokens_in(other, {"/added_tokens_decoder"}, storage);
     return !ours.empty() && !theirs.empty() && ours != theirs;
   }
-  if (first.name == "merges.txt") return merges_in(first) != merges_in(other);
+  if (first.name == "merges.txt") {
+    return merges_in(first, storage) != merges_in(other, storage);
+  }
   if (first.name != "tokenizer.json") return true;
-  const std::string ours = tokens_in(first, {"/model/vocab", "/added_tokens"});
-  return ours.empty() || ours != tokens_in(other, {"/model/vocab", "/added_tokens"});
+  const std::string ours = tokens_in(first, {"/model/vocab", "/added_tokens"}, storage);
+  return ours.empty() || ours != tokens_in(other, {"/model/vocab", "/added_tokens"}, storage);
 }
 
 // A model, or an adapter, and the files next to it.
@@ -179,6 +183,7 @@ struct DescribedModel {
   const std::vector<ExtraFile>& files;
   bool is_adapter = false;
 
+  [[nodiscard]] WritableStorage& storage() const { return catalog.storage().writable(); }
   [[nodiscard]] const char* what() const { return is_adapter ? "adapter" : "model"; }
   [[nodiscard]] bool is_gguf() const { return catalog.shards().front().format == FileFormat::gguf; }
   [[nodiscard]] Fields fields() const {
@@ -253,13 +258,13 @@ Fields template_of(const MetadataValue& text) {
   return fields_of(fmt::format(R"({{"{}": {}}})", template_key, json_of(text)));
 }
 
-Fields settings_of(const ExtraFile& file) {
-  if (file.name == template_name) return template_of({.value = text_of(file)});
+Fields settings_of(const ExtraFile& file, WritableStorage& storage) {
+  if (file.name == template_name) return template_of({.value = text_of(file, storage)});
   if (file.name == modules_name) {
-    const auto paths = module_folders(text_of(file));
+    const auto paths = module_folders(text_of(file, storage));
     return {{"paths", fmt::format("{}", fmt::join(paths, ", "))}};
   }
-  Fields fields = fields_of(file);
+  Fields fields = fields_of(file, storage);
   std::erase_if(fields, [&](const auto& field) {
     return file.name == tokenizer_name ? !is_part_of_tokenizer(field.first)
                                        : is_of_writer(field.first);
@@ -295,7 +300,7 @@ Settings all_settings(const DescribedModel& of) {
   for (const ExtraFile& file : of.files) {
     if (!has_settings(file.name)) continue;
     Fields& fields = belongs_to_tokenizer(file.name) ? tokenizer : all[file.name];
-    for (auto& [name, json] : settings_of(file)) {
+    for (auto& [name, json] : settings_of(file, of.storage())) {
       if (name == template_key) {
         tokenizer.try_emplace(name, std::move(json));  // the template's own file comes first
       } else {
@@ -375,7 +380,9 @@ void report_vocabulary(const DescribedModel& first, const DescribedModel& other,
   std::vector<std::string> names;
   for (const ExtraFile& ours : first.files) {
     const ExtraFile* const theirs = is_token_file(ours.name) ? other.file(ours.name) : nullptr;
-    if (theirs != nullptr && is_another_vocabulary(ours, *theirs)) names.push_back(ours.name);
+    if (theirs != nullptr && is_another_vocabulary(ours, *theirs, first.storage())) {
+      names.push_back(ours.name);
+    }
   }
   const std::string tokens(tokens_key);
   const Metadata& ours = first.catalog.metadata();
@@ -398,9 +405,9 @@ void report_vocabulary(const DescribedModel& first, const DescribedModel& other,
 }
 
 // Returns true for equal bytes, and for JSON with equal values.
-bool are_alike(const ExtraFile& ours, const ExtraFile& theirs) {
-  if (have_same_bytes(ours, theirs)) return true;
-  return ours.name.ends_with(".json") && fields_of(ours) == fields_of(theirs);
+bool are_alike(const ExtraFile& ours, const ExtraFile& theirs, WritableStorage& storage) {
+  if (have_same_bytes(ours, theirs, storage)) return true;
+  return ours.name.ends_with(".json") && fields_of(ours, storage) == fields_of(theirs, storage);
 }
 
 // The output has the modules of the first model.
@@ -408,7 +415,7 @@ void tell_modules(const DescribedModel& first, const DescribedModel& other,
                   std::vector<Finding>& findings) {
   const ExtraFile* const list = other.file(modules_name);
   if (list == nullptr) return;
-  const std::vector<std::string> modules = module_folders(text_of(*list));
+  const std::vector<std::string> modules = module_folders(text_of(*list, other.storage()));
   const auto is_of_module = [&](const ExtraFile& file) {
     return std::ranges::any_of(
         modules, [&](const auto& module) { return file.name.starts_with(module + "/"); });
@@ -417,7 +424,8 @@ void tell_modules(const DescribedModel& first, const DescribedModel& other,
   for (const ExtraFile& theirs : other.files) {
     if (!is_of_module(theirs)) continue;
     const ExtraFile* const ours = first.file(theirs.name);
-    if (ours == nullptr || !are_alike(*ours, theirs)) names.push_back(theirs.name);
+    const bool is_alike = ours != nullptr && are_alike(*ours, theirs, first.storage());
+    if (!is_alike) names.push_back(theirs.name);
   }
   if (names.empty()) return;
   const std::string list_of_names = name_list(names);

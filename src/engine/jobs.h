@@ -14,7 +14,7 @@
 namespace loadstone {
 
 // Reports to the observer, which may be null, and stops at the first failure. Not thread-safe; the
-// jobs run at the same time.
+// jobs of one run run at the same time.
 class Jobs {
  public:
   // `threads`: 0 for one per core, at most defaults::verify_threads_max.
@@ -28,6 +28,7 @@ class Jobs {
   // Calls job(index, scratch) for each index below `count`; the bytes are the thread's own.
   template <typename Job>
   void run(std::size_t count, const Job& job) {
+    stop_ = false;  // the end of a run before has set it
     std::atomic<std::size_t> next = 0;
     run_team(
         static_cast<unsigned>(std::clamp<std::size_t>(count, 1, threads_)), stop_, observer_,
@@ -40,6 +41,14 @@ class Jobs {
         });
   }
 
+  // One job, without bytes of its own.
+  template <typename Work>
+  void run_one(const Work& work) {
+    run(1, [&](std::size_t, std::vector<std::byte>&) { work(); });
+  }
+
+  // Set when jobs should end early; nobody looks at their results then.
+  [[nodiscard]] std::atomic<bool>& stop() noexcept { return stop_; }
   // Jobs report the bytes they read; false: end early.
   [[nodiscard]] bool goes_on(std::uint64_t bytes) noexcept {
     bytes_done_ += bytes;

@@ -96,15 +96,21 @@ void check_checkpoints(const std::vector<SavedCheckpoint>& saved, const Catalog&
 class Binder {
  public:
   Binder(SavedPlan saved, std::shared_ptr<const Catalog> catalog)
-      : plan_(std::move(saved.plan)), sources_(std::move(saved.sources)) {
+      : plan_(std::move(saved.plan)),
+        sources_(std::move(saved.sources)),
+        tie_checks_(std::move(saved.tie_checks)) {
     plan_.catalog = std::move(catalog);
+    for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+      index_.emplace(plan_.targets[i].name, i);
+    }
   }
 
   Plan run() && {
+    bind_tie_checks(tie_checks_, index_, plan_);
     bind_sources();
     bind_decodings();
     for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
-      if (!index_.emplace(plan_.targets[i].name, i).second) {
+      if (index_.at(plan_.targets[i].name) != i) {
         refuse(i, "name", {"the name stands here twice"});
       }
     }
@@ -464,16 +470,16 @@ class Binder {
 
   Plan plan_;
   std::vector<SavedSource> sources_;
+  std::vector<SavedTieCheck> tie_checks_;
   std::uint64_t constant_bytes_ = 0;
   std::vector<std::uint32_t> bound_;  // index into the catalog, by position in sources_
-  NameMap<std::size_t> index_;
+  NameMap<std::size_t> index_;        // of the targets; the first of a name that stands there twice
 };
 
 }  // namespace
 
 Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog) {
   check_checkpoints(saved.checkpoints, *catalog, saved.plan.findings);
-  bind_tie_checks(saved.tie_checks, *catalog, saved.plan);
   return Binder(std::move(saved), std::move(catalog)).run();
 }
 

@@ -2,15 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "base/text.h"
 #include "boxes/decodings.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
 
-void bind_tie_checks(const std::vector<SavedTieCheck>& checks, const Catalog& catalog, Plan& plan) {
+void bind_tie_checks(const std::vector<SavedTieCheck>& checks, const NameMap<std::size_t>& targets,
+                     Plan& plan) {
+  const Catalog& catalog = *plan.catalog;
   for (const SavedTieCheck& saved : checks) {
     TieCheck check = saved.check;
     const auto fail = [&](const char* message, const std::string& found) {
@@ -20,9 +20,7 @@ void bind_tie_checks(const std::vector<SavedTieCheck>& checks, const Catalog& ca
                    .found = printable(found)});
     };
     for (const std::string& name : {check.name, check.tied_to}) {
-      if (std::ranges::find(plan.targets, name, &PlannedTarget::name) == plan.targets.end()) {
-        fail("no such target", name);
-      }
+      if (!targets.contains(name)) fail("no such target", name);
     }
     const auto find = [&](const std::string& name) {
       const auto found = catalog.find(name);

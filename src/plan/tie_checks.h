@@ -1,14 +1,18 @@
 // Tie checks of a saved plan, bound to a catalog.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
+#include "loadstone/name_hash.h"
 #include "plan/plan_json.h"
 
 namespace loadstone {
 
-// Finds the tensors of the checks by name and appends the checks to plan.tie_checks. Throws Error
-// "plan.json" for an unknown name, and for tensors of two shapes.
-void bind_tie_checks(const std::vector<SavedTieCheck>& checks, const Catalog& catalog, Plan& plan);
+// Finds the tensors of the checks by name in the plan's catalog and appends the checks to
+// plan.tie_checks. Throws Error "plan.json" for an unknown name, and for tensors of two shapes.
+// `targets`: the plan's, by name.
+void bind_tie_checks(const std::vector<SavedTieCheck>& checks, const NameMap<std::size_t>& targets,
+                     Plan& plan);
 
 }  // namespace loadstone

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,7 +17,7 @@
 #include "convert/tied_head.h"
 #include "load/tie_values.h"
 #include "loadstone/quantized_tensors.h"
-#include "verify/tensor_bytes.h"
+#include "verify/element_reader.h"
 
 namespace loadstone {
 
@@ -110,14 +109,14 @@ std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
   return findings;
 }
 
-std::vector<Finding> check_ties(const Catalog& catalog, Storage* storage,
+std::vector<Finding> check_ties(const Catalog& catalog, Storage* storage, std::atomic<bool>& stop,
                                 std::uint64_t& bytes_read) {
   Storage& files = catalog.storage(storage);
   const std::string config = config_text({files}, catalog.root(), "config.json");
   std::vector<Finding> findings = check_tied_shapes(catalog, config);
   if (!findings.empty()) return findings;
-  std::atomic<bool> stop = false;
   for (const auto& [embedding, head] : TiedHead(config).stored_in(catalog)) {
+    if (stop) break;
     const TieCheck check = {.name = catalog.tensors()[head].name,
                             .tied_to = catalog.tensors()[embedding].name,
                             .taken = embedding,

@@ -1,6 +1,7 @@
 // Compares the config's statements about quantization and ties with the checkpoint's tensors.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -18,6 +19,6 @@ namespace loadstone {
 // warnings "plan.tie" for two values. Null: the catalog's own storage. Adds the bytes read to
 // `bytes_read`.
 [[nodiscard]] std::vector<Finding> check_ties(const Catalog& catalog, Storage* storage,
-                                              std::uint64_t& bytes_read);
+                                              std::atomic<bool>& stop, std::uint64_t& bytes_read);
 
 }  // namespace loadstone

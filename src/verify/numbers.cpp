@@ -9,7 +9,7 @@
 #include "codec/decode.h"
 #include "loadstone/quantized_tensors.h"
 #include "storage/forwarding.h"
-#include "verify/tensor_bytes.h"
+#include "verify/element_reader.h"
 
 namespace loadstone {
 

@@ -10,7 +10,7 @@
 #include "codec/gguf/gguf.h"
 #include "convert/experts.h"
 #include "kernels/cast.h"
-#include "verify/tensor_bytes.h"
+#include "verify/element_reader.h"
 
 namespace loadstone {
 

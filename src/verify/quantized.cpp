@@ -30,14 +30,14 @@ struct Counts {
   std::uint64_t not_positive = 0;
 };
 
-Counts count_scales(const TensorInfo& tensor, ByteSource& source) {
+Counts count_scales(const TensorInfo& tensor, ByteSource& source, const std::atomic<bool>& stop) {
   Counts counts;
   const Dtype dtype = tensor.encoding.dtype();
   const std::size_t size = element_bytes(dtype);
   const Cast widen = cast_between(dtype, Dtype::f32);
   std::vector<std::byte> bytes;
   std::vector<float> values;
-  for (std::uint64_t at = 0; at < tensor.byte_count(); at += scale_chunk_bytes) {
+  for (std::uint64_t at = 0; at < tensor.byte_count() && !stop; at += scale_chunk_bytes) {
     bytes.resize(std::min(scale_chunk_bytes, tensor.byte_count() - at));
     source.read(tensor.offset_begin + at, bytes);
     if (dtype == Dtype::u8) {  // powers of two
@@ -106,10 +106,11 @@ class ScaleCheck {
   }
 
   // What is wrong with the first such scale; empty if nothing is.
-  std::string problem(Numbers& real, Numbers& quantized, std::uint64_t elements) {
+  std::string problem(Numbers& real, Numbers& quantized, std::uint64_t elements,
+                      const std::atomic<bool>& stop) {
     if (largest_.empty()) return {};
     double of_tensor = 0;
-    for (std::uint64_t at = 0; at < elements; at += part_elements) {
+    for (std::uint64_t at = 0; at < elements && !stop; at += part_elements) {
       const std::uint64_t end = std::min(at + part_elements, elements);
       const std::vector<double> tolerance = quantized.tolerance(at, end);
       const std::vector<float>& numbers = real.read(at, end);
@@ -178,7 +179,8 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
   }
 }
 
-Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elements) {
+Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elements,
+                           const std::atomic<bool>& stop) {
   Comparison made = {.error_max = std::max(first.error_max(), second.error_max())};
   std::array<ScaleCheck, 2> scales;
   if (elements <= samples * sample_elements) {
@@ -193,23 +195,24 @@ Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elemen
       compare_samples(first, second, begin, end, made, scales);
     }
   }
-  made.scale = scales[0].problem(second, first, elements);
-  if (made.scale.empty()) made.scale = scales[1].problem(first, second, elements);
+  made.scale = scales[0].problem(second, first, elements, stop);
+  if (made.scale.empty()) made.scale = scales[1].problem(first, second, elements, stop);
   return made;
 }
 
 }  // namespace
 
-std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTensors& stored) {
+std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTensors& stored,
+                                  const std::atomic<bool>& stop) {
   const Catalog& catalog = shards.catalog();
   std::vector<Finding> findings;
   for (const QuantizedTensor& value : stored.tensors()) {
     const DecodeKernel* const kernel = find_decode_kernel(value.decoding.kernel);
-    for (std::size_t i = 0; i < value.scales.size() && kernel != nullptr; ++i) {
+    for (std::size_t i = 0; i < value.scales.size() && kernel != nullptr && !stop; ++i) {
       const TensorInfo& tensor = catalog.tensors()[value.scales[i]];
       const bool is_code = kernel->has_table_scales && tensor.encoding == Encoding(Dtype::u8);
       if (is_code || (i == 1 && value.has_zero_points)) continue;
-      const Counts counts = count_scales(tensor, *shards.sources()[tensor.shard]);
+      const Counts counts = count_scales(tensor, *shards.sources()[tensor.shard], stop);
       if (counts.not_finite > 0) {
         findings.push_back(finding_of(catalog, tensor, "q.nan",
                                       fmt::format("{} scales that are not", counts.not_finite),
@@ -227,14 +230,14 @@ std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTenso
   return findings;
 }
 
-Samples::Samples(const OpenShards& first, const OpenShards& second)
-    : first_(first, stop_), second_(second, stop_) {}
+Samples::Samples(const OpenShards& first, const OpenShards& second, std::atomic<bool>& stop)
+    : stop_(stop), first_(first, stop), second_(second, stop) {}
 
 void Samples::compare(const Pair& pair, VerifyReport& report) {
   first_.open(pair.name, pair.first.value);
   second_.open(pair.name, pair.second.value);
   const Shape& shape = pair.first.value.shape;
-  const Comparison found = compare_numbers(first_, second_, shape.numel().value_or(0));
+  const Comparison found = compare_numbers(first_, second_, shape.numel().value_or(0), stop_);
   const Side& stored = pair.second.is_quantized() ? pair.second : pair.first;
   report.quantized.push_back({pair.name, stored.encoding, found.relative()});
   if (found.is_explained()) return;

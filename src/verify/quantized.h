@@ -9,20 +9,21 @@
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/verify.h"
+#include "verify/element_reader.h"
 #include "verify/numbers.h"
 #include "verify/pairs.h"
-#include "verify/tensor_bytes.h"
 
 namespace loadstone {
 
 // Scales that are not finite ("q.nan"), or not above zero where they divide ("q.scale_value").
 [[nodiscard]] std::vector<Finding> check_scales(const OpenShards& shards,
-                                                const QuantizedTensors& stored);
+                                                const QuantizedTensors& stored,
+                                                const std::atomic<bool>& stop);
 
 // Samples of two values of which at least one is quantized. Not thread-safe.
 class Samples {
  public:
-  Samples(const OpenShards& first, const OpenShards& second);
+  Samples(const OpenShards& first, const OpenShards& second, std::atomic<bool>& stop);
 
   // Adds to `report` the pair's error, and a difference where that is more than the encoding
   // explains.
@@ -30,7 +31,7 @@ class Samples {
   [[nodiscard]] std::uint64_t bytes_read() const noexcept;
 
  private:
-  std::atomic<bool> stop_ = false;
+  std::atomic<bool>& stop_;
   Numbers first_;
   Numbers second_;
 };

@@ -18,10 +18,10 @@
 #include "kernels/cast.h"
 #include "loadstone/error.h"
 #include "verify/claim.h"
+#include "verify/element_reader.h"
 #include "verify/pairs.h"
 #include "verify/quantized.h"
 #include "verify/ranges.h"
-#include "verify/tensor_bytes.h"
 #include "verify/values.h"
 
 namespace loadstone {
@@ -113,7 +113,7 @@ std::optional<std::size_t> first_value(Dtype dtype, std::span<const std::byte> l
 
 // The first byte where two values differ, as `compare` tells it.
 template <typename Compare>
-std::optional<std::uint64_t> first_difference(TensorBytes& first, TensorBytes& second,
+std::optional<std::uint64_t> first_difference(ElementReader& first, ElementReader& second,
                                               std::size_t step, Jobs& jobs,
                                               std::vector<std::byte>& scratch, Compare compare) {
   for (std::uint64_t at = 0; at < first.size(); at += step) {
@@ -134,8 +134,8 @@ std::optional<std::uint64_t> first_difference(const OpenShards& first, const Ten
                                               const OpenShards& second, const TensorInfo& b,
                                               Jobs& jobs, std::vector<std::byte>& scratch) {
   const bool same_order = a.strides == b.strides;
-  TensorBytes left(first, a, same_order);
-  TensorBytes right(second, b, same_order);
+  ElementReader left(first, a, same_order, jobs.stop());
+  ElementReader right(second, b, same_order, jobs.stop());
   const std::size_t step = same_order ? chunk_bytes_max : strided_chunk_bytes_max;
   return first_difference(left, right, step, jobs, scratch, first_byte);
 }
@@ -151,8 +151,8 @@ bool is_in_order(const TensorRecipe& value) {
 std::optional<Difference> number_difference(const OpenShards& first, const OpenShards& second,
                                             const Pair& pair, Jobs& jobs,
                                             std::vector<std::byte>& scratch) {
-  TensorBytes left(first, pair.name, pair.first.value, pair.dtype);
-  TensorBytes right(second, pair.name, pair.second.value, pair.dtype);
+  ElementReader left(first, pair.name, pair.first.value, pair.dtype, jobs.stop());
+  ElementReader right(second, pair.name, pair.second.value, pair.dtype, jobs.stop());
   const bool in_order = is_in_order(pair.first.value) && is_in_order(pair.second.value);
   const std::size_t step = in_order ? chunk_bytes_max : strided_chunk_bytes_max;
   const bool is_cast = pair.first.value.dtype != pair.second.value.dtype;
@@ -201,10 +201,11 @@ const TensorInfo* partner(const Catalog& catalog, const std::string& name) {
 
 // Returns contradictions of configs and of ties. Adds to `bytes_read`.
 static std::vector<Finding> config_findings(const Catalog& catalog, Storage* storage,
-                                            std::uint64_t& bytes_read) {
+                                            std::atomic<bool>& stop, std::uint64_t& bytes_read) {
   std::vector<Finding> findings;
   std::ranges::copy_if(catalog.quantized().findings(), std::back_inserter(findings), is_of_config);
-  for (auto more : {check_claim(catalog, storage), check_ties(catalog, storage, bytes_read)}) {
+  for (auto more :
+       {check_claim(catalog, storage), check_ties(catalog, storage, stop, bytes_read)}) {
     std::ranges::move(more, std::back_inserter(findings));
   }
   return findings;
@@ -241,10 +242,14 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
   }
   std::vector<Finding> headers = header_findings(catalog);
   std::erase_if(headers, is_of_config);
-  for (auto findings : {std::move(headers), check_scales(shards, stored),
-                        config_findings(catalog, options.storage, report.bytes_read)}) {
-    std::ranges::move(findings, std::back_inserter(report.findings));
-  }
+  std::ranges::move(headers, std::back_inserter(report.findings));
+  jobs.run_one([&] {
+    for (auto findings :
+         {check_scales(shards, stored, jobs.stop()),
+          config_findings(catalog, options.storage, jobs.stop(), report.bytes_read)}) {
+      std::ranges::move(findings, std::back_inserter(report.findings));
+    }
+  });
   for (const QuantizedTensor& value : stored.tensors()) {
     if (!value.is_readable() || counts[value.data].nan == 0 || is_storage(value.data)) continue;
     const std::uint32_t data = value.data;
@@ -275,11 +280,12 @@ static std::optional<Difference> tensor_difference(const OpenShards& first,
 
 // Samples of what is quantized differently, and a word on what is the same in other clothes.
 static void report_pairs(const Pairs& pairs, const OpenShards& first, const OpenShards& second,
-                         VerifyReport& report) {
-  Samples samples(first, second);
+                         std::atomic<bool>& stop, VerifyReport& report) {
+  Samples samples(first, second, stop);
   std::set<std::string> different;
   for (const Difference& each : report.differences) different.insert(each.name);
   for (const Pair& pair : pairs.all()) {
+    if (stop) break;
     if (different.contains(pair.name)) continue;
     if (!pair.is_exact) {
       samples.compare(pair, report);
@@ -324,15 +330,18 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
                                   fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
                                   "nothing"});
   }
-  report_pairs(pairs, first_shards, second_shards, report);
-  for (const Catalog* const each : {&first, &second}) {
-    for (Finding& finding : config_findings(*each, options.storage, report.bytes_read)) {
-      if (!is_of_config(finding)) {  // it names no file
-        finding.message = fmt::format("{}: {}", printable(each->root(), 400), finding.message);
+  jobs.run_one([&] {
+    report_pairs(pairs, first_shards, second_shards, jobs.stop(), report);
+    for (const Catalog* const each : {&first, &second}) {
+      auto findings = config_findings(*each, options.storage, jobs.stop(), report.bytes_read);
+      for (Finding& finding : findings) {
+        if (!is_of_config(finding)) {  // it names no file
+          finding.message = fmt::format("{}: {}", printable(each->root(), 400), finding.message);
+        }
+        report.findings.push_back(std::move(finding));
       }
-      report.findings.push_back(std::move(finding));
     }
-  }
+  });
   first_shards.require_unchanged();
   second_shards.require_unchanged();
   return report;

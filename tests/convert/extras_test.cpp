@@ -2,12 +2,14 @@
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
 #include "support/errors.h"
+#include "support/faulty_files.h"
 #include "support/files.h"
 #include "support/samples.h"
 
@@ -138,6 +140,41 @@ TEST_F(Extras, MayBeInFolders) {
   fs::remove_all(target);
   folder.write("out/2_Dense", "a file");
   EXPECT_EQ(code(modules[2]), "convert.target");
+}
+
+// Returns the code of `work` through a storage whose calls of this name fail for such paths.
+template <typename Work>
+std::string code_of_fault(std::string_view name, std::string_view path_end, const Work& work) {
+  FaultyFiles files([&](const FileCall& call) {
+    const bool fails = call.name == name && call.path.ends_with(path_end);
+    return FileFault{.problem = fails ? EACCES : 0};
+  });
+  return code_of([&] { work(files); });
+}
+
+TEST_F(Extras, AreReadThroughTheCatalogsStorage) {
+  const auto merge = [&](Storage& storage) {
+    const OpenOptions open = {.storage = &storage};
+    std::vector<std::shared_ptr<const Catalog>> models;
+    for (const std::string name : {"a", "b"}) {
+      const std::string weights = folder.write(name + "/model.safetensors", mixed_file());
+      folder.write(name + "/tokenizer.json", "{\"model\": {\"vocab\": [1]}}");
+      models.push_back(open_checkpoint(weights, open));
+    }
+    ConvertOptions options = {.merge = MergeOptions{.weights = {1, 1}}, .one_file = false};
+    options.folder = read_model_folder(*models.front(), models.front()->root());
+    (void)make_conversion(std::make_shared<const Catalog>(models), options);
+  };
+  EXPECT_EQ(code_of_fault("open", "/c/tokenizer.json", merge), "");
+  EXPECT_EQ(code_of_fault("open", "/b/tokenizer.json", merge), "io.denied");
+  EXPECT_EQ(code_of_fault("list", "/a", merge), "io.read");
+}
+
+TEST_F(Extras, BesideTheTargetAreReadThroughTheCallsStorage) {
+  folder.write("out/config.json", "{}");
+  const Conversion conversion = plan({});
+  const auto write = [&](Storage& storage) { convert(conversion, target, {.storage = &storage}); };
+  EXPECT_EQ(code_of_fault("open", "out/config.json", write), "io.denied");
 }
 
 TEST_F(Extras, ComeWithTheLastStep) {

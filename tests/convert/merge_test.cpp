@@ -145,6 +145,26 @@ TEST_F(Merges, QuantizedTensorsOfEachCheckpointAreFound) {
   EXPECT_EQ(quantized.tensors()[1].decoding.sources[1], joined.find("q.weight_scale", 2));
 }
 
+// GPTQ's codes in the first one, and in the other one scales of nothing.
+TEST_F(Merges, ScalesBelongToCodesOfTheirOwnCheckpoint) {
+  const auto open = [&](const char* file, const std::vector<FileTensor>& tensors) {
+    return open_checkpoint(folder_.write(file, safetensors_bytes(tensors)));
+  };
+  const auto base = open("f.safetensors", {f32("w", {rows, columns}, 1),
+                                           {"m.qweight", "I32", {8, 64}, some_bytes(2048)},
+                                           {"m.qzeros", "I32", {2, 8}, std::string(64, '\0')},
+                                           {"m.scales", "F16", {2, 64}, std::string(256, '\0')}});
+  const auto other = open("g.safetensors", {f32("w", {rows, columns}, 2),
+                                            f32("m.weight", {64, 64}, 3),
+                                            {"n.scales", "F32", {4}, some_bytes(16)}});
+  ASSERT_THAT(base->quantized().tensors(), SizeIs(1));
+  ConvertOptions options;
+  options.merge = MergeOptions{.weights = {1, 1}};
+  const Conversion conversion =
+      make_conversion(std::make_shared<const Catalog>(std::vector{base, other}), options);
+  EXPECT_THAT(conversion.plan.findings, Each(Field(&Finding::found, Ne("scales without qweight"))));
+}
+
 TEST_F(Merges, ALoadComputesThemInThePromisedMemory) {
   const Plan plan = plan_of(merge());
   ASSERT_THAT(plan.findings, IsEmpty());

@@ -302,6 +302,32 @@ TEST(Devices, AFailingBatchNamesATensor) {
   }
 }
 
+// Throws an int.
+class Thrower final : public Device {
+ public:
+  std::byte* allocate(std::string_view, std::uint64_t bytes) override {
+    memory_.resize(bytes);
+    return memory_.data();
+  }
+  void free(std::byte*) noexcept override {}
+  void copy(unsigned, std::string_view, std::byte*, std::span<const std::byte>) override {}
+  void wait(unsigned) override { throw 7; }
+  void read(std::string_view, const std::byte*, std::span<std::byte>) override {}
+
+ private:
+  Bytes memory_;
+};
+
+TEST(Devices, WhatIsNoExceptionEndsTheLoadToo) {
+  PlanBuilder builder;
+  const Plan plan = small_values(builder, 40, 2);
+  const DeviceMemory memory(plan);
+  Thrower device;
+  const ExecuteOptions options = {.storage = &builder.storage, .device = &device};
+  const Error error = error_of([&] { execute(plan, memory.destinations(), options); });
+  EXPECT_EQ(error.code(), "internal");
+}
+
 // Values larger than a batch do not wait for others, and those that are left over are sent at
 // last.
 TEST(Devices, LargeAndSmallValuesShareARing) {

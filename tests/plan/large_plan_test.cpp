@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <chrono>
+
 #include "loadstone/page.h"
 #include "loadstone/plan.h"
 #include "support/errors.h"
@@ -87,6 +89,28 @@ TEST(LargePlan, FindsTensOfThousandsOfProblems) {
       missing[0].suggestion,
       "did you mean 'layers.0.w'? A rule that maps it: "
       R"([{"op":"rename","sources":["layers\\.(\\d+)\\.w"],"targets":["model.layers.$1.w"]}])");
+}
+
+// Text that a stranger wrote: a minute, where each check goes through the targets.
+TEST(LargePlan, AHundredThousandChecksOfTiesAreReadAtOnce) {
+  constexpr int count = 100000;
+  MemoryStorage storage;
+  storage.add_file("/m.safetensors", safetensors_bytes({{"z0", "F32", {2}, some_bytes(8)},
+                                                        {"z1", "F32", {2}, some_bytes(8)}}));
+  const OpenOptions open = {.storage = &storage};
+  std::vector<Target> targets;
+  for (int i = 0; i < count; ++i) targets.push_back(target_of(fmt::format("layers.{}", i), {2}));
+  const std::string first = fmt::format("layers.{}", count - 1);
+  const std::string second = fmt::format("layers.{}", count - 2);
+  PlanOptions options;
+  options.missing = MissingPolicy::zeros;
+  Plan plan = make_plan(open_checkpoint("/m.safetensors", open), skeleton_of(targets), options);
+  plan.tie_checks.assign(count, {.name = first, .tied_to = second, .taken = 0, .other = 1});
+  plan.bytes_to_read = count * 16;
+  const std::string text = to_json(plan);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(plan_from_json(text, open).tie_checks.size(), std::size_t{count});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
 TEST(Purity, APlanReadsNothing) {

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <random>
 #include <stdexcept>
@@ -237,6 +239,75 @@ TEST(VerifyValues, AnObserverThatThrowsEndsIt) {
       std::runtime_error);
   EXPECT_LT(slow.accesses().size(), tensors);
   EXPECT_GT(slow.accesses().size(), 0u);
+}
+
+// ---- the work after that on values: scales, ties and samples
+
+class StopLate final : public Observer {
+ public:
+  bool on_progress(const Progress&) override { return !is_late; }
+
+  std::atomic<bool> is_late = false;
+};
+
+// Returns the code of a run whose observer wants no more while the last of its reads is under way.
+std::string code_of_late_stop(Storage& files,
+                              const std::function<void(const VerifyOptions&)>& work) {
+  LoggingStorage slow(files);
+  const VerifyOptions alone = {.storage = &slow, .threads = 1};
+  work(alone);  // once a catalog, the header is read again
+  slow.watch().clear();
+  work(alone);
+  const std::size_t reads = slow.accesses().size();
+  slow.watch().clear();
+  StopLate observer;
+  slow.watch().before_read = [&](const Access&) {
+    if (slow.accesses().size() < reads) return;
+    observer.is_late = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  };
+  return code_of([&] { work({.storage = &slow, .threads = 1, .observer = &observer}); });
+}
+
+std::string int8_file() {
+  return safetensors_bytes({{"a.weight", "I8", {2, 2}, "abcd"},
+                            {"a.weight_scale", "F32", {2, 1}, raw_all<float>({1.0f, 2.0f})}});
+}
+
+TEST(VerifyValues, CanBeCancelledAmongScales) {
+  const Opened file = opened(int8_file());
+  EXPECT_EQ(code_of_late_stop(
+                *file.storage,
+                [&](const VerifyOptions& options) { (void)verify_values(*file.catalog, options); }),
+            "cancelled");
+}
+
+TEST(VerifyValues, CanBeCancelledAmongTies) {
+  Opened file;
+  file.storage->add_file("/m/config.json",
+                         R"({"model_type": "llama", "tie_word_embeddings": true})");
+  file.storage->add_file(
+      "/m/model.safetensors",
+      safetensors_bytes({{"model.embed_tokens.weight", "F32", {2, 2}, some_bytes(16)},
+                         {"lm_head.weight", "F32", {2, 2}, std::string(16, '\0')}}));
+  file.catalog = open_checkpoint("/m", {.storage = file.storage.get()});
+  EXPECT_EQ(verify_values(*file.catalog, file.options()).findings.at(0).code, "plan.tie");
+  EXPECT_EQ(code_of_late_stop(
+                *file.storage,
+                [&](const VerifyOptions& options) { (void)verify_values(*file.catalog, options); }),
+            "cancelled");
+}
+
+TEST(Compare, CanBeCancelledAmongSamples) {
+  Opened file = opened(int8_file());
+  file.storage->add_file("/n/model.safetensors",
+                         safetensors_bytes({{"a.weight", "F32", {2, 2}, some_bytes(16)}}));
+  const auto other = open_checkpoint("/n/model.safetensors", {.storage = file.storage.get()});
+  EXPECT_EQ(code_of_late_stop(*file.storage,
+                              [&](const VerifyOptions& options) {
+                                (void)compare(*other, *file.catalog, options);
+                              }),
+            "cancelled");
 }
 
 // ---- files that are written to meanwhile

@@ -80,6 +80,23 @@ def test_options_of_the_plan_count(run, model):
     assert bench(run, model, "--dtype", "bf16")["sample_bytes"] == 16 * MIB + 12
 
 
+def test_adapters_whose_files_have_one_name_are_measured(run, tmp_path):
+    save_file({"l.weight": torch.ones(64, 32)}, tmp_path / "base.safetensors")
+    words = [tmp_path / "base.safetensors"]
+    for rank in (2, 4):
+        folder = tmp_path / f"a{rank}"
+        folder.mkdir()
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        left, right = torch.ones(rank, 32), torch.ones(64, rank)
+        name = "base_model.model.l.lora_{}.weight"
+        save_file(
+            {name.format("A"): left, name.format("B"): right}, folder / "adapter_model.safetensors"
+        )
+        words += ["--lora", folder]
+    assert bench(run, *words)["sample_bytes"] == 4 * (64 * 32 + (2 + 4) * (64 + 32))
+
+
 def test_for_people(run, model):
     text = run("bench", model, "--seconds", 0, status=0).stdout
     assert text.startswith("a load from the page cache comes to ")

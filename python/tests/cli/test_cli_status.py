@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 from pathlib import Path
 
@@ -213,6 +214,21 @@ def test_full_standard_output(command, small, arguments):
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [command, *arguments, *paths], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 4
+    assert b"[io.no_space]" in done.stderr
+
+
+# Python ignores the signal (SIGXFSZ), and so does the command, which inherits that.
+def test_standard_output_that_may_not_grow(command, small, tmp_path):
+    with (tmp_path / "out").open("wb") as out:
+        done = subprocess.run(
+            [command, "inspect", small],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            restore_signals=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+            check=False,
         )
     assert done.returncode == 4
     assert b"[io.no_space]" in done.stderr

@@ -157,8 +157,7 @@ void add_extras(const Conversion& conversion, WritableStorage& storage, Digest& 
   }
 }
 
-bool have_same_bytes(const ExtraFile& a, const ExtraFile& b) {
-  WritableStorage& storage = local_storage().writable();
+bool have_same_bytes(const ExtraFile& a, const ExtraFile& b, WritableStorage& storage) {
   if (bytes_of(a, storage) != bytes_of(b, storage)) return false;
   Digest first;
   Digest second;
@@ -167,13 +166,13 @@ bool have_same_bytes(const ExtraFile& a, const ExtraFile& b) {
   return first.hex() == second.hex();
 }
 
-std::string text_of(const ExtraFile& extra) {
+std::string text_of(const ExtraFile& extra, WritableStorage& storage) {
   std::string text = extra.text;
   if (extra.copy_of.empty()) return text;
   const auto add = [&](std::uint64_t /*at*/, std::span<const std::byte> piece) {
     text += as_text(piece);
   };
-  read_all(extra, local_storage().writable(), add);
+  read_all(extra, storage, add);
   return text;
 }
 
@@ -259,10 +258,11 @@ static std::vector<std::string> take_adapters(std::vector<std::string>& others,
                                               const Catalog& catalog) {
   const auto& inputs = catalog.checkpoints();
   const std::string& root = inputs.empty() ? catalog.root() : inputs.front()->root();
+  WritableStorage& storage = catalog.storage().writable();
   const auto is_input = [&](const std::string& name) {
     const std::string path = join_path(root, name);
     const auto is_shard = [&](const Shard& shard) {
-      return shard.path == path || same_file(local_storage().writable(), shard.path, path);
+      return shard.path == path || same_file(storage, shard.path, path);
     };
     return std::ranges::any_of(catalog.shards(), is_shard) ||
            std::ranges::any_of(inputs, [&](const auto& input) {
@@ -280,11 +280,11 @@ static std::vector<std::string> take_adapters(std::vector<std::string>& others,
 }
 
 // Returns true for "auto_map", and for classes of sentence-transformers that the folder defines.
-static bool names_code(const ModelFolder& folder) {
+static bool names_code(const ModelFolder& folder, WritableStorage& storage) {
   if (folder.config.find("\"auto_map\"") != std::string::npos) return true;
   const auto modules = std::ranges::find(folder.files, modules_name, &ExtraFile::name);
   if (modules == folder.files.end()) return false;
-  const std::string text = text_of(*modules);
+  const std::string text = text_of(*modules, storage);
   return std::ranges::any_of(folder.code, [&](std::string_view file) {
     const std::string module(file.substr(0, file.rfind('.')));
     return text.find(fmt::format("\"{}.", module)) != std::string::npos;
@@ -310,7 +310,7 @@ void tell_left(const ModelFolder& folder, const std::vector<std::string>& denied
       "copy them by hand where the model needs them");
   add(folder.left, "modules.json or model_index.json names what this conversion leaves out",
       "convert or copy it into the output if the model needs it");
-  const bool needs_code = names_code(folder);
+  const bool needs_code = names_code(folder, catalog.storage().writable());
   add(folder.code,
       needs_code ? "the model's configs name Python code, and Python files are not copied"
                  : "Python files are not copied",

@@ -45,10 +45,11 @@ void check_extras(const Conversion& conversion, WritableStorage& storage);
 void add_extras(const Conversion& conversion, WritableStorage& storage, Digest& digest);
 
 // Returns true if both files hold the same bytes, which are read only if their sizes agree.
-[[nodiscard]] bool have_same_bytes(const ExtraFile& a, const ExtraFile& b);
+[[nodiscard]] bool have_same_bytes(const ExtraFile& a, const ExtraFile& b,
+                                   WritableStorage& storage);
 
 // Returns the content.
-[[nodiscard]] std::string text_of(const ExtraFile& extra);
+[[nodiscard]] std::string text_of(const ExtraFile& extra, WritableStorage& storage);
 
 // Under `path`, which has nothing under it yet, and on the disk. Returns its size. Throws Error
 // "io.changed" where the file that is copied changes meanwhile.

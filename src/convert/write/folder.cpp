@@ -34,22 +34,21 @@ std::string path_in(const std::string& root, const std::string& name) {
   return root + (root.ends_with('/') ? "" : "/") + name;
 }
 
-WritableStorage& disk() { return local_storage().writable(); }
-
 // Returns nothing if the system does not report it.
-std::optional<FileStatus> status_of(const std::string& path, bool follows_link = false) {
+std::optional<FileStatus> status_of(Storage& storage, const std::string& path,
+                                    bool follows_link = false) {
   FileStatus status;
-  const bool is_known = disk().try_status(path, follows_link, status) == 0;
+  const bool is_known = storage.writable().try_status(path, follows_link, status) == 0;
   return is_known ? std::optional(status) : std::nullopt;
 }
 
-bool is_folder(const std::string& path, bool follows_link) {
-  const auto status = status_of(path, follows_link);
+bool is_folder(Storage& storage, const std::string& path, bool follows_link) {
+  const auto status = status_of(storage, path, follows_link);
   return status && status->kind == EntryKind::folder;
 }
 
-bool is_link(const std::string& path) {
-  const auto status = status_of(path);
+bool is_link(Storage& storage, const std::string& path) {
+  const auto status = status_of(storage, path);
   return status && status->kind == EntryKind::link;
 }
 
@@ -57,9 +56,10 @@ bool is_link(const std::string& path) {
 
 // A file of the folder. Links are followed where a shard's would be: in the folder, or into the
 // blobs of a hub's cache. Null: another link, or no file.
-static std::shared_ptr<ByteSource> file_in(const std::string& root, const std::string& name) {
+static std::shared_ptr<ByteSource> file_in(Storage& storage, const std::string& root,
+                                           const std::string& name) {
   try {
-    return FileOpener{local_storage()}.open(path_in(root, name), root);
+    return FileOpener{storage}.open(path_in(root, name), root);
   } catch (const Error& error) {
     const std::string& code = error.code();
     if (code != "ix.path_escape" && code != "ix.not_regular" && code != "io.not_found") throw;
@@ -68,17 +68,18 @@ static std::shared_ptr<ByteSource> file_in(const std::string& root, const std::s
 }
 
 // The folder's config of this name; empty if there is none.
-static std::string config_in(const std::string& root, std::string_view name) {
-  return find_config({local_storage()}, root, name).value_or("");
+static std::string config_in(Storage& storage, const std::string& root, std::string_view name) {
+  return find_config({storage}, root, name).value_or("");
 }
 
 // One file of this machine's folder `root`.
-static void add_file(ModelFolder& folder, const std::string& root, const std::string& name) {
+static void add_file(Storage& storage, ModelFolder& folder, const std::string& root,
+                     const std::string& name) {
   const std::string file = path_in(root, name);
-  const auto status = status_of(file);
+  const auto status = status_of(storage, file);
   if (!status) return;
   if (status->kind == EntryKind::link) {
-    auto source = file_in(root, name);
+    auto source = file_in(storage, root, name);
     if (source == nullptr || source->identity().bytes > extra_bytes_max) {
       folder.links.push_back(name);
     } else {
@@ -99,22 +100,23 @@ static bool is_of_module(std::string_view name, bool with_code) {
 }
 
 // Links in a path lead out of the folder, whichever of its parts they are.
-static bool has_link(const std::string& root, const std::string& path) {
-  bool found = is_link(path_in(root, path));
-  for_each_folder(
-      path, [&](const std::string& folder) { found = found || is_link(path_in(root, folder)); });
+static bool has_link(Storage& storage, const std::string& root, const std::string& path) {
+  bool found = is_link(storage, path_in(root, path));
+  for_each_folder(path, [&](const std::string& folder) {
+    found = found || is_link(storage, path_in(root, folder));
+  });
   return found;
 }
 
-static void add_module(ModelFolder& folder, const std::string& root, const std::string& path,
-                       bool with_code) {
+static void add_module(Storage& storage, ModelFolder& folder, const std::string& root,
+                       const std::string& path, bool with_code) {
   if (!is_path_below(path)) return folder.left.push_back(path);
-  if (has_link(root, path)) return folder.links.push_back(path);
+  if (has_link(storage, root, path)) return folder.links.push_back(path);
   // Modules without files have no folder in a repository.
-  for (const std::string& name : paths_below(disk(), path_in(root, path))) {
+  for (const std::string& name : paths_below(storage.writable(), path_in(root, path))) {
     const std::string below = path + "/" + name;
     if (is_of_module(file_name(name), with_code)) {
-      add_file(folder, root, below);
+      add_file(storage, folder, root, below);
     } else if (file_role(name) == FileRole::code) {
       folder.code.push_back(below);
     }
@@ -122,9 +124,9 @@ static void add_module(ModelFolder& folder, const std::string& root, const std::
 }
 
 // A pipeline's models are converted one by one.
-static void add_components(ModelFolder& folder, const std::string& root) {
-  for (std::string& name : component_folders(config_in(root, pipeline_name))) {
-    if (is_folder(path_in(root, name), true)) folder.left.push_back(std::move(name));
+static void add_components(Storage& storage, ModelFolder& folder, const std::string& root) {
+  for (std::string& name : component_folders(config_in(storage, root, pipeline_name))) {
+    if (is_folder(storage, path_in(root, name), true)) folder.left.push_back(std::move(name));
   }
 }
 
@@ -160,30 +162,31 @@ static void add_adapters(ModelFolder& folder, const std::string& name,
 }
 
 // A folder of texts and images comes along; one with more in it is named.
-static void add_sub_folder(ModelFolder& folder, const std::string& root, const std::string& name) {
+static void add_sub_folder(Storage& storage, ModelFolder& folder, const std::string& root,
+                           const std::string& name) {
   const auto is_hidden = [](std::string_view path) {
     return path.starts_with('.') || path.find("/.") != std::string_view::npos ||
            file_role(path) == FileRole::skipped;
   };
-  std::vector<std::string> files = paths_below(disk(), path_in(root, name));
+  std::vector<std::string> files = paths_below(storage.writable(), path_in(root, name));
   std::erase_if(files, is_hidden);
   if (!std::ranges::all_of(files, is_text_or_image)) {
     folder.others.push_back(name + "/");
     return add_adapters(folder, name, files);
   }
-  for (const std::string& file : files) add_file(folder, root, name + "/" + file);
+  for (const std::string& file : files) add_file(storage, folder, root, name + "/" + file);
 }
 
-static ModelFolder model_folder_at(const std::string& root, bool with_code,
+static ModelFolder model_folder_at(Storage& storage, const std::string& root, bool with_code,
                                    const Catalog* catalog = nullptr) {
   ModelFolder folder;
-  if (!is_folder(root, true)) return folder;
+  if (!is_folder(storage, root, true)) return folder;
   std::vector<std::string> names;
-  if (const int problem = disk().try_list(root, names)) {
+  if (const int problem = storage.writable().try_list(root, names)) {
     throw Error("io.read", "cannot read the file", {.path = root, .system_error = problem});
   }
-  const std::vector<std::string> modules = module_folders(config_in(root, modules_name));
-  add_components(folder, root);
+  const std::vector<std::string> modules = module_folders(config_in(storage, root, modules_name));
+  add_components(storage, folder, root);
   const auto is_named = [&](const std::string& name) {
     return std::ranges::find(folder.left, name) != folder.left.end() ||
            std::ranges::any_of(modules, [&](const std::string& module) {
@@ -191,17 +194,20 @@ static ModelFolder model_folder_at(const std::string& root, bool with_code,
            });
   };
   for (const std::string& name : names) {
-    if (is_folder(path_in(root, name), false)) {
+    if (is_folder(storage, path_in(root, name), false)) {
       if (file_role(name) == FileRole::skipped || is_named(name)) continue;
-      add_sub_folder(folder, root, name);
+      add_sub_folder(storage, folder, root, name);
     } else if (takes(folder, catalog, name, with_code)) {
-      if (!is_receipt_file(disk(), path_in(root, name))) add_file(folder, root, name);
+      const bool is_receipt = is_receipt_file(storage.writable(), path_in(root, name));
+      if (!is_receipt) add_file(storage, folder, root, name);
     }
     if (name != config_name) continue;
-    folder.config = config_in(root, config_name);
-    if (folder.config.empty() && is_link(path_in(root, name))) folder.links.push_back(name);
+    folder.config = config_in(storage, root, config_name);
+    if (folder.config.empty() && is_link(storage, path_in(root, name))) {
+      folder.links.push_back(name);
+    }
   }
-  for (const std::string& module : modules) add_module(folder, root, module, with_code);
+  for (const std::string& module : modules) add_module(storage, folder, root, module, with_code);
   sort_names(folder);
   return folder;
 }
@@ -301,7 +307,9 @@ static ModelFolder remote_folder_at(const Catalog& catalog, bool with_code) {
 
 ModelFolder read_model_folder(const Catalog& catalog, const std::string& path, bool with_code) {
   return only_errors([&] {
-    if (!is_remote(path)) return model_folder_at(path, with_code, &catalog);
+    if (!is_remote(path)) {
+      return model_folder_at(catalog.storage(), path, with_code, &catalog);
+    }
     const bool is_folder =
         path == catalog.root() || catalog.storage().kind(path) == EntryKind::folder;
     if (!is_folder) return ModelFolder();
@@ -310,20 +318,21 @@ ModelFolder read_model_folder(const Catalog& catalog, const std::string& path, b
 }
 
 ModelFolder read_model_folder(const std::string& path, bool with_code) {
-  return only_errors([&] { return model_folder_at(path, with_code); });
+  return only_errors([&] { return model_folder_at(local_storage(), path, with_code); });
 }
 
 ModelFolder folders_left_out(const std::string& path) {
   return only_errors([&] {
     ModelFolder folder;
     if (is_remote(path)) return folder;
-    for (std::string& name : module_folders(config_in(path, modules_name))) {
+    Storage& storage = local_storage();
+    for (std::string& name : module_folders(config_in(storage, path, modules_name))) {
       const bool is_empty =
-          !is_path_below(name) || paths_below(disk(), path_in(path, name)).empty();
+          !is_path_below(name) || paths_below(storage.writable(), path_in(path, name)).empty();
       if (!is_empty) folder.left.push_back(std::move(name));
     }
-    add_components(folder, path);
-    folder.others = model_folder_at(path, false).others;
+    add_components(storage, folder, path);
+    folder.others = model_folder_at(storage, path, false).others;
     std::erase_if(folder.others, [](const auto& name) { return !is_adapter_file(name); });
     sort_names(folder);
     return folder;

@@ -129,7 +129,7 @@ void require_no_stale_config(WritableStorage& storage, const std::string& folder
   };
   const auto found = config("config.json");
   if (!found) return;
-  ModelFolder beside = {.config = text_of(*found)};
+  ModelFolder beside = {.config = text_of(*found, storage)};
   if (auto claim = config(claim_name); claim && conversion.one_file) {
     beside.files.push_back(*std::move(claim));
   }

@@ -1,4 +1,4 @@
-#include "verify/tensor_bytes.h"
+#include "verify/element_reader.h"
 
 #include <utility>
 
@@ -16,8 +16,9 @@ Box whole_box(std::uint32_t source, const TensorInfo& tensor) {
   return boxes_of(source_view(source, tensor)).front();
 }
 
-TensorBytes::TensorBytes(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file)
-    : shards_(shards), tensor_(&tensor), size_(tensor.byte_count()) {
+ElementReader::ElementReader(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file,
+                             std::atomic<bool>& stop)
+    : shards_(shards), stop_(stop), tensor_(&tensor), size_(tensor.byte_count()) {
   if (as_in_file || tensor.strides.empty()) return;
   const std::uint64_t elements = tensor.shape.numel().value_or(0);
   size_ = tensor.encoding.byte_count(elements).value_or(0);
@@ -28,22 +29,23 @@ TensorBytes::TensorBytes(const OpenShards& shards, const TensorInfo& tensor, boo
   open(tensor.name, tensor.encoding.dtype());
 }
 
-TensorBytes::TensorBytes(const OpenShards& shards, const std::string& name, TensorRecipe value,
-                         Dtype dtype)
+ElementReader::ElementReader(const OpenShards& shards, const std::string& name, TensorRecipe value,
+                             Dtype dtype, std::atomic<bool>& stop)
     : shards_(shards),
+      stop_(stop),
       size_(value.shape.numel().value_or(0) * element_bytes(dtype)),
       element_bytes_(element_bytes(dtype)),
       value_(std::move(value)) {
   open(name, dtype);
 }
 
-void TensorBytes::open(const std::string& name, Dtype dtype) {
+void ElementReader::open(const std::string& name, Dtype dtype) {
   reader_ =
       std::make_unique<ValueReader>(shards_.catalog(), shards_.sources(), staging_bytes_max, stop_);
   reader_->open(value_.as_value(name, dtype), value_.decodings);
 }
 
-void TensorBytes::read(std::uint64_t begin, std::span<std::byte> into) {
+void ElementReader::read(std::uint64_t begin, std::span<std::byte> into) {
   if (element_bytes_ == 0) {
     shards_.read(*tensor_, begin, into);
   } else {

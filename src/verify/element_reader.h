@@ -1,4 +1,4 @@
-// The bytes of a catalog's tensors, wherever they stand.
+// Elements of a catalog's tensors, and of values that are made of some, as bytes in C order.
 #pragma once
 
 #include <atomic>
@@ -24,12 +24,14 @@ namespace loadstone {
 [[nodiscard]] Box whole_box(std::uint32_t source, const TensorInfo& tensor);
 
 // One tensor's elements in C order, or as they stand in the file; or those of a value that is made
-// of tensors. Not thread-safe.
-class TensorBytes {
+// of tensors. `stop`: read() then returns early, and its bytes mean nothing. Not thread-safe.
+class ElementReader {
  public:
-  TensorBytes(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file);
+  ElementReader(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file,
+                std::atomic<bool>& stop);
   // As this dtype.
-  TensorBytes(const OpenShards& shards, const std::string& name, TensorRecipe value, Dtype dtype);
+  ElementReader(const OpenShards& shards, const std::string& name, TensorRecipe value, Dtype dtype,
+                std::atomic<bool>& stop);
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
   // Finite numbers read since the last call that the dtype cannot hold.
@@ -41,10 +43,10 @@ class TensorBytes {
   void open(const std::string& name, Dtype dtype);
 
   const OpenShards& shards_;
+  std::atomic<bool>& stop_;
   const TensorInfo* tensor_ = nullptr;
   std::uint64_t size_;
   std::uint64_t element_bytes_ = 0;  // 0: as in the file
-  std::atomic<bool> stop_ = false;
   TensorRecipe value_;
   std::unique_ptr<ValueReader> reader_;
 };
