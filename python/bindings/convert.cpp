@@ -1,5 +1,6 @@
 #include "loadstone/convert.h"
 
+#include "base/refuse_option.h"
 #include "bindings.h"
 #include "named_options.h"
 #include "observer.h"

@@ -93,8 +93,8 @@ TEST(ResumeCancelled, WhileFinishedShardsAreRead) {
       open_checkpoint(source), {.one_file = false, .shard_bytes_max = 4 << 20, .threads = 1});
   ASSERT_EQ(plan.files.size(), 3u);
   const std::string target = folder / "out";
-  convert(plan, target, nullptr, nullptr, part(1, 1));
-  for (const ConvertRun& run : {resume, part(1, 1), finish}) {
+  convert(plan, target, part(1, 1));
+  for (ConvertRun run : {resume, part(1, 1), finish}) {
     KeptObserver observer;
     LoggingStorage watched(local_storage());
     watched.watch().before_read = [&](const Access& access) {
@@ -102,11 +102,13 @@ TEST(ResumeCancelled, WhileFinishedShardsAreRead) {
       ++observer.reads;
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     };
-    EXPECT_EQ(code_of([&] { convert(plan, target, &observer, &watched, run); }), "cancelled");
+    run.observer = &observer;
+    run.storage = &watched;
+    EXPECT_EQ(code_of([&] { convert(plan, target, run); }), "cancelled");
     EXPECT_GT(observer.reads, 0);
     EXPECT_LT(observer.reads, 15);
   }
-  EXPECT_EQ(convert(plan, target, nullptr, nullptr, finish).outputs.size(), 4u);
+  EXPECT_EQ(convert(plan, target, finish).outputs.size(), 4u);
 }
 
 }  // namespace
