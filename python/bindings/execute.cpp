@@ -143,7 +143,11 @@ Report merge_reports(const std::vector<Report>& reports, const SharedPlan* plan)
       }
     }
     join_numbers(all, more);
+    for (const Finding& finding : more.findings) {
+      if (std::ranges::count(all.findings, finding) == 0) all.findings.push_back(finding);
+    }
   }
+  sort_findings(all.findings);
   if (plan != nullptr) {
     const auto& targets = (*plan)->targets;
     all.provenance = make_provenance(**plan, [&](std::size_t i) {

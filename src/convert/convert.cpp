@@ -181,6 +181,7 @@ class OutputSink final : public ValueSink {
   [[nodiscard]] RunReport make(std::span<const std::shared_ptr<ByteSource>> sources,
                                MemoryCount& memory, Observer* observer = nullptr) {
     const GroupList all = groups();
+    std::atomic<bool>* const stop = receipts_ != nullptr ? &receipts_->stop() : nullptr;
     const unsigned threads = conversion_.budget.threads;
     return run({.values = values_,
                 .shards = sources,
@@ -189,6 +190,7 @@ class OutputSink final : public ValueSink {
                 .sink = *this,
                 .memory = memory,
                 .observer = observer,
+                .stop = stop,
                 .refuses_casts = true},
                {threads, threads, threads});
   }

@@ -23,7 +23,7 @@ JobQueue::JobQueue(const ValueSet& values, std::span<std::byte* const> places,
     : values_(values), limits_(limits) {
   for (std::uint32_t t = 0; t < places.size(); ++t) {
     const Value& value = values[t];
-    if (places[t] == nullptr || value.merge != nullptr) continue;  // made by windows
+    if (places[t] == nullptr) continue;
     for (std::uint32_t b = 0; b < value.boxes.size(); ++b) {
       const Box& box = value.boxes[b];
       if (is_empty(box)) continue;

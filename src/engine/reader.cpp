@@ -256,8 +256,9 @@ void Reader::skip_to(const Job& job, std::uint64_t offset) {
     if (skipped_ == nullptr)
       skipped_ = std::make_unique_for_overwrite<std::byte[]>(holes_bytes_max);
     if (skipped_end_ + hole > holes_bytes_max) flush(job);
+    const std::size_t end = skipped_end_ + hole;
     append(job, skipped_.get() + skipped_end_, hole);
-    skipped_end_ += hole;
+    skipped_end_ = end;  // also where that has begun another read
     return;
   }
   flush(job);

@@ -50,7 +50,8 @@ RunReport run(const Run& run, ReaderGrowth growth) {
   const Budget& budget = run.budget;
   JobQueue jobs(run.values, run.whole, window_limits(budget.whole.bytes, budget.chunk_bytes));
   ReadAhead ahead(planned_reads(run.values, all_values(run)), run.shards, run.read_ahead_bytes);
-  std::atomic<bool> stop = false;
+  std::atomic<bool> own_stop = false;
+  std::atomic<bool>& stop = run.stop != nullptr ? *run.stop : own_stop;
   ReadContext reads = {.values = run.values,
                        .places = run.whole,
                        .shards = ahead.sources(),

@@ -1,6 +1,7 @@
 // One run of the engine: values in, a sink out. A load, a conversion and an offload are each one.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,7 @@ struct Run {
   ValueSink& sink;
   MemoryCount& memory;
   Observer* observer = nullptr;
+  std::atomic<bool>* stop = nullptr;  // becomes true where it ends early; null: nobody else looks
   std::uint64_t read_ahead_bytes = defaults::read_ahead_bytes;
   // A cast of values that are too large is an error, unless `values` allow it. Else a warning.
   bool refuses_casts = false;

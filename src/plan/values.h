@@ -15,6 +15,7 @@ enum class SinkKind : std::uint8_t { memory, files };
 [[nodiscard]] Value value_of(const PlannedTarget& target,
                              SinkKind sink = SinkKind::memory) noexcept;
 ValueSet values_of(const Plan&& plan, SinkKind sink = SinkKind::memory) = delete;
+Value value_of(const PlannedTarget&& target, SinkKind sink = SinkKind::memory) = delete;
 
 // Returns the limits of a load. `values` are the plan's, and must outlive them.
 [[nodiscard]] Limits limits_of(const Plan& plan, const ValueSet& values);

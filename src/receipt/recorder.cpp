@@ -122,6 +122,7 @@ void ReceiptRecorder::need(std::size_t group, const Value& value) {
     const std::vector<ByteRange> ranges = needed_ranges(values_, box);
     const auto need_of = [&](std::uint32_t tensor) {
       const std::uint64_t bytes = values_.tensors().at(tensor).byte_count();
+      if (ranges.empty() && bytes > 0) return;  // an empty box reads none of it
       auto& known = groups_[group].needed[tensor].ranges;
       for (const ByteRange& range : ranges) {
         known.push_back({std::min(range.begin, bytes), std::min(range.end, bytes)});
@@ -269,10 +270,7 @@ Receipt joined_receipt(DigestKind kind, const std::vector<Receipt>& receipts) {
     }
   }
   const auto key = [](const ReceiptTensor& tensor) {
-    const ByteRange first =
-        tensor.ranges.empty() ? ByteRange{0, UINT64_MAX} : tensor.ranges.front();
-    return std::tuple(tensor.begin, tensor.end, std::string_view(tensor.name), first.begin,
-                      first.end);
+    return std::tie(tensor.begin, tensor.end, tensor.name, tensor.ranges);
   };
   for (auto& [place, file] : sources) {
     std::ranges::stable_sort(file.tensors, {}, key);

@@ -170,11 +170,13 @@ class ReceiptCheck {
       if (!is_output && file.checkpoint != checkpoint) continue;
       ++count;
       const std::string path = is_folder ? join_path(root, file.path) : root;
+      const auto source = opened(file, path);
+      if (source == nullptr) continue;
       // The tensors of a training checkpoint are assembled from other files.
       if (!is_output && fs::path(path).filename() == dcp_metadata_name) {
         const auto catalog = open_checkpoint(path, {.storage = &storage_});
         add_file(file, open_shard(storage_, *catalog, 0), shard_bytes(*catalog, 0));
-      } else if (const auto source = opened(file, path)) {
+      } else {
         add_file(file, source, source->identity().bytes);
         files_.push_back({&file, path, is_output});
       }

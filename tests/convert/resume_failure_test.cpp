@@ -9,7 +9,10 @@
 #include <thread>
 #include <vector>
 
+#include "catalog/open_shards.h"
+#include "convert/write/receipts.h"
 #include "loadstone/convert.h"
+#include "plan/values.h"
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/samples.h"
@@ -109,6 +112,30 @@ TEST(ResumeCancelled, WhileFinishedShardsAreRead) {
     EXPECT_LT(observer.reads, 15);
   }
   EXPECT_EQ(convert(plan, target, finish).outputs.size(), 4u);
+}
+
+// Blocks that were not hashed as they passed are read again by the thread that finishes a file.
+TEST(ResumeCancelled, WhileAReceiptReadsAgain) {
+  const TemporaryFolder folder;
+  const std::vector<FileTensor> tensors = {{"a", "U8", {4 << 20}, some_bytes(4 << 20)}};
+  const std::string source = folder.write("source.safetensors", safetensors_bytes(tensors, {}));
+  const auto catalog = open_checkpoint(source);
+  const Conversion plan = make_conversion(catalog, {.threads = 1});
+  const std::string target = convert(plan, folder / "out.safetensors").outputs.front();
+  const ValueSet values = values_of(plan.plan, SinkKind::files);
+  LoggingStorage watched(local_storage());
+  const OpenShards shards(*catalog, &watched);
+  for (const bool stops : {false, true}) {
+    FileReceipts receipts(plan, values, shards, {true}, DigestKind::xxh3_128);
+    int reads = 0;
+    watched.watch().before_read = [&](const Access&) {
+      ++reads;
+      receipts.stop() = stops;
+    };
+    const auto written = local_storage().open(target);
+    EXPECT_EQ(code_of([&] { (void)receipts.finish(0, *written); }), stops ? "cancelled" : "");
+    EXPECT_EQ(reads == 1, stops);
+  }
 }
 
 }  // namespace

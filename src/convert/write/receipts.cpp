@@ -67,7 +67,11 @@ Receipt FileReceipts::finish(std::uint32_t number, ByteSource& written) {
   const auto read = [&](std::size_t output, std::uint64_t begin, std::span<std::byte> to) {
     written.read(file.tensors[output].begin + begin, to);
   };
-  for (std::size_t step = 0; step < step_count(number); ++step) complete(number, step, read);
+  const auto goes_on = [&](std::uint64_t) { return !stop_.load(std::memory_order_relaxed); };
+  for (std::size_t step = 0; step < step_count(number) && !stop_; ++step) {
+    complete(number, step, read, goes_on);
+  }
+  if (stop_) throw Error("cancelled", "the work was stopped by its caller");
   Receipt receipt = receipt_of(number, file.tensors);
   file.header_digest = file_digest(receipt.kind, written, 0, file.header_ranges);
   receipt.outputs.push_back(std::move(file));

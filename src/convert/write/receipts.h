@@ -21,11 +21,15 @@ class FileReceipts : public ReceiptRecorder {
   FileReceipts(const Conversion& conversion, const ValueSet& values, const OpenShards& shards,
                const std::vector<bool>& wanted, DigestKind kind);
 
-  // The receipt of a file, all bytes of which are in `written`.
+  // Returns the receipt of a file, all bytes of which are in `written`. Throws Error "cancelled" if
+  // the run is stopped meanwhile.
   [[nodiscard]] Receipt finish(std::uint32_t file, ByteSource& written);
+  // Set where the run ends early.
+  [[nodiscard]] std::atomic<bool>& stop() noexcept { return stop_; }
 
  private:
   const Conversion& conversion_;
+  std::atomic<bool> stop_ = false;
 };
 
 // An earlier run's receipt of a file that still has its bytes; or what is different.
