@@ -1,10 +1,14 @@
-"""Digests by the words of docs/receipt.md, and files with a changed bit."""
+"""Digests by the words of docs/receipt.md, files with a changed bit, and the commands."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
+import subprocess
 from pathlib import Path
+
+from command import COMMAND
 
 BLOCK = 1 << 20
 
@@ -27,3 +31,35 @@ def tree(data: bytes, ranges: list[list[int]] | None = None) -> str:
     numbers = [BLOCK, len(ranges), *(each for pair in ranges for each in pair)]
     tag = b"\1loadstone sha256-tree 1\n" + struct.pack(f"<{len(numbers)}Q", *numbers)
     return hashlib.sha256(tag + b"".join(blocks)).hexdigest()
+
+
+def write(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    raw = b"".join(data for _, _, data in tensors.values())
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw)
+
+
+def convert(*arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [COMMAND, "convert", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def verify(*arguments: object) -> list[dict[str, str]]:
+    done = subprocess.run(
+        [COMMAND, "verify", *map(str, arguments), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] == (done.returncode == 0)
+    return report["differences"]

@@ -19,8 +19,6 @@ from command import output, run, verified
 from safetensors.torch import load_file, save_file
 
 import loadstone
-from loadstone import _core
-from loadstone import torch as memory
 from loadstone._errors import make
 
 F8 = torch.float8_e4m3fn
@@ -494,22 +492,3 @@ def test_the_command_load_warns_once(tmp_path: Path) -> None:
     done = run("load", file, "--dtype", "f16")
     assert done.returncode == 0
     assert (done.stdout + done.stderr).count("too large for F16") == 1
-
-
-def test_a_report_of_several_calls_has_the_findings_of_all(tmp_path: Path) -> None:
-    """As ranks that share the reading make it: a call for each wave of tensors."""
-    large = torch.full((4,), 1e6)
-    path = written(tmp_path / "a.safetensors", a=large, b=large)
-    with loadstone.skeleton():
-        model = torch.nn.Module()
-        for name in ("a", "b"):
-            model.register_parameter(name, torch.nn.Parameter(torch.empty(4)))
-    core = loadstone.plan(model, path, dtype="float16")._core
-    made = [torch.empty(4, dtype=torch.float16) for _ in range(2)]
-    reports = []
-    for index, tensor in enumerate(made):
-        rows = [memory.destination(tensor if index == each else None) for each in range(2)]
-        reports.append(_core.execute(core, rows, partial=True))
-    merged = _core.merge_reports(reports, core)
-    found = [each.target for each in merged.findings if each.code == "convert.overflow"]
-    assert found == ["a", "b"]
