@@ -2,12 +2,10 @@
 #include "loadstone/convert.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <memory>
@@ -24,10 +22,10 @@
 #include "catalog/open_shards.h"
 #include "convert/write/files.h"
 #include "convert/write/output.h"
+#include "convert/write/output_sink.h"
 #include "convert/write/receipts.h"
 #include "convert/write/target.h"
 #include "convert/write/work_folder.h"
-#include "engine/box_read.h"
 #include "engine/jobs.h"
 #include "engine/run.h"
 #include "loadstone/error.h"
@@ -37,40 +35,6 @@
 namespace loadstone {
 
 namespace {
-
-// compressed-tensors keeps the inverse of a scale. The dialect "exact" has none whose inverse is
-// infinite.
-void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
-  for (std::size_t at = 0; at + sizeof(float) <= bytes.size(); at += sizeof(float)) {
-    float scale = 0;
-    std::memcpy(&scale, bytes.data() + at, sizeof(scale));
-    const float inverse = 1.0F / scale;
-    if (!std::isfinite(inverse) || !(inverse > 0)) {
-      throw Error("q.scale_value",
-                  "the weight is so small that its scale has no finite inverse: use --mode exact, "
-                  "or --exclude it",
-                  {.tensor = tensor.name,
-                   .found = fmt::format("1 / {}", scale),
-                   .expected = "a finite scale"});
-    }
-    std::memcpy(bytes.data() + at, &inverse, sizeof(inverse));
-  }
-}
-
-// A source with a larger share in the cache is in use; smaller shares are headers and read-ahead.
-constexpr double cached_share_max = 0.05;
-
-std::uint64_t machine_memory_bytes() {
-  const long pages = ::sysconf(_SC_PHYS_PAGES);
-  const long page_bytes = ::sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page_bytes <= 0) return UINT64_MAX;
-  return static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_bytes);
-}
-
-bool releases_cache(const Conversion& conversion, PageCache choice) {
-  if (choice != PageCache::automatic) return choice == PageCache::release;
-  return conversion.bytes_to_read + conversion.bytes_to_write > machine_memory_bytes() / 2;
-}
 
 // Watches whether sources stay as they are while something is made of them. Thread-safe.
 class SourceWatch {
@@ -102,166 +66,6 @@ class SourceWatch {
   const OpenShards& shards_;
   WritableStorage& storage_;
   std::vector<std::optional<FileStatus>> named_;  // nothing: not a file of this machine
-};
-
-// Keeps a conversion that is larger than memory from filling the system's page cache. Thread-safe.
-class CacheRelease {
- public:
-  // Looks which sources are in the cache already. All must live as long.
-  CacheRelease(const Conversion& conversion, const ValueSet& values, const OpenShards& shards,
-               PageCache wanted)
-      : values_(values),
-        shards_(shards),
-        is_on_(releases_cache(conversion, wanted)),
-        is_released_(shards.sources().size(), false) {
-    for (std::size_t i = 0; is_on_ && i < is_released_.size(); ++i) {
-      const auto& source = shards.sources()[i];
-      const auto cached = source ? source->cached_share() : std::nullopt;
-      is_released_[i] = cached && *cached <= cached_share_max;
-    }
-  }
-
-  // Returns true if pages are released at all.
-  [[nodiscard]] bool is_on() const noexcept { return is_on_; }
-  // All that the target is made of has been read.
-  void made(std::uint32_t target) const {
-    if (!is_on_) return;
-    for (const SourceExtent& extent : source_extents(values_, values_[target])) {
-      const std::uint32_t shard = values_.tensors()[extent.source].shard;
-      if (!is_released_[shard]) continue;
-      shards_.sources()[shard]->release(extent.begin, extent.end - extent.begin);
-    }
-  }
-
- private:
-  const ValueSet& values_;
-  const OpenShards& shards_;
-  bool is_on_;
-  std::vector<bool> is_released_;  // by shard
-};
-
-// The files of a conversion as a sink of the engine. Thread-safe. Finishes each file when its last
-// target is finished.
-class OutputSink final : public ValueSink {
- public:
-  // Takes the `wanted` files; `values` are those of the plan. Those without tensors are finished
-  // here.
-  // `cache` receives finished targets, `receipts` (may be null) the written bytes.
-  OutputSink(const Conversion& conversion, const ValueSet& values, const std::vector<bool>& wanted,
-             OutputFiles& output, const CacheRelease& cache, FileReceipts* receipts = nullptr)
-      : conversion_(conversion),
-        values_(values),
-        output_(output),
-        cache_(cache),
-        receipts_(receipts),
-        wanted_(wanted),
-        places_(conversion.plan.targets.size()),
-        targets_left_(conversion.files.size()) {
-    for (std::uint32_t f = 0; f < conversion.files.size(); ++f) {
-      if (!wanted[f]) continue;
-      const OutputFile& file = conversion.files[f];
-      const auto first = static_cast<std::ptrdiff_t>(tensors_.size());
-      for (const OutputTensor& tensor : file.tensors) tensors_.push_back(&tensor);
-      std::ranges::sort(tensors_.begin() + first, tensors_.end(), {}, [](const OutputTensor* each) {
-        return std::pair(each->target, each->part);
-      });
-      for (auto i = static_cast<std::uint32_t>(first); i < tensors_.size(); ++i) {
-        Place& place = places_[tensors_[i]->target];
-        if (place.end == 0) {
-          place = {f, i, i};
-          ++targets_left_[f];
-        }
-        place.end = i + 1;
-      }
-      if (file.tensors.empty()) output.finish(f);
-    }
-  }
-
-  // Makes all of them from these sources, those of the shards. `memory` counts its buffers.
-  [[nodiscard]] RunReport make(std::span<const std::shared_ptr<ByteSource>> sources,
-                               MemoryCount& memory, Observer* observer = nullptr) {
-    const GroupList all = groups();
-    std::atomic<bool>* const stop = receipts_ != nullptr ? &receipts_->stop() : nullptr;
-    const unsigned threads = conversion_.budget.threads;
-    return run({.values = values_,
-                .shards = sources,
-                .budget = conversion_.budget,
-                .groups = all,
-                .sink = *this,
-                .memory = memory,
-                .observer = observer,
-                .stop = stop,
-                .refuses_casts = true},
-               {threads, threads, threads});
-  }
-
-  [[nodiscard]] std::byte* place(std::uint32_t, std::size_t) override { return nullptr; }
-  // Throws Error "q.scale_value" where a scale has no finite inverse, and what writing throws.
-  // Parts come first among a target's tensors, in their order.
-  void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
-             std::span<std::byte> bytes) override {
-    const OutputTensor& tensor = *tensors_of(target)[part];
-    if (tensor.is_inverted) invert(tensor, bytes);
-    write(places_[target].file, tensor, offset, bytes);
-  }
-  void finish(std::uint32_t target) override {
-    cache_.made(target);
-    const std::uint32_t file = places_[target].file;
-    if (conversion_.plan.targets[target].quantization) {
-      for (const OutputTensor* const tensor : tensors_of(target)) {
-        if (tensor->part == OutputTensor::no_part) write(file, *tensor, 0, *tensor->constant);
-      }
-    }
-    // Not at the last byte: a target can still turn out wrong then.
-    if (--targets_left_[file] == 0) output_.finish(file);
-  }
-
- private:
-  // The tensors of a target follow one another in tensors_.
-  struct Place {
-    std::uint32_t file = 0;
-    std::uint32_t begin = 0;
-    std::uint32_t end = 0;
-  };
-
-  // File by file, and in a file in the order of the sources.
-  [[nodiscard]] GroupList groups() const {
-    GroupList groups;
-    for (std::uint32_t f = 0; f < conversion_.files.size(); ++f) {
-      if (!wanted_[f]) continue;
-      std::vector<std::uint32_t> targets;
-      for (const OutputTensor& tensor : conversion_.files[f].tensors) {
-        if (tensors_of(tensor.target).front() == &tensor) targets.push_back(tensor.target);
-      }
-      append_groups(values_, targets, groups);
-    }
-    return groups;
-  }
-
-  [[nodiscard]] std::span<const OutputTensor* const> tensors_of(std::uint32_t target) const {
-    const Place& place = places_[target];
-    return std::span(tensors_).subspan(place.begin, place.end - place.begin);
-  }
-
-  void write(std::uint32_t file, const OutputTensor& tensor, std::uint64_t offset,
-             std::span<const std::byte> bytes) {
-    if (bytes.empty()) return;
-    if (receipts_ != nullptr) {
-      const auto index = &tensor - conversion_.files[file].tensors.data();
-      receipts_->wrote(file, static_cast<std::size_t>(index), offset, bytes);
-    }
-    output_.write(file, conversion_.files[file].header_bytes + tensor.begin + offset, bytes);
-  }
-
-  const Conversion& conversion_;
-  const ValueSet& values_;
-  OutputFiles& output_;
-  const CacheRelease& cache_;
-  FileReceipts* const receipts_;
-  std::vector<bool> wanted_;
-  std::vector<Place> places_;  // by target
-  std::vector<const OutputTensor*> tensors_;
-  std::vector<std::atomic<std::uint64_t>> targets_left_;  // by file
 };
 
 // Opens what the wanted files are made of: all of it where tensors of several files share scales.
@@ -361,9 +165,9 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
 }
 
 // The bytes after the header of one file.
-class Memory final : public OutputFiles {
+class MemoryFiles final : public OutputFiles {
  public:
-  Memory(std::span<std::byte> data, std::uint64_t header_bytes)
+  MemoryFiles(std::span<std::byte> data, std::uint64_t header_bytes)
       : data_(data), header_bytes_(header_bytes) {}
 
   void write(std::uint32_t, std::uint64_t offset, std::span<const std::byte> bytes) override {
@@ -450,7 +254,7 @@ std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file
     const SourceWatch watch(shards, files.writable());
     const ValueSet values = values_of(conversion.plan, SinkKind::files);
     const CacheRelease cache(conversion, values, shards, PageCache::keep);
-    Memory memory(data, conversion.files[file].header_bytes);
+    MemoryFiles memory(data, conversion.files[file].header_bytes);
     OutputSink sink(conversion, values, wanted, memory, cache);
     MemoryCount count;
     const std::uint64_t bytes_read = sink.make(shards.sources(), count, observer).bytes_read;

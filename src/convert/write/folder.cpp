@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/only_errors.h"
+#include "catalog/assembled_file.h"
 #include "catalog/config_file.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
@@ -23,11 +24,17 @@ namespace {
 
 constexpr std::string_view config_name = "config.json";
 
-// Returns true if the file is one of the checkpoint's own. Without a catalog nothing is known.
-bool is_shard(const Catalog* catalog, std::string_view name) {
-  return catalog != nullptr && std::ranges::any_of(catalog->shards(), [&](const Shard& shard) {
-           return file_name(shard.path) == name;
-         });
+// Returns true if the file is one of the checkpoint's own, or has pieces of its tensors. Without a
+// catalog nothing is known.
+bool is_own_file(const Catalog* catalog, std::string_view name) {
+  if (catalog == nullptr) return false;
+  const auto has_name = [&](const auto& file) { return file_name(file.path) == name; };
+  for (std::uint32_t i = 0; i < catalog->shards().size(); ++i) {
+    const Assembly* const assembly = catalog->assembly(i).get();
+    if (has_name(catalog->shards()[i])) return true;
+    if (assembly != nullptr && std::ranges::any_of(assembly->files, has_name)) return true;
+  }
+  return false;
 }
 
 std::string path_in(const std::string& root, const std::string& name) {
@@ -144,7 +151,7 @@ static bool takes(ModelFolder& folder, const Catalog* catalog, const std::string
                   bool with_code) {
   const FileRole role = file_role(name);
   if (role == FileRole::code && !with_code) folder.code.push_back(name);
-  if (role == FileRole::weights && !is_shard(catalog, name)) folder.others.push_back(name);
+  if (role == FileRole::weights && !is_own_file(catalog, name)) folder.others.push_back(name);
   if (role == FileRole::code) return with_code;
   return role == FileRole::companion && name != config_name && name != pipeline_name &&
          !(name == adapter_config_name && catalog != nullptr && !is_adapter(*catalog));

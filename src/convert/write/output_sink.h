@@ -1,0 +1,84 @@
+// Files as a sink of the engine.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "boxes/value.h"
+#include "catalog/open_shards.h"
+#include "convert/write/output.h"
+#include "engine/run.h"
+#include "engine/value_sink.h"
+#include "loadstone/convert.h"
+
+namespace loadstone {
+
+// Keeps a conversion that is larger than memory from filling the system's page cache. Thread-safe.
+class CacheRelease {
+ public:
+  // Looks which sources are in the cache already. All must live as long.
+  CacheRelease(const Conversion& conversion, const ValueSet& values, const OpenShards& shards,
+               PageCache wanted);
+
+  // Returns true if pages are released at all.
+  [[nodiscard]] bool is_on() const noexcept { return is_on_; }
+  // All that the target is made of has been read.
+  void made(std::uint32_t target) const;
+
+ private:
+  const ValueSet& values_;
+  const OpenShards& shards_;
+  bool is_on_;
+  std::vector<bool> is_released_;  // by shard
+};
+
+// The files of a conversion as a sink of the engine. Thread-safe. Finishes each file when its last
+// target is finished.
+class OutputSink final : public ValueSink {
+ public:
+  // Takes the `wanted` files; `values` are those of the plan. Those without tensors are finished
+  // here.
+  // `cache` receives finished targets, `receipts` (may be null) the written bytes.
+  OutputSink(const Conversion& conversion, const ValueSet& values, const std::vector<bool>& wanted,
+             OutputFiles& output, const CacheRelease& cache, FileReceipts* receipts = nullptr);
+
+  // Makes all of them from these sources, those of the shards. `memory` counts its buffers.
+  [[nodiscard]] RunReport make(std::span<const std::shared_ptr<ByteSource>> sources,
+                               MemoryCount& memory, Observer* observer = nullptr);
+
+  [[nodiscard]] std::byte* place(std::uint32_t, std::size_t) override { return nullptr; }
+  // Throws Error "q.scale_value" where a scale has no finite inverse, and what writing throws.
+  // Parts come first among a target's tensors, in their order.
+  void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
+             std::span<std::byte> bytes) override;
+  void finish(std::uint32_t target) override;
+
+ private:
+  // The tensors of a target follow one another in tensors_.
+  struct Place {
+    std::uint32_t file = 0;
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+  };
+
+  [[nodiscard]] GroupList groups() const;
+  [[nodiscard]] std::span<const OutputTensor* const> tensors_of(std::uint32_t target) const;
+  void write(std::uint32_t file, const OutputTensor& tensor, std::uint64_t offset,
+             std::span<const std::byte> bytes);
+
+  const Conversion& conversion_;
+  const ValueSet& values_;
+  OutputFiles& output_;
+  const CacheRelease& cache_;
+  FileReceipts* const receipts_;
+  std::vector<bool> wanted_;
+  std::vector<Place> places_;  // by target
+  std::vector<const OutputTensor*> tensors_;
+  std::vector<std::atomic<std::uint64_t>> targets_left_;  // by file
+};
+
+}  // namespace loadstone
