@@ -98,6 +98,15 @@ std::vector<Destination> destinations_of(const std::vector<DestinationRow>& rows
   return destinations;
 }
 
+// The folder asks its storage as long as it lives.
+std::shared_ptr<OffloadFolder> with_storage(std::shared_ptr<OffloadFolder> folder,
+                                            std::shared_ptr<Storage> storage) {
+  const auto both =
+      std::make_shared<std::pair<std::shared_ptr<Storage>, std::shared_ptr<OffloadFolder>>>(
+          std::move(storage), std::move(folder));
+  return {both, both->second.get()};
+}
+
 Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>& rows,
                     unsigned threads, nb::object callback, const nb::kwargs& given) {
   NamedOptions named(given);
@@ -121,14 +130,14 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   for (std::size_t i = 0; options.device != nullptr && i < plan->targets.size(); ++i) {
     if (value_of(plan->targets[i]).goes_to_device()) destinations.at(i).kind = MemoryKind::device;
   }
-  auto storage = observer.storage_for(*plan->catalog);
+  const std::shared_ptr<Storage> storage = observer.storage_for(*plan->catalog);
   options.storage = storage.get();
-  // The report's folder may ask it later; rare, and some hundred bytes.
-  if (!plan->offload_folder.empty()) static_cast<void>(storage.release());
-  return observer.watch([&] {
+  Report report = observer.watch([&] {
     return partial ? execute(without_offload(*plan), destinations, options)
                    : execute(*plan, destinations, options);
   });
+  if (report.offload != nullptr) report.offload = with_storage(report.offload, storage);
+  return report;
 }
 
 // One report of several calls that each loaded some of the targets. With `plan`: all of its targets
