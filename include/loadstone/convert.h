@@ -104,15 +104,15 @@ struct ModelFolder {
   std::vector<std::string> others{};  // names of weights that are not the checkpoint's, of folders
 };
 
-// Looks into a folder of this machine; what is no folder holds nothing. The folders below that
+// Lists a folder of this machine; the list of another kind of path is empty. The folders below that
 // modules.json names come along with all their files. `with_code`: Python files too. Throws Error
 // "io.read".
 [[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const std::string& path,
                                                           bool with_code = false);
 
-// That of a checkpoint which was opened by `path`, through the catalog's storage: a folder of
-// another machine is looked into at the catalog's own revision. A web server lists nothing, so it
-// is asked for each of the known names; Python files are none of them: Error "convert.extra".
+// Lists the folder of a checkpoint that was opened by `path`, through the catalog's storage; a
+// remote one at the catalog's revision. A web server cannot list a folder, so it gets a request for
+// each known name. Python files have no known names: Error "convert.extra".
 [[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const Catalog& catalog,
                                                           const std::string& path,
                                                           bool with_code = false);
@@ -250,10 +250,9 @@ struct Conversion {
   [[nodiscard]] bool ok() const noexcept { return plan.ok(); }
 };
 
-// What will happen. Of the checkpoint and of ExtraFile::copy_of it reads what decides: configs,
-// files next to the model, small tensors (scales, alphas, quant states), and matrices of adapters
-// for tied names. Writes nothing. Throws Error "plan.rules" and "plan.options" as make_plan() does,
-// and those of reading.
+// Plans a conversion. Reads configs, files next to the model, small tensors (scales, alphas, quant
+// states), and matrices of adapters for tied names. Writes nothing. Throws Error "plan.rules" and
+// "plan.options" as make_plan() does, and those of reading.
 [[nodiscard]] LOADSTONE_API Conversion make_conversion(std::shared_ptr<const Catalog> catalog,
                                                        const ConvertOptions& options = {});
 
@@ -292,7 +291,7 @@ struct ConvertRun {
   // goes on reads them.
   std::optional<DigestKind> receipt = {};
   PageCache page_cache = PageCache::automatic;
-  Observer* observer = nullptr;  // told the progress, and asked whether to go on
+  Observer* observer = nullptr;  // receives the progress, and can stop the run
   Storage* storage = nullptr;    // of sources and target; null: the catalog's
 };
 

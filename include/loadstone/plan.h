@@ -30,7 +30,7 @@ enum class MissingPolicy : std::uint8_t { error, initialise, zeros, keep };
 enum class UnexpectedPolicy : std::uint8_t { warn, error, ignore };
 enum class DeviceMapMode : std::uint8_t { automatic, balanced, balanced_low_0, sequential };
 
-// As in Python and in the command: "zeros", "warn", "auto" ...
+// Returns the name in Python and in the command: "zeros", "warn", "auto" ...
 [[nodiscard]] LOADSTONE_API std::string_view name(MissingPolicy policy) noexcept;
 [[nodiscard]] LOADSTONE_API std::string_view name(UnexpectedPolicy policy) noexcept;
 [[nodiscard]] LOADSTONE_API std::string_view name(DeviceMapMode mode) noexcept;

@@ -11,7 +11,7 @@ namespace loadstone {
 
 // Afterwards the slice is the boxes' target. A slice without elements keeps a box without elements
 // for each source. The boxes must have passed check_boxes() for a target of this shape, and the
-// slice lies inside it. They are as they were on a problem.
+// slice must be inside it. A problem leaves them unchanged.
 [[nodiscard]] std::optional<Problem> slice_boxes(std::vector<Box>& boxes, const Shape& whole,
                                                  const Slice& slice);
 

@@ -73,7 +73,7 @@ struct DecodeRequest {
   std::uint64_t group_size;  // numbers with one scale; 0: told by the shapes
 };
 
-// `prepare` fills in the decoder, or says what does not fit. It is asked for F32, F16 or
+// `prepare` fills in the decoder, or returns the problem. It is asked for F32, F16 or
 // BF16, or for any dtype where it `makes_bytes`, and for a number of elements that is above 0 and
 // sound.
 struct DecodeKernel {

@@ -1,5 +1,5 @@
-// What the configs of an output declare unlike those of its source: quantized activations and
-// caches, and lists of modules that rules rename.
+// Findings about configs of a source that an output cannot keep: quantized activations and caches,
+// and lists of modules that rules rename.
 #pragma once
 
 #include <vector>

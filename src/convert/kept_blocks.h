@@ -38,8 +38,8 @@ void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRe
 // numbers.
 [[nodiscard]] std::vector<Finding> check_numbers(const Plan& plan);
 
-// How files store a target that is not quantized on its way: a dtype, or the blocks that it keeps
-// and the shape of their numbers.
+// The stored form of a target that is not quantized on its way: a dtype, or the blocks that it
+// keeps, and the shape of their numbers.
 struct StoredType {
   Encoding encoding;
   Shape shape;

@@ -176,8 +176,8 @@ constexpr std::uint64_t thread_bytes_max = 32 << 20;
 // Other memory of a thread: its stack, and the allocator's reserve for it.
 constexpr std::uint64_t thread_overhead = 256 << 10;
 
-// Of each thread, copies of parts of blocks whose digest waits for what comes before them. A part
-// that finds no room is read once more, so little is enough where memory is short.
+// A thread's copies of parts of blocks that are hashed once the bytes before them have come. A part
+// that finds no room is read again, so little is enough if memory is short.
 constexpr std::uint64_t thread_digest_bytes = 1 << 20;
 constexpr std::uint64_t thread_digest_bytes_min = 32 << 10;
 // They have any size, so the allocator keeps about twice as much in addition, as measured.

@@ -15,8 +15,8 @@
 
 namespace loadstone {
 
-// Which tensors an output has, without any model: what rules and recipes make of the sources. There
-// is a recipe for each, in the file's order. Obstacles are added to `findings`.
+// Returns the tensors that rules and recipes make of the sources, without a model: a recipe for
+// each, in the file's order. Obstacles are added to `findings`.
 [[nodiscard]] Values output_recipes(const std::shared_ptr<const Catalog>& catalog,
                                     const ConvertOptions& options, bool is_decoded,
                                     std::vector<Finding>& findings);

@@ -11,8 +11,8 @@
 
 namespace loadstone {
 
-// Whether quantized tensors get the components of another style, and no number changes: a style is
-// named, and nothing is to be quantized.
+// Returns true if quantized tensors get the components of another style, and no number changes: the
+// options name a style and no encoding.
 [[nodiscard]] bool repacks(const ConvertOptions& options) noexcept;
 // The components that the style has for each quantized tensor, and for blocks of codes that it
 // holds as well. Errors "convert.lossy" name those that cannot be had without changing a number.

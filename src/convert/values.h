@@ -1,4 +1,4 @@
-// What the tensors of an output are made of, before rules give them names: numbers that are stored
+// The values of an output before rules give them names: numbers that are stored
 // quantized, experts that are stored one by one or all in one tensor, models that become one, and
 // codes that stay as they are.
 #pragma once

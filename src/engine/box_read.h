@@ -41,7 +41,7 @@ struct BoxRead {
   [[nodiscard]] std::uint64_t runs() const noexcept;
 };
 
-// Checks a box that is not empty, once more before memory is written. Throws Error "plan.box" if it
+// Checks a box that is not empty, before memory is written. Throws Error "plan.box" if it
 // leaves its source or its target, or needs a cast that has no kernel.
 [[nodiscard]] BoxRead check_box(const ValueSet& values, const Value& value, const Box& box);
 // Returns nothing for empty boxes and those that a reader rejects. `target`: the final dtype.

@@ -75,9 +75,9 @@ std::uint64_t encoded_bytes_of(const QuantizedLayout& form, std::uint64_t elemen
   return bytes;
 }
 
-// How many bytes of the files are read, each once however many values need it. Exact for what has
-// no holes and for what lies apart. Of what lies in holes of another value is not known how much
-// both have: all of both counts, but no more than from the first byte to the last. Value type.
+// The number of bytes that are read, each once however many values need it. Exact for ranges
+// without holes, and for ranges that do not meet. If one lies in another's holes, the overlap is
+// unknown: both count in full, up to the distance from the first byte to the last. Value type.
 class ReadCount {
  public:
   // They come sorted, by shard and then by begin.

@@ -66,7 +66,7 @@ void populate(std::byte* data, std::uint64_t bytes) noexcept {
 
 bool interleave_new_pages() noexcept {
   std::array<unsigned long, nodes_max / word_bits> nodes{};
-  // Those that the caller's policy has chosen (`numactl --membind`), else all that it may have.
+  // Nodes that the caller's policy has chosen (`numactl --membind`), or all that it may use.
   int mode = MPOL_DEFAULT;
   if (::syscall(SYS_get_mempolicy, &mode, nodes.data(), nodes_max, nullptr, 0) != 0) return false;
   const bool has_chosen = mode == MPOL_BIND || mode == MPOL_INTERLEAVE;

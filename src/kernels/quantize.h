@@ -59,7 +59,7 @@ enum class QuantizeKind : std::uint8_t {
 // export.
 enum class QuantizeDialect : std::uint8_t { exact, compressed, exported };
 
-// How a value is quantized: kernel, geometry and parts. Value type.
+// The kernel, geometry and parts of a quantized value. Value type.
 struct QuantizedLayout {
   QuantizeKind kind = QuantizeKind::bnb4;
   QuantizeDialect dialect = QuantizeDialect::exact;

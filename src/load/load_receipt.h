@@ -22,7 +22,7 @@ class LoadReceipt : public ReceiptRecorder {
               DigestKind kind);
 
   // Call it after the threads have ended; it starts `threads` of its own. `bytes_done`: the
-  // observer's figure so far. Throws Error "cancelled".
+  // observer's last figure. Throws Error "cancelled".
   [[nodiscard]] std::shared_ptr<const Receipt> finish(unsigned threads, Observer* observer,
                                                       std::uint64_t bytes_done);
 

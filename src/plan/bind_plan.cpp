@@ -473,7 +473,7 @@ class Binder {
   std::vector<SavedTieCheck> tie_checks_;
   std::uint64_t constant_bytes_ = 0;
   std::vector<std::uint32_t> bound_;  // index into the catalog, by position in sources_
-  NameMap<std::size_t> index_;        // of the targets; the first of a name that stands there twice
+  NameMap<std::size_t> index_;        // of the targets; the first one of a repeated name
 };
 
 }  // namespace

@@ -42,8 +42,8 @@ class Codes {
   [[nodiscard]] Finding refuse(std::uint32_t tensor, std::string_view target, Dtype asked) const;
 
   // The first tensor that the target gets as it is, without a decoding, where it holds codes of
-  // another dtype than the target's, or where nothing takes their scales. `delivered` says of each
-  // tensor of the catalog whether something takes it.
+  // another dtype than the target's, or where nothing takes their scales. `delivered`: by tensor
+  // of the catalog, whether something takes it.
   struct Lone {
     std::uint32_t tensor;
     Finding error;

@@ -44,7 +44,7 @@ class DigestTable {
   std::uint32_t add(std::vector<ByteRange> ranges);
   // Bytes outside the item's ranges are left aside.
   void update(std::uint32_t item, std::uint64_t begin, std::span<const std::byte> bytes);
-  // Reads what is missing, bytes_left() in all. Called once an item. False: it was ended early.
+  // Reads the missing bytes, bytes_left() in all. Called once an item. False: it was ended early.
   bool complete(std::uint32_t item, const Read& read, const GoesOn& goes_on = {});
   [[nodiscard]] std::uint64_t bytes_left(std::uint32_t item) const;
   // Of an item that is complete. Error "internal" otherwise.

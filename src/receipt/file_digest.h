@@ -12,7 +12,8 @@
 
 namespace loadstone {
 
-// Of ranges that count from `begin` on. Takes a MiB of memory. Empty if it was ended early.
+// Returns the digest of ranges, which count from `begin` on; empty if it was ended early. Takes a
+// MiB of memory.
 [[nodiscard]] std::string file_digest(DigestKind kind, ByteSource& file, std::uint64_t begin,
                                       const std::vector<ByteRange>& ranges,
                                       const GoesOn& goes_on = {});

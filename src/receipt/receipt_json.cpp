@@ -160,7 +160,7 @@ static void require_whole(const JsonReader& reader, const std::vector<ReceiptFil
   }
 }
 
-// What a tensor was made of is listed with its digest, once.
+// Each source of an output is listed with its digest, once a set of ranges.
 static void require_sources(const JsonReader& reader, const Receipt& receipt,
                             const JsonPlace& place) {
   std::set<std::pair<std::uint32_t, std::string_view>> paths;

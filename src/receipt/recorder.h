@@ -50,8 +50,8 @@ class ReceiptRecorder {
   void add(std::size_t group, std::uint64_t bytes, std::optional<std::uint32_t> copied = {});
   void prepare();
 
-  // The run has ended for the group: complete() of each step below step_count() reads what was not
-  // hashed, bytes_left() in all. Different threads may complete different steps.
+  // The run has ended for the group: complete() of each step below step_count() reads the bytes
+  // that were not hashed, bytes_left() in all. Different threads may complete different steps.
   [[nodiscard]] std::size_t step_count(std::size_t group) const noexcept {
     return groups_[group].steps.size();
   }

@@ -7,7 +7,7 @@
 
 namespace loadstone {
 
-// Closes what it holds. Not thread-safe.
+// Owns a file descriptor. Not thread-safe.
 class Descriptor {
  public:
   Descriptor() = default;

@@ -250,7 +250,7 @@ class StopLate final : public Observer {
   std::atomic<bool> is_late = false;
 };
 
-// Returns the code of a run whose observer wants no more while the last of its reads is under way.
+// Returns the code of a run whose observer wants no more during its last read.
 std::string code_of_late_stop(Storage& files,
                               const std::function<void(const VerifyOptions&)>& work) {
   LoggingStorage slow(files);

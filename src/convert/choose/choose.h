@@ -1,5 +1,4 @@
-// What of an output is quantized: patterns of the caller and the rules of quantize_rules.h, applied
-// to its tensors.
+// The choice of the tensors that are quantized, by the caller's patterns and quantize_rules.h.
 #pragma once
 
 #include <cstddef>

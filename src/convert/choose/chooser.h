@@ -1,4 +1,4 @@
-// Which tensors may be quantized, by the patterns of the caller and the rules of quantize_rules.h.
+// The caller's patterns and the rules of quantize_rules.h, matched with names of tensors.
 #pragma once
 
 #include <cstddef>

@@ -72,7 +72,7 @@ std::optional<std::uint32_t> file_type_of(const std::string& name) {
   return std::nullopt;
 }
 
-// llama-quantize keeps so many bytes of a text in 128, with a NUL.
+// llama-quantize keeps a text in 128 bytes, with a NUL.
 constexpr std::size_t importance_text_bytes_max = 127;
 
 Finding finding(Severity severity, const std::string& target, std::string message) {
@@ -112,7 +112,7 @@ class Importances {
 
   [[nodiscard]] bool are_given() const noexcept { return matrix_ != nullptr; }
 
-  // The entry of a tensor that becomes such blocks; null where there is none, or none that fits.
+  // The entry of a tensor that becomes such blocks; null if no entry fits.
   [[nodiscard]] std::shared_ptr<const std::vector<float>> take(const Mix* mix,
                                                                const TargetRecipe& recipe,
                                                                BlockFormat type) {

@@ -1,4 +1,4 @@
-// The choice of what is quantized in a GGUF file.
+// The choice of block formats for the tensors of a GGUF file.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@ namespace loadstone {
 // Sets what general.file_type and general.quantization_version are then, and the dtypes of recipes
 // that become another plain type: by these rules for language models under llama.cpp's names and
 // models of images, by those of quantize_rules.h for others. Throws Error "plan.options" for
-// patterns that are none, and for formats that a GGUF file or this version does not have.
+// invalid patterns, and for formats that a GGUF file or this version does not have.
 [[nodiscard]] Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog,
                                     Metadata& metadata, Recipes& recipes,
                                     std::vector<Finding>& findings);

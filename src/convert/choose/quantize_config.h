@@ -25,12 +25,12 @@ namespace loadstone {
 // Throws Error "internal" where the style has no such component.
 [[nodiscard]] const ComponentName& component_of(const WrittenEncoding& encoding,
                                                 QuantizeStyle style, std::string_view component);
-// Of the component so many of a target. A parameter that is no ".weight" gives its name to them.
+// Returns the name of component number `part` of a target. The name of a parameter other than
+// ".weight" becomes a part of it.
 [[nodiscard]] std::string component_name(const std::string& target, std::size_t part,
                                          std::string_view suffix);
 
-// What of the encoding's name and the style's is asked for together: Error "plan.options" where the
-// style does not have it.
+// Throws Error "plan.options" if the style cannot hold the encoding.
 void check_style(const QuantizeOptions& options);
 
 // The module that a weight belongs to: "a.weight" is of "a".

@@ -206,7 +206,7 @@ std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
 // at its beginning, up to a dot. Names that a quantized module has there become whole patterns.
 // More patterns find the names that the library gives the modules.
 //
-// And the outermost module around each in which none is quantized: the library may rename its
+// Adds the outermost module around each that holds no quantized module: the library may rename its
 // submodules. Mimi's "decoder_transformer" becomes a part of its "decoder". Readers look for such a
 // name anywhere in that of a module, so no quantized one may have it in its own.
 std::vector<std::string> skipped_modules(const QuantizedModules& modules) {

@@ -23,14 +23,14 @@ void for_each_folder(const std::string& name, const Visit& visit) {
   }
 }
 
-// The largest tokenizers have some hundred megabytes; what is larger holds weights.
+// The largest tokenizers have some hundred megabytes; a larger file holds weights.
 inline constexpr std::uint64_t extra_bytes_max = 1u << 30;
 
 // Throws Error "convert.extra" for an invalid or repeated name, a link, anything else that is not a
 // regular file, and a file too large for a companion.
 void check_extras(const Conversion& conversion, WritableStorage& storage);
 
-// Of all of them.
+// Returns the bytes of all of them.
 [[nodiscard]] std::uint64_t extra_bytes(const Conversion& conversion, WritableStorage& storage);
 
 [[nodiscard]] bool is_extra_name(const Conversion& conversion, const std::string& name) noexcept;

@@ -14,7 +14,7 @@ namespace loadstone {
 // Both are there, and are one file.
 [[nodiscard]] bool same_file(WritableStorage& storage, const std::string& a, const std::string& b);
 [[nodiscard]] bool is_plain_folder(WritableStorage& storage, const std::string& path);
-// Whether a conversion wrote it: other programs have files of that name too.
+// Returns true if a conversion wrote the file: other programs write files of that name too.
 [[nodiscard]] bool is_receipt_file(WritableStorage& storage, const std::string& path);
 
 // ---- folders below a model's own that its configs name

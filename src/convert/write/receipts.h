@@ -32,7 +32,7 @@ class FileReceipts : public ReceiptRecorder {
   std::atomic<bool> stop_ = false;
 };
 
-// An earlier run's receipt of a file that still has its bytes; or what is different.
+// An earlier run's receipt of a file that still has its bytes; or the difference.
 struct KeptFile {
   std::optional<Receipt> receipt;  // nothing: the file is to be made again
   std::string changed;

@@ -13,12 +13,12 @@ namespace loadstone {
 struct TargetPlace {
   std::string path;    // without a slash at its end
   std::string parent;  // the folder that it is in
-  std::string work;    // the folder for what is not whole yet
+  std::string work;    // the folder of files that are not whole yet
   bool exists = false;
   bool is_fixed = false;   // a folder whose name cannot be given to another one
   bool has_files = false;  // a folder that is not empty
-  // That holds files and nothing else: those beside the model can be linked into a new one, and the
-  // two be exchanged in one step.
+  // A folder without folders: its other files can be linked into a new folder, and the two be
+  // exchanged in one step.
   bool is_exchangeable = false;
   std::vector<std::string> others;  // its files that stay, when it is
   std::vector<std::string> older;   // an older output, that goes
@@ -28,7 +28,7 @@ struct TargetPlace {
 };
 
 // Looks at the place. Throws Error "convert.target" where it may not be written, and
-// "io.not_found" where there is no folder to put it into.
+// "io.not_found" if its parent folder does not exist.
 [[nodiscard]] TargetPlace look_at_target(const Conversion& conversion, const std::string& target,
                                          WritableStorage& storage);
 
