@@ -189,7 +189,8 @@ def check_converter(converter: Any, folder: Path) -> int:
         How many targets were compared; an ``AssertionError`` where one differs by a byte.
     """
     import loadstone
-    from loadstone import _planning, _traced
+    from loadstone._plan import planning
+    from loadstone._plan import recipes as _traced
     from loadstone.tracing import Trace
 
     names, shape, model = fabricated(converter)
@@ -207,8 +208,8 @@ def check_converter(converter: Any, folder: Path) -> int:
     for at, value in enumerate(made.values()):
         trace.add(f"t{at}", value)
     holder = Holder(list(expected.values()))
-    traced = _traced.Traced(recipes=trace.finish())
-    _planning.make_plan(holder, catalog, traced).execute()
+    traced = _traced.AdapterRecipes(recipes=trace.finish())
+    planning.make_plan(holder, catalog, traced).execute()
     for at, (name, value) in enumerate(expected.items()):
         ours = holder.get_parameter(f"t{at}").detach()
         same = torch.equal(ours.view(torch.uint8), value.contiguous().view(torch.uint8))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import loadstone
-from loadstone._sites import sites_of
+from loadstone._adapters.sites import sites_of
 
 PLACES = {"a": "cpu", "b": "disk"}
 SMALL = {

@@ -15,11 +15,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from loadstone._audit import Audit, audit
-from loadstone._catalog import Catalog, TensorInfo, inspect
-from loadstone._conversion import convert, save_recipes
-from loadstone._core import Finding
-from loadstone._errors import (
+from loadstone._adapters.patch import patch
+from loadstone._base.errors import (
     AuditError,
     Error,
     FilledWarning,
@@ -27,22 +24,25 @@ from loadstone._errors import (
     LoadError,
     PlanError,
 )
-from loadstone._load import load
-from loadstone._merge import merge
-from loadstone._open import LazyTensor, OpenCheckpoint, load_file
-from loadstone._open import open as open
-from loadstone._output import ConvertReport
-from loadstone._patch import patch
-from loadstone._plan import Plan
-from loadstone._planning import plan
-from loadstone._quantization import Quantization
-from loadstone._receipt import Receipt
-from loadstone._remote import configure_remote
-from loadstone._report import Provenance, Report, Source
-from loadstone._safe_open import safe_open
-from loadstone._skeleton import save_skeleton, skeleton
-from loadstone._targets import PlannedTarget
-from loadstone._version import BuildInfo, __version__, build_info
+from loadstone._base.version import BuildInfo, __version__, build_info
+from loadstone._convert.convert import convert, save_recipes
+from loadstone._convert.merge import merge
+from loadstone._core import Finding
+from loadstone._execute.audit import Audit, audit
+from loadstone._execute.load import load
+from loadstone._execute.report import Provenance, Report, Source
+from loadstone._files.catalog import Catalog, TensorInfo, inspect
+from loadstone._files.open import LazyTensor, OpenCheckpoint, load_file
+from loadstone._files.open import open as open
+from loadstone._files.output import ConvertReport
+from loadstone._files.receipt import Receipt
+from loadstone._files.remote import configure_remote
+from loadstone._files.safe_open import safe_open
+from loadstone._model.targets import PlannedTarget
+from loadstone._plan.plan import Plan
+from loadstone._plan.planning import plan
+from loadstone._plan.quantization import Quantization
+from loadstone._skeleton.skeleton import save_skeleton, skeleton
 
 if TYPE_CHECKING:
     from loadstone import accelerate as accelerate
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from loadstone import torch as torch
     from loadstone import transformers as transformers
     from loadstone import vllm as vllm
-    from loadstone._convert import dequantize
-    from loadstone._quantize import Quantized, quantize
+    from loadstone._convert.dequantize import dequantize
+    from loadstone._convert.quantize import Quantized, quantize
 
 _ADAPTERS = (
     "torch",
@@ -121,9 +121,9 @@ def __getattr__(name: str) -> Any:
     if name in _ADAPTERS:
         return importlib.import_module(f"loadstone.{name}")
     if name == "dequantize":
-        return importlib.import_module("loadstone._convert").dequantize
+        return importlib.import_module("loadstone._convert.dequantize").dequantize
     if name in ("Quantized", "quantize"):
-        return getattr(importlib.import_module("loadstone._quantize"), name)
+        return getattr(importlib.import_module("loadstone._convert.quantize"), name)
     raise AttributeError(f"module 'loadstone' has no attribute {name!r}")
 
 

@@ -103,8 +103,8 @@ def an_adapter_of_a_pipeline(file: Path) -> None:
 
 
 def a_gguf_file_that_a_server_quantizes(file: Path) -> None:
-    from loadstone._serving.converted import conversion
-    from loadstone._serving.options import Changes
+    from loadstone._adapters.serving.converted import conversion
+    from loadstone._adapters.serving.options import Changes
 
     gguf, folder = file.parent / "net.gguf", file.parent / "folder"
     save_file({"layer.weight": torch.randn(64, 64)}, file)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BitsAndBytesConfig
 from transformers_models import by_name, write_checkpoint
 
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
 
 KINDS: dict[str, dict[str, Any]] = {
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bitsandbytes as bnb
 import torch
 
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
 
 FOUR_BIT = ("nf4", "nf4+double", "fp4")
 KINDS = (*FOUR_BIT, "int8")

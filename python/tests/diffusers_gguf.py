@@ -17,7 +17,7 @@ from diffusers_models import differences as differences_of_values
 
 import loadstone
 import loadstone.diffusers
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
 
 Kind = gguf.GGMLQuantizationType
 PLAIN = (Kind.F16, Kind.Q8_0, Kind.Q4_0)

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from transformers_models import own_state, randomise_all
 
 import loadstone
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
 
 CONSTRUCTED = ("non_persistent_buffer", "attribute")  # what no file holds
 

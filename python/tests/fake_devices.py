@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from loadstone import _devices
-from loadstone._dtypes import torch_dtype
+from loadstone._base.dtypes import torch_dtype
+from loadstone._model import devices
 
 SOURCES = Path(__file__).parents[2] / "tests" / "device" / "fake"
 
@@ -55,11 +55,11 @@ class FakeDevices:
         self.driver.fake_cuda_pinned_peak.restype = ctypes.c_size_t
         self.driver.fake_cuda_reset()
         self.waited_for: list[str] = []
-        patch.setattr(_devices, "CUDA_LIBRARY", str(library()))
-        patch.setattr(_devices, "empty", self._empty)
-        patch.setattr(_devices, "require", self._require)
-        patch.setattr(_devices, "_synchronize", self.waited_for.append)
-        self._real_require = _devices.require
+        patch.setattr(devices, "CUDA_LIBRARY", str(library()))
+        patch.setattr(devices, "empty", self._empty)
+        patch.setattr(devices, "require", self._require)
+        patch.setattr(devices, "_synchronize", self.waited_for.append)
+        self._real_require = devices.require
         self._kept: list[torch.Tensor] = []  # so that no address is used twice
 
     def _empty(self, name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import loadstone
-from loadstone._llama_cpp.converter import Converter, converter_at
+from loadstone._adapters.llama_cpp.converter import Converter, converter_at
 
 FOLDER = os.environ.get("LOADSTONE_LLAMA_CPP", "")
 FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", None: "GUESSED"}

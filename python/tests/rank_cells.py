@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 import loadstone
-from loadstone._audit import last_report
-from loadstone._ranks import share_of
+from loadstone._execute.audit import last_report
+from loadstone._model.ranks import share_of
 
 WORLD = 4
 MODELS = ("llama", "qwen3-moe")

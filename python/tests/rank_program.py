@@ -29,7 +29,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 import loadstone
-from loadstone import _execute, _read_once
+from loadstone._execute import execute
+from loadstone._execute import read_once as _read_once
 
 WORLD = 4
 VOCABULARY, WIDTH, INNER = 97, 512, 1024  # 97 falls into four uneven parts
@@ -240,16 +241,16 @@ TURNED = [
 
 def late_refusal(model: Net, file: Path, fails: bool) -> list[str]:
     """Of a load that fails on this rank when all values are there."""
-    make_report = _execute.make_report
+    make_report = execute.make_report
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("no report")
 
-    _execute.make_report = fail if fails else make_report
+    execute.make_report = fail if fails else make_report
     try:
         return refusal(model, file)
     finally:
-        _execute.make_report = make_report
+        execute.make_report = make_report
 
 
 def refusal(

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from storages import sharers
 
-from loadstone._skeleton import recompute, skeleton, skeleton_record
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
+from loadstone._skeleton.skeleton import recompute, skeleton, skeleton_record
 
 # A direct construction that fills its parameters may have this size. A larger one has its random
 # initialisers left out: memory that nobody writes to is never there, and no buffer depends on them.

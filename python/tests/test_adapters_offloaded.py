@@ -19,7 +19,7 @@ from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import loadstone
-from loadstone._peft import hooks
+from loadstone._adapters.peft import hooks
 
 IDS = torch.arange(8)[None]
 PLACES = {"": "cpu", "model.layers.1": "disk"}

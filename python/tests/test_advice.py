@@ -313,7 +313,7 @@ def strides_of_a_saved_model(file: Path) -> None:
 
 
 def options_of_servers(file: Path) -> None:
-    from loadstone._serving.options import Options
+    from loadstone._adapters.serving.options import Options
 
     refused(lambda: Options.of({"receipt": "r", "quantize": "fp8"}), "convert the folder with")
     loadstone.convert(file, file.parent / "out", receipt="xxh3-128")

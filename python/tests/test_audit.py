@@ -197,16 +197,16 @@ def test_meta_by_name_is_an_exception(tmp_path):
 
 
 def test_the_record_of_a_load_keeps_no_other_model() -> None:
-    from loadstone import _audit
+    from loadstone._execute import audit
 
     other, model = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     for each in (other, model):
-        _audit._last_load[each] = _audit._Loaded(None, {})  # type: ignore[arg-type]
-    loads = _audit.Loads(model)
+        audit._last_load[each] = audit._Loaded(None, {})  # type: ignore[arg-type]
+    loads = audit.Loads(model)
     seen = weakref.ref(other)
     del other
     gc.collect()
     assert seen() is None
-    del _audit._last_load[model]
+    del audit._last_load[model]
     loads.restore()
-    assert model in _audit._last_load  # the control: its own record is kept
+    assert model in audit._last_load  # the control: its own record is kept

@@ -12,9 +12,9 @@ from bitsandbytes_models import FOUR_BIT, KINDS, inputs, linear, net, on_meta
 
 import loadstone
 import loadstone.bitsandbytes as ours
-from loadstone import _audit
-from loadstone._report import Provenance, Report
-from loadstone._skeleton_walk import walk
+from loadstone._execute import audit
+from loadstone._execute.report import Provenance, Report
+from loadstone._model.walk import walk
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -27,7 +27,7 @@ def accounted(model):
         for slot in slots
     }
     report = Report(rows, 0.0, 0, 0, 0, {})
-    _audit.remember(model, report, slots)
+    audit.remember(model, report, slots)
     return model
 
 

@@ -11,7 +11,7 @@ from bitsandbytes_models import FOUR_BIT, inputs, linear
 
 import loadstone
 import loadstone.bitsandbytes as ours
-from loadstone._bitsandbytes import layout
+from loadstone._adapters.bitsandbytes import layout
 
 four_bit = pytest.mark.parametrize("kind", FOUR_BIT)
 SIGLIP = (1152, 4304)  # rows that are a multiple of 16 and not of the block size

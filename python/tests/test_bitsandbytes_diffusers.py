@@ -28,7 +28,7 @@ from transformers_models import randomise_all  # noqa: E402
 
 import loadstone  # noqa: E402
 import loadstone.diffusers  # noqa: E402
-from loadstone._skeleton_walk import walk  # noqa: E402
+from loadstone._model.walk import walk  # noqa: E402
 
 QUANTIZERS = (bnb_quantizer.BnB4BitDiffusersQuantizer, bnb_quantizer.BnB8BitDiffusersQuantizer)
 KINDS: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import loadstone
 import loadstone.bitsandbytes as ours
-from loadstone import _patch
+from loadstone._adapters import patch
 
 FOUR_BIT = ("nf4", "nf4+double")  # fp4 has the same code
 KINDS = (*FOUR_BIT, "int8")
@@ -185,7 +185,7 @@ def test_control_a_gate_that_dynamo_traces_breaks_the_graph(
     finally:
         healing.stop()
     assert isinstance(found, torch._dynamo.exc.Unsupported)
-    assert _patch.active.__name__ in str(found)
+    assert patch.active.__name__ in str(found)
 
 
 def test_control_bitsandbytes_alone_is_wrong_somewhere() -> None:

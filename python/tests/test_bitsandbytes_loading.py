@@ -158,7 +158,7 @@ def test_numbers_that_are_none_are_named(kind: str, number: float, tmp_path: Pat
 
     change(folder, spoil)
     model = ours(by_name("llama").cls, folder, quantization_config=config(kind))
-    report = loadstone._audit.last_report(model)
+    report = loadstone._execute.audit.last_report(model)
     assert [f.target for f in report.findings if f.code == "q.nan"] == [WEIGHT]
 
 
@@ -413,7 +413,7 @@ def test_stacks_of_experts_compute_what_their_numbers_do(
 def test_only_the_experts_that_are_chosen_are_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from loadstone._bitsandbytes.experts import Stack
+    from loadstone._adapters.bitsandbytes.experts import Stack
 
     cls, folder = by_name("mixtral").cls, plain("mixtral", tmp_path)
     options = {"quantization_config": config("nf4"), "experts_implementation": "eager"}

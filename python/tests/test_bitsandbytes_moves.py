@@ -15,9 +15,9 @@ from bitsandbytes_models import same_bytes as same
 
 import loadstone
 import loadstone.bitsandbytes as ours
-from loadstone._bitsandbytes import parameters
-from loadstone._bitsandbytes.unit import Unit
-from loadstone._skeleton_walk import walk
+from loadstone._adapters.bitsandbytes import parameters
+from loadstone._adapters.bitsandbytes.unit import Unit
+from loadstone._model.walk import walk
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 four_bit = pytest.mark.parametrize("kind", FOUR_BIT)

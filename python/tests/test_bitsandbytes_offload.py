@@ -207,7 +207,7 @@ def test_what_is_offloaded_holds_no_memory_in_the_model(kind, tmp_path):
     first = on_meta(model)
     model(inputs())
     assert on_meta(model) == first
-    real = [slot.name for slot in loadstone._skeleton_walk.walk(model) if not slot.tensor.is_meta]
+    real = [slot.name for slot in loadstone._model.walk.walk(model) if not slot.tensor.is_meta]
     assert real == []
 
 

@@ -24,7 +24,7 @@ from transformers import (
 
 import loadstone
 import loadstone.bitsandbytes as ours
-from loadstone._bitsandbytes import modules
+from loadstone._adapters.bitsandbytes import modules
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 

@@ -23,7 +23,8 @@ from bitsandbytes_checkpoints import (
 from transformers_models import by_name
 
 import loadstone
-from loadstone import FormatError, _devices
+from loadstone import FormatError
+from loadstone._model import devices
 
 ours = loadstone.transformers.from_pretrained
 
@@ -221,14 +222,14 @@ DAMAGE = {
 def allocations(monkeypatch: pytest.MonkeyPatch):
     """The shapes of all tensors that are made for bytes of a checkpoint."""
     shapes = []
-    empty = _devices.empty
+    empty = devices.empty
 
     def noting(name, shape, *rest):
         shapes.append(tuple(shape))
         return empty(name, shape, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_devices, "empty", noting)
+        patch.setattr(devices, "empty", noting)
         yield shapes
 
 

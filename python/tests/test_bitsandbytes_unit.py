@@ -12,8 +12,8 @@ import torch
 from bitsandbytes_models import FOUR_BIT, KINDS, copied, inputs, linear, same_bytes
 
 import loadstone
-from loadstone._bitsandbytes.form import Form, check_group
-from loadstone._bitsandbytes.unit import Unit
+from loadstone._adapters.bitsandbytes.form import Form, check_group
+from loadstone._adapters.bitsandbytes.unit import Unit
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 four_bit = pytest.mark.parametrize("kind", FOUR_BIT)
@@ -244,6 +244,6 @@ def test_sizes_are_checked_without_a_tensor_and_without_bitsandbytes():
     assert check_group("", {"weight": ("I8", (3, 5)), "SCB": ("F32", (3,))}) is None
     script = (
         "import sys; sys.modules['bitsandbytes'] = None; "
-        "import loadstone._bitsandbytes.form; assert 'torch' not in sys.modules"
+        "import loadstone._adapters.bitsandbytes.form; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

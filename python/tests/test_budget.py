@@ -21,7 +21,7 @@ from command import run
 
 import loadstone
 from loadstone import Quantization
-from loadstone._planning import make_plan
+from loadstone._plan.planning import make_plan
 
 MIB = 1 << 20
 # Lists of tensors, stacks of threads, and what the allocator keeps of them.

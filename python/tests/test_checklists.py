@@ -20,7 +20,7 @@ from codec_files import CODECS
 from command import COMMAND
 from fast_files import FAST
 
-from loadstone._sites import LIBRARIES
+from loadstone._adapters.sites import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

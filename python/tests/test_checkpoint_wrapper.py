@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 import loadstone
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
 
 
 class Block(nn.Module):

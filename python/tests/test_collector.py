@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import loadstone
-from loadstone import _collector
+from loadstone._base import collector
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +28,12 @@ def test_overlapping_pauses_end_with_the_last() -> None:
     entered, leaves = threading.Event(), threading.Event()
 
     def pause() -> None:
-        with _collector.paused():
+        with collector.paused():
             entered.set()
             leaves.wait()
 
     other = threading.Thread(target=pause)
-    with _collector.paused():
+    with collector.paused():
         assert not gc.isenabled()
         other.start()
         entered.wait()
@@ -45,20 +45,20 @@ def test_overlapping_pauses_end_with_the_last() -> None:
 
 def test_what_was_disabled_stays_so() -> None:
     gc.disable()
-    with pytest.raises(KeyError), _collector.paused():
+    with pytest.raises(KeyError), collector.paused():
         raise KeyError
     assert not gc.isenabled()
 
 
 def test_an_error_ends_a_pause() -> None:
-    with pytest.raises(KeyError), _collector.paused(), _collector.paused():
+    with pytest.raises(KeyError), collector.paused(), collector.paused():
         raise KeyError
     assert gc.isenabled()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_fork_collects() -> None:
-    with _collector.paused():
+    with collector.paused():
         child = os.fork()
         if child == 0:
             os._exit(0 if gc.isenabled() else 1)

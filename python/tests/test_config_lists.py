@@ -129,7 +129,7 @@ def cells() -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Question:
+class ConversionInput:
     """A question of a server to its config.
 
     Attributes:
@@ -143,28 +143,28 @@ class Question:
     stack: str = ""
 
 
-def questions(tensors: Mapping[str, torch.Tensor]) -> list[Question]:
+def questions(tensors: Mapping[str, torch.Tensor]) -> list[ConversionInput]:
     """Every layer that a server makes of the tensors of a folder."""
     asked = []
     codes = {n.removesuffix(".weight_scale") for n in tensors if n.endswith(".weight_scale")}
     stacks: dict[str, set[bool]] = {}
     if "lm_head.weight" not in tensors and "lm_head.weight_scale" not in tensors:
-        asked.append(Question(False, "lm_head"))  # tied to the embedding: a linear layer too
+        asked.append(ConversionInput(False, "lm_head"))  # tied to the embedding: a linear layer too
     for name, tensor in tensors.items():
         if tensor.dim() < 2 or name.endswith("_scale"):
             continue
         module = name.removesuffix(".weight")
-        asked.append(Question(module in codes, module))
+        asked.append(ConversionInput(module in codes, module))
         prefix, infix, _ = module.partition(".experts.")
         if infix:
             stacks.setdefault(f"{prefix}.experts", set()).add(module in codes)
     for stack, found in stacks.items():
         (is_quantized,) = found
-        asked += [Question(is_quantized, f"{stack}.0.{role}", stack) for role in ROLES]
+        asked += [ConversionInput(is_quantized, f"{stack}.0.{role}", stack) for role in ROLES]
     return asked
 
 
-def compressed_says(config: dict[str, Any], asked: Question) -> bool:
+def compressed_says(config: dict[str, Any], asked: ConversionInput) -> bool:
     section = config["quantization_config"]
     targets = [t for group in section["config_groups"].values() for t in group["targets"]]
     if any(match_name(asked.name, each) for each in section["ignore"]):
@@ -172,7 +172,7 @@ def compressed_says(config: dict[str, Any], asked: Question) -> bool:
     return "Linear" in targets or any(match_name(asked.name, each) for each in targets)
 
 
-def modelopt_says(section: dict[str, Any], asked: Question) -> bool:
+def modelopt_says(section: dict[str, Any], asked: ConversionInput) -> bool:
     """Ask for the module of a stack, and in a mixed config for any layer below it."""
     name = asked.stack or asked.name
     layers = section.get("quantized_layers")

@@ -11,8 +11,8 @@ from models import Tiny, assert_same, randomise, save
 from safetensors.torch import save_file
 
 import loadstone
-from loadstone import _skeleton_walk
-from loadstone._dtypes import dtype_argument, torch_dtype
+from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._model import walk
 
 
 def skeleton() -> torch.nn.Module:
@@ -155,14 +155,14 @@ def test_a_load_walks_the_model_before_and_after(
     state: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     walks = []
-    plain = _skeleton_walk._Walk.__init__
+    plain = walk._Walk.__init__
 
     def counted(self: Any, model: Any) -> None:
         walks.append(model)
         plain(self, model)
 
     model = skeleton()
-    monkeypatch.setattr(_skeleton_walk._Walk, "__init__", counted)
+    monkeypatch.setattr(walk._Walk, "__init__", counted)
     loadstone.load(model, tmp_path / "m")
     assert [each is model for each in walks] == [True, True]
     loadstone.audit(model)

@@ -19,7 +19,8 @@ from compare import same
 from fake_devices import FakeDevices
 
 import loadstone
-from loadstone import Quantization, _core, _devices
+from loadstone import Quantization, _core
+from loadstone._model import devices as _devices
 
 DEVICES = ["cuda:0", "xpu:0"]
 
@@ -185,7 +186,7 @@ def test_ranks_of_a_machine_share_what_is_pinned(
 
 
 def test_who_counts_as_a_rank_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loadstone._ranks import local_ranks
+    from loadstone._model.ranks import local_ranks
 
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert local_ranks() == 1
@@ -199,7 +200,7 @@ def test_who_counts_as_a_rank_of_this_machine(monkeypatch: pytest.MonkeyPatch) -
 
 def test_ranks_share_in_loads_of_files_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The plan behind ``loadstone.open`` and ``load_file``."""
-    from loadstone._read import plan_for
+    from loadstone._files.read import plan_for
 
     path = tmp_path / "model.safetensors"
     loadstone.torch.save_file({"weight": torch.randn(4, 4)}, path)
@@ -215,17 +216,17 @@ def test_quantized_on_the_way(
     encoding: str, device: str, devices: FakeDevices, tmp_path: Path
 ) -> None:
     """The parts have the bytes of the host's, in the dialect that the device's library has."""
-    from loadstone import _execute
+    from loadstone._execute import execute
 
     path = saved(tmp_path)
     dialect = "bnb-cuda" if encoding in ("nf4", "int8") and device.startswith("cuda") else ""
     found, expected = (
-        _execute.read_values(_quantizing(path, encoding, each, named), skeleton()).values
+        execute.read_values(_quantizing(path, encoding, each, named), skeleton()).values
         for each, named in ((device, ""), ("cpu", dialect))
     )
     count = 0
     for one, other in zip(found, expected, strict=True):
-        if isinstance(other, _execute.Parts):
+        if isinstance(other, execute.Parts):
             count += 1
             assert one.keys() == other.keys()
             assert all(same(one[name], other[name]) for name in other)
@@ -234,7 +235,7 @@ def test_quantized_on_the_way(
 
 
 def _quantizing(path: Path, encoding: str, device: str, dialect: str) -> Any:
-    from loadstone._planning import make_plan
+    from loadstone._plan.planning import make_plan
 
     wanted = Quantization(encoding, dialect=dialect)
     quantize = {f"blocks.{i}.weight": wanted for i in range(4)}

@@ -124,7 +124,7 @@ def test_one_is_missing(tmp_path: Path, number: int) -> None:
 
 def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A6: 88 of 88; without the rule, what is left over and what is missing are told as a pair."""
-    from loadstone._diffusers import supplements
+    from loadstone._adapters.diffusers import supplements
 
     model = FLF2V.build()
     assert len(FLF2V.original(model)) == 88
@@ -147,7 +147,7 @@ def test_tensors_of_other_shapes_are_no_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of A6: nothing is paired that cannot be the same."""
-    from loadstone._diffusers import supplements
+    from loadstone._adapters.diffusers import supplements
 
     model = FLF2V.build()
     state = FLF2V.original(model)

@@ -12,7 +12,7 @@ import torch
 import loadstone
 import loadstone.diffusers
 from loadstone import _core
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
 
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")

@@ -24,7 +24,7 @@ from diffusers_models import (
 
 import loadstone
 import loadstone.diffusers
-from loadstone._audit import last_report
+from loadstone._execute.audit import last_report
 
 pytest.importorskip("diffusers")
 

@@ -26,9 +26,9 @@ from transformers_models import own_state
 
 import loadstone
 import loadstone.diffusers
-from loadstone._audit import last_report
-from loadstone._diffusers.absent import Conversion, rehearse
-from loadstone._diffusers.checkpoint import Checkpoint
+from loadstone._adapters.diffusers.absent import Conversion, rehearse
+from loadstone._adapters.diffusers.checkpoint import Checkpoint
+from loadstone._execute.audit import last_report
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -417,7 +417,7 @@ def test_missing_and_unexpected_of_one_shape_are_paired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First-last-frame files as the library's converter leaves them, without our rule for them."""
-    from loadstone._diffusers import supplements
+    from loadstone._adapters.diffusers import supplements
 
     case = by_name("wan_flf2v")
     key, target = f"{COMFY}img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed"

@@ -27,7 +27,7 @@ from transformers_models import own_state
 
 import loadstone
 import loadstone.diffusers
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -37,7 +37,7 @@ IMAGE_KEYS = ("img_emb.", "k_img", "v_img")
 
 def places() -> list[tuple[str, Any]]:
     """All attributes of everything in the library that a patch replaces something of."""
-    from loadstone._diffusers import hooks
+    from loadstone._adapters.diffusers import hooks
 
     owners = {id(hook.owner): hook.owner for hook in hooks.hooks()}
     return [item for owner in owners.values() for item in list(vars(owner).items())]
@@ -279,9 +279,9 @@ def test_files_of_plain_tensors_need_no_gguf_package():
     """diffusers is often installed without it."""
     code = (
         "import sys; sys.modules['gguf'] = None\n"
-        "import loadstone._diffusers.hooks, loadstone._diffusers.load\n"
+        "import loadstone._adapters.diffusers.hooks, loadstone._adapters.diffusers.load\n"
         "try:\n"
-        "    import loadstone._diffusers.packed\n"
+        "    import loadstone._adapters.diffusers.packed\n"
         "except ImportError:\n"
         "    print('only blocks')\n"
     )
@@ -384,8 +384,8 @@ def test_node_without_the_patch(tmp_path: Path) -> None:
 
 PIPELINES_COME_LATE = """
 import sys
-from loadstone._diffusers import hooks
-from loadstone._patch import hooked
+from loadstone._adapters.diffusers import hooks
+from loadstone._adapters.patch import hooked
 
 name = "diffusers.pipelines.pipeline_utils"
 with hooked(hooks.hooks()):

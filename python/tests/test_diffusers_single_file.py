@@ -30,8 +30,8 @@ from transformers_models import own_state
 
 import loadstone
 import loadstone.diffusers
-from loadstone._audit import last_report
-from loadstone._skeleton_walk import walk
+from loadstone._execute.audit import last_report
+from loadstone._model.walk import walk
 
 pytest.importorskip("diffusers")
 

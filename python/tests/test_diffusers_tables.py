@@ -23,7 +23,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 import loadstone
 import loadstone.diffusers
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -165,7 +165,7 @@ def test_memory_that_nobody_wrote_never_gets_into_a_table(
     With loadstone's skeleton there is none; with the library's, which is the control, each of them
     is wrong.
     """
-    from loadstone._diffusers import hooks, load
+    from loadstone._adapters.diffusers import hooks, load
 
     model = case.build()
     products = renew_products(model)

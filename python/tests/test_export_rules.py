@@ -13,13 +13,13 @@ import torch
 from command import COMMAND
 
 import loadstone
-from loadstone._command import main
+from loadstone._command.command import main
 
 pytest.importorskip("transformers", minversion="5.0")
 
 from transformers_models import CASES, randomise_all
 
-from loadstone._transformers import export
+from loadstone._adapters.transformers import export
 
 TYPES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "olmoe", "phimoe",

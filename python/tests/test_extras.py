@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadstone._sites import LIBRARIES, sites_of
+from loadstone._adapters.sites import LIBRARIES, sites_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "versions.md"

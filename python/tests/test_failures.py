@@ -15,7 +15,7 @@ from models import Tiny, randomise, save, save_sharded
 from safetensors.torch import save_file
 
 import loadstone
-from loadstone._errors import from_core, make
+from loadstone._base.errors import from_core, make
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from codec_files import CODECS
 from compare import same
 
 import loadstone
-from loadstone import Quantization, _execute
-from loadstone._planning import make_plan
+from loadstone import Quantization
+from loadstone._execute import execute
+from loadstone._plan.planning import make_plan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -112,8 +113,8 @@ def parts(path: Path, device: str, dialect: str, nested: bool) -> list[Any]:
     plan = make_plan(
         skeleton(), loadstone.inspect(path), None, device_map=device, quantize=quantize
     )
-    values = _execute.read_values(plan, skeleton()).values
-    return [each for each in values if isinstance(each, _execute.Parts)]
+    values = execute.read_values(plan, skeleton()).values
+    return [each for each in values if isinstance(each, execute.Parts)]
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -12,9 +12,9 @@ from safetensors.torch import save, save_file
 from torch import nn
 
 import loadstone
-from loadstone._half_written import RECORD
-from loadstone._load_hooks import has_code
-from loadstone._skeleton_walk import walk
+from loadstone._model.half_written import RECORD
+from loadstone._model.walk import walk
+from loadstone._plan.load_hooks import has_code
 
 
 def net():

@@ -170,14 +170,14 @@ def test_hooks_of_a_parameter_on_meta_run_after_the_load(path):
 
 
 def test_a_failed_load_gives_the_objects_their_contents_back(path, monkeypatch):
-    from loadstone import _execute
+    from loadstone._execute import execute
 
     for why in (None, *FORBIDS):
         model = skeleton("closure")
         before = model.w
         kept = None if why is None else FORBIDS[why](before)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(_execute, "make_report", _interrupt)
+            patch.setattr(execute, "make_report", _interrupt)
             loadstone.load(model, path)
         assert model.w is before is model.head.weight is held(model, "closure")
         assert before.is_meta and before.requires_grad and not loadstone.audit(model).provenance
@@ -199,7 +199,7 @@ def test_a_load_keeps_no_weak_reference_to_a_parameter(path):
 
 
 def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):
-    from loadstone import _holders
+    from loadstone._model import holders as _holders
 
     searched = []
     found = _holders._referrers
@@ -214,7 +214,7 @@ def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):
 
 
 def test_passes_over_the_collector_do_not_grow_with_the_tensors(monkeypatch):
-    from loadstone import _holders
+    from loadstone._model import holders as _holders
 
     passes = []
     found = gc.get_referrers
@@ -224,7 +224,7 @@ def test_passes_over_the_collector_do_not_grow_with_the_tensors(monkeypatch):
             model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(count))
         partials = [functools.partial(print, each) for each in model.parameters()]
         passes.clear()
-        holders = _holders.find(model, loadstone._turns.slots_of(model))
+        holders = _holders.find(model, loadstone._model.model_lock.slots_of(model))
         assert sum("partial" in holder.what for holder in holders) == count  # the control
         assert 1 <= len(passes) <= 1 + _holders._STEPS_MAX
         del partials
@@ -387,7 +387,7 @@ def test_an_optimizer_trains_what_a_load_casts(kind, way, dtype, in_place, tmp_p
 def test_control_a_replaced_parameter_is_not_trained_and_a_warning_names_it(
     kind, way, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("loadstone._homes.takes_data", lambda slot, value: False)
+    monkeypatch.setattr("loadstone._execute.destinations.takes_data", lambda slot, value: False)
     with pytest.warns(UserWarning, match="SGD still holds the old tensor") as caught:
         kept = stale(kind, way, torch.float64, False, tmp_path)
     found = [str(each.message) for each in caught if "after the load" in str(each.message)]
@@ -407,13 +407,13 @@ def test_a_parameter_of_inference_mode_cannot_stay_and_the_load_warns(path):
 def test_a_gradient_of_another_dtype_is_dropped_and_comes_back_with_a_failure(
     dtype, path, monkeypatch
 ):
-    from loadstone import _execute
+    from loadstone._execute import execute
 
     model = Holding()
     model.w.sum().backward()
     before, grad, kept = model.w.detach().clone(), model.w.grad, weakref.ref(model.w)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(_execute, "make_report", _interrupt)
+        patch.setattr(execute, "make_report", _interrupt)
         loadstone.load(model, path, dtype=dtype)
     assert torch.equal(model.w, before) and model.w.dtype == before.dtype
     assert model.w.grad is grad and kept() is model.w

@@ -16,11 +16,11 @@ import loadstone
 # --- Ctrl-C while a failed load is undone --------------------------------------------------------
 
 STEPS = {
-    "the first exchange": "loadstone._contents.Contents.undo",
-    "the memory": "loadstone._homes.Homes.undo",
-    "the offload folder": "loadstone._execute.Filled.offload",
-    "a place of the model": "loadstone._skeleton_walk.TensorSlot.put_back",
-    "the audit": "loadstone._audit.Loads.restore",
+    "the first exchange": "loadstone._model.contents.Contents.undo",
+    "the memory": "loadstone._execute.destinations.Destinations.undo",
+    "the offload folder": "loadstone._execute.execute.Filled.offload",
+    "a place of the model": "loadstone._model.walk.TensorSlot.put_back",
+    "the audit": "loadstone._execute.audit.Loads.restore",
 }
 
 
@@ -33,7 +33,7 @@ class TwoKinds(nn.Module):
 
 def interrupted_twice(step, tmp_path, monkeypatch):
     """Let a load fail, and press Ctrl-C in a step of its undoing; return the model's state."""
-    from loadstone import _execute
+    from loadstone._execute import execute
 
     state = {"w": torch.ones(3, 3), "x": torch.ones(3, 3)}
     save_file(state, tmp_path / "m.safetensors")
@@ -62,7 +62,7 @@ def interrupted_twice(step, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         is_property = isinstance(original, property)
         patch.setattr(owner, name, property(press) if is_property else press)
-        patch.setattr(_execute, "make_report", fail)
+        patch.setattr(execute, "make_report", fail)
         loadstone.load(model, tmp_path / "m.safetensors", dtype=torch.bfloat16)
     assert pressed and signal.getsignal(signal.SIGINT) is handler
     after = dict(model.named_parameters())
@@ -76,5 +76,5 @@ def test_ctrl_c_waits_until_a_failed_load_is_undone(step, tmp_path, monkeypatch)
 
 
 def test_control_without_the_wait_the_model_is_left_between(tmp_path, monkeypatch):
-    monkeypatch.setattr("loadstone._execute.held_back", contextlib.nullcontext)
+    monkeypatch.setattr("loadstone._execute.execute.held_back", contextlib.nullcontext)
     assert not interrupted_twice("the memory", tmp_path, monkeypatch)

@@ -133,7 +133,7 @@ def test_a_failure_leaves_the_model_as_it_was_unless_in_place(in_place, tmp_path
 
 @pytest.mark.parametrize("stage", ["make_report", "recompute", "remember"])
 def test_a_failure_after_the_commit_puts_the_memory_back(stage, tmp_path, monkeypatch):
-    from loadstone import _execute
+    from loadstone._execute import execute
 
     path, _ = stored(Net(), tmp_path)
     model = Net()
@@ -142,7 +142,7 @@ def test_a_failure_after_the_commit_puts_the_memory_back(stage, tmp_path, monkey
     def fail(*_, **__):
         raise RuntimeError("injected")
 
-    monkeypatch.setattr(_execute, stage, fail)
+    monkeypatch.setattr(execute, stage, fail)
     with pytest.raises(RuntimeError, match="injected"):
         loadstone.load(model, path)
     for name, each in own(model).items():

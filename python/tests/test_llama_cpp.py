@@ -26,9 +26,9 @@ from safetensors.torch import save_file
 
 import loadstone
 from loadstone import llama_cpp
-from loadstone._llama_cpp import metadata
-from loadstone._llama_cpp.converter import Converter, converter_at
-from loadstone._sites.llama_cpp import ConverterSites
+from loadstone._adapters.llama_cpp import metadata
+from loadstone._adapters.llama_cpp.converter import Converter, converter_at
+from loadstone._adapters.sites.llama_cpp import ConverterSites
 
 CONVERTER = Path(__file__).with_name("llama_cpp_converter")
 

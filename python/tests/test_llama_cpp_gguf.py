@@ -17,8 +17,8 @@ from command import COMMAND
 from safetensors.torch import load_file, save_file
 
 import loadstone
-from loadstone import _command as command
-from loadstone._llama_cpp.converter import converter_at
+from loadstone._adapters.llama_cpp.converter import converter_at
+from loadstone._command import command
 
 CONVERTER = Path(__file__).with_name("llama_cpp_converter")
 
@@ -77,14 +77,14 @@ def test_in_one_command(model: Path, tmp_path: Path, capfd: pytest.CaptureFixtur
     options = ["--dtype", "bf16", "--converter", str(CONVERTER)]
     before = set(sys.modules)
     assert command.main(["convert", str(model), str(target), *options]) == 0
-    assert not {"conversion", "loadstone._llama_cpp.tracing"} & (set(sys.modules) - before)
+    assert not {"conversion", "loadstone._adapters.llama_cpp.tracing"} & (set(sys.modules) - before)
     assert "warning" not in capfd.readouterr().err
     oracle.require_same_files(target, own)
 
 
 PROGRAM = """
 import sys
-from loadstone import _command
+from loadstone._command import command as _command
 if __name__ == "__main__":
     _command._command = lambda: sys.argv[1]
     sys.exit(_command.main(sys.argv[2:]))

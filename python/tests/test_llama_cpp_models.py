@@ -17,7 +17,7 @@ import torch
 
 import loadstone
 from loadstone import llama_cpp
-from loadstone._llama_cpp.converter import Converter
+from loadstone._adapters.llama_cpp.converter import Converter
 
 COMPUTED_MAX = 1 << 20
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import loadstone
 from loadstone import llama_cpp
-from loadstone._llama_cpp.converter import Converter
+from loadstone._adapters.llama_cpp.converter import Converter
 
 BLOCK = 8  # divides all sizes
 

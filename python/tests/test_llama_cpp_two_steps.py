@@ -15,8 +15,8 @@ import llama_quantize
 import pytest
 
 import loadstone
-from loadstone import _command as command
 from loadstone import llama_cpp
+from loadstone._command import command
 
 # Rules ask for eighths of the layers, for tied embeddings, and for 8 experts.
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 9}

@@ -142,7 +142,7 @@ class Folder:
 
     @classmethod
     def put_in(cls, patch, before=lambda: None, after=lambda: None):
-        from loadstone._execute import Filled
+        from loadstone._execute.execute import Filled
 
         real = Filled.offload.fget
         patch.setattr(Filled, "offload", property(lambda each: cls(real(each), before, after)))
@@ -163,15 +163,15 @@ FAILURES = {
 @pytest.mark.parametrize("step", FAILURES)
 def test_a_step_that_fails_leaves_everything_old(step, loads, tmp_path, monkeypatch):
     world = World(tmp_path, loads)
-    from loadstone import _execute
+    from loadstone._execute import execute
 
     with monkeypatch.context() as patch:
         patch.setattr(Stateful, "fails", step == "extra state")
         patch.setattr(Drawn, "fails", step == "initialiser")
         if step == "the report":
-            patch.setattr(_execute, "recompute", stop)
+            patch.setattr(execute, "recompute", stop)
         if step == "the audit's record":
-            patch.setattr(_execute, "remember", stop)
+            patch.setattr(execute, "remember", stop)
         if step == "the commit":
             Folder.put_in(patch, before=stop)
         with pytest.raises((loadstone.Error, loadstone.FilledWarning, KeyboardInterrupt)):

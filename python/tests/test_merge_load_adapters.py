@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import loadstone
 import loadstone.diffusers
 import loadstone.transformers
-from loadstone._audit import last_report
+from loadstone._execute.audit import last_report
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

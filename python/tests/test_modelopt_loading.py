@@ -18,7 +18,7 @@ from modelopt_models import EXPERTS, NAMES, config, logits, raw, resident, same_
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import loadstone
-from loadstone._modelopt.experts import PackedExperts
+from loadstone._adapters.modelopt.experts import PackedExperts
 
 ROWS = [
     *((name, kind) for name in NAMES for kind in ("fp8", "nvfp4")),

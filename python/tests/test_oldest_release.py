@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import loadstone
-from loadstone._sites import sites_of
+from loadstone._adapters.sites import sites_of
 
 ROOT = Path(__file__).parents[2]
 

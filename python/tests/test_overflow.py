@@ -19,7 +19,7 @@ from command import output, run, verified
 from safetensors.torch import load_file, save_file
 
 import loadstone
-from loadstone._errors import make
+from loadstone._base.errors import make
 
 F8 = torch.float8_e4m3fn
 NAME = "x.weight"

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import loadstone
-from loadstone._overlap import _are_apart, _region, overlapping
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
+from loadstone._plan.overlap import _are_apart, _region, overlapping
 
 BASE = 24
 

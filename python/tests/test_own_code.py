@@ -258,8 +258,10 @@ def test_a_plan_may_be_carried_out_again(file, is_tied, dtype):
     ["values", "read_values", "require_delivered", "_placed", "add", "recompute", "remember"],
 )
 def test_whatever_raises_the_model_is_as_it_was(file, monkeypatch, stage):
-    from loadstone import _core, _execute, _initialise
-    from loadstone._contents import Contents
+    from loadstone import _core
+    from loadstone._execute import execute
+    from loadstone._model.contents import Contents
+    from loadstone._skeleton import initialise
 
     path = file({"child.weight": SEVEN})
     with loadstone.skeleton():
@@ -270,8 +272,8 @@ def test_whatever_raises_the_model_is_as_it_was(file, monkeypatch, stage):
     def fail(*_, **__):
         raise RuntimeError("injected")
 
-    owners = {"values": _initialise, "require_delivered": _core, "add": Contents}
-    monkeypatch.setattr(owners.get(stage, _execute), stage, fail)
+    owners = {"values": initialise, "require_delivered": _core, "add": Contents}
+    monkeypatch.setattr(owners.get(stage, execute), stage, fail)
     with pytest.raises(RuntimeError, match="injected"):
         loadstone.load(model, path, missing="initialise")
     assert {id(each) for each in (model.child.weight, model.gate, model.table)} == before

@@ -9,8 +9,8 @@ import types
 import pytest
 
 import loadstone
-from loadstone import _patch
-from loadstone._patch import Hook, Hooks, active, gated, hooked, suspended
+from loadstone._adapters import patch
+from loadstone._adapters.patch import Hook, Hooks, active, gated, hooked, suspended
 
 
 class Parent:
@@ -76,14 +76,14 @@ def untouched():
     yield before
     assert_same_objects(before)
     assert not active("accelerate") and not active("transformers")
-    assert not _patch._sites
+    assert not patch._sites
 
 
 @pytest.fixture
 def library(monkeypatch):
     """`accelerate` and `transformers` stand for the owners here."""
     made = {name: hooks(name) for name in ("accelerate", "transformers")}
-    monkeypatch.setattr(_patch, "_provider", made.__getitem__)
+    monkeypatch.setattr(patch, "_provider", made.__getitem__)
     return made
 
 
@@ -165,10 +165,10 @@ def test_two_sets_of_hooks_on_the_same_attributes_go_in_any_order(first_to_go):
     sets[first_to_go].release()
     left = ("transformers", "accelerate")[first_to_go]
     for name in ("transformers", "accelerate"):
-        entry = _patch._Entry([name], on=True)
-        _patch._begin(entry)
+        entry = patch._Entry([name], on=True)
+        patch._begin(entry)
         assert patched() is (name == left)
-        _patch._end(entry)
+        patch._end(entry)
     sets[1 - first_to_go].release()
 
 
@@ -317,6 +317,6 @@ def test_what_cannot_be_patched_is_refused_by_name(names):
 
 
 def test_a_library_that_is_not_installed_is_refused(monkeypatch):
-    monkeypatch.setattr(_patch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(patch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(loadstone.Error, match="not installed"):
         loadstone.patch("accelerate")

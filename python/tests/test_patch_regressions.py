@@ -26,7 +26,7 @@ from transformers import (
 )
 
 import loadstone
-from loadstone import _torch_state
+from loadstone._base import torch_modes
 
 BERT = {
     "vocab_size": 99,
@@ -161,7 +161,7 @@ def test_two_threads_with_two_dtypes_get_their_own(tmp_path):
 
 
 def test_the_librarys_own_constructions_take_their_turn_too(bert):
-    with loadstone.patch("transformers"), _torch_state.constructing(torch.float64):
+    with loadstone.patch("transformers"), torch_modes.constructing(torch.float64):
         thread = threading.Thread(target=lambda: got.append(BertModel.from_pretrained(bert)))
         got: list[BertModel] = []
         thread.start()
@@ -176,7 +176,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads():
     inside, leave = threading.Event(), threading.Event()
 
     def hold():
-        with _torch_state.constructing():
+        with torch_modes.constructing():
             inside.set()
             leave.wait(60)
 
@@ -185,7 +185,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads():
     inside.wait(60)
     child = os.fork()
     if child == 0:
-        os._exit(0 if _torch_state._lock.acquire(timeout=5) else 1)
+        os._exit(0 if torch_modes._lock.acquire(timeout=5) else 1)
     leave.set()
     holder.join()
     assert os.waitpid(child, 0)[1] == 0
@@ -208,9 +208,9 @@ def test_models_load_inside_inference_mode(bert, tiny_vae):
 
 
 def test_ordinary_tensors_leaves_the_recording_of_gradients_as_it_is():
-    with torch.inference_mode(), _torch_state.ordinary_tensors():
+    with torch.inference_mode(), torch_modes.ordinary_tensors():
         assert not torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
-    with _torch_state.ordinary_tensors():
+    with torch_modes.ordinary_tensors():
         assert torch.is_grad_enabled()
 
 
@@ -235,7 +235,7 @@ def test_tracing_leaves_the_attributes_of_weights(tmp_path):
 
     from transformers.integrations.bitsandbytes import Bnb8bitQuantize
 
-    from loadstone._transformers import kernels
+    from loadstone._adapters.transformers import kernels
 
     model = torch.nn.Module()
     model.lin = bnb.nn.Linear8bitLt(32, 16, has_fp16_weights=False)
@@ -327,9 +327,9 @@ def test_a_missing_shard_is_a_file_that_is_not_found(tmp_path):
     ],
 )
 def test_errors_are_ours_and_pythons(code, kinds):
-    from loadstone import _errors
+    from loadstone._base import errors
 
-    error = _errors.from_core("f.bin: wrong", code, "wrong", "f.bin", "", 7, "", "", "", 5)
+    error = errors.from_core("f.bin: wrong", code, "wrong", "f.bin", "", 7, "", "", "", 5)
     assert all(isinstance(error, kind) for kind in kinds)
     assert isinstance(error, loadstone.Error) and str(error) == "f.bin: wrong"
     again = pickle.loads(pickle.dumps(error))
@@ -452,8 +452,8 @@ def test_a_load_draws_as_many_random_numbers_as_the_librarys(tmp_path):
 
 
 def test_numbers_that_a_converter_would_count_to_are_refused(tmp_path):
-    from loadstone._diffusers.checkpoint import Checkpoint
-    from loadstone._diffusers.load import require_series
+    from loadstone._adapters.diffusers.checkpoint import Checkpoint
+    from loadstone._adapters.diffusers.load import require_series
 
     for number, is_refused in ((4_000_000_000, True), ("9" * 5000, True), (9999, False)):
         path = tmp_path / "model.safetensors"

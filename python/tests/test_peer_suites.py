@@ -12,7 +12,7 @@ import accelerate
 import pytest
 import loadstone
 
-PATCHED = loadstone._patch.active("accelerate")
+PATCHED = loadstone._adapters.patch.active("accelerate")
 
 def test_passes():
     pass

@@ -16,8 +16,8 @@ import loadstone
 import loadstone.accelerate
 import loadstone.diffusers
 import loadstone.transformers
-from loadstone._placement import expanded, gathered, require_device, require_paths
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
+from loadstone._plan.placement import expanded, gathered, require_device, require_paths
 
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.utils.parametrizations import weight_norm
 
 import loadstone
-import loadstone._execute
+import loadstone._execute.execute
 
 
 @pytest.fixture(scope="module")
@@ -363,16 +363,16 @@ def test_slices_are_not_placed_on_disk(matrix, tmp_path: Path) -> None:
 
 def test_a_failure_leaves_the_model_as_it_was(matrix, monkeypatch) -> None:
     file, whole = matrix
-    renew = loadstone._execute.renew
+    renew = loadstone._execute.execute.renew
     with rank(1, (4,)) as mesh:
         model = spread_matrix(whole, 1, mesh)
         before = model.get_parameter("a.weight")
 
         def fails(model) -> None:
-            monkeypatch.setattr(loadstone._execute, "renew", renew)
+            monkeypatch.setattr(loadstone._execute.execute, "renew", renew)
             raise RuntimeError("late")
 
-        monkeypatch.setattr(loadstone._execute, "renew", fails)
+        monkeypatch.setattr(loadstone._execute.execute, "renew", fails)
         with pytest.raises(RuntimeError, match="late"):
             loadstone.load(model, file)
         assert model.get_parameter("a.weight") is before and before.is_meta

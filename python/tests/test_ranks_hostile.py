@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import loadstone
-import loadstone._execute
+import loadstone._execute.execute
 
 ROWS, COLUMNS = 64, 8
 NAME = "a.weight"
@@ -84,7 +84,7 @@ def fail_late(model: torch.nn.Module, file: Path, patch: pytest.MonkeyPatch) -> 
         raise RuntimeError("late")
 
     with patch.context() as context:
-        context.setattr(loadstone._execute, "make_report", fail)
+        context.setattr(loadstone._execute.execute, "make_report", fail)
         with pytest.raises(RuntimeError, match="late"):
             loadstone.load(model, file)
 

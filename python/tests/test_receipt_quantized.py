@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import loadstone
-from loadstone._receipt import held_tensors
-from loadstone._skeleton_walk import walk
+from loadstone._files.receipt import held_tensors
+from loadstone._model.walk import walk
 
 transformers = pytest.importorskip("transformers")
 

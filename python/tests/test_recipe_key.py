@@ -22,8 +22,8 @@ pytest.importorskip("transformers")
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers_models import by_name, write_checkpoint
 
-from loadstone._transformers import code_key
-from loadstone._transformers.code_key import Code, UndescribedError
+from loadstone._adapters.transformers import code_key
+from loadstone._adapters.transformers.code_key import Code, UndescribedError
 
 OPERATION = """
 from transformers.core_model_loading import ConversionOps

@@ -179,13 +179,13 @@ def test_what_shares_memory_is_half_written_by_its_own_elements(live, steps, tmp
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_load_that_fails_at_its_end_leaves_the_memory_half_written(live, plan, steps, in_place):
     """Everything was read, and the model's record is that of the load before."""
-    from loadstone import _execute
+    from loadstone._execute import execute
 
     def settle(folder, report):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _execute.run(plan, live, in_place=in_place, settle=settle)
+        execute.run(plan, live, in_place=in_place, settle=settle)
     assert loadstone.audit(live).ok is not in_place
     plan.execute(into=live)
     assert loadstone.audit(live).ok

@@ -146,7 +146,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
 
     for name, function in (("write", full), ("fsync", lambda descriptor: full(descriptor, b""))):
         with monkeypatch.context() as patched:
-            patched.setattr(f"loadstone._save.os.{name}", function)
+            patched.setattr(f"loadstone._convert.save.os.{name}", function)
             with pytest.raises(OSError, match=r"m\.safetensors") as caught:
                 ours.save_file(old, path)
         assert isinstance(caught.value, loadstone.LoadError)

@@ -14,9 +14,9 @@ from codec_files import CODECS
 from compare import same
 
 import loadstone
-from loadstone._serving.deferred import Copies, Deferred, Deferring, settle
-from loadstone._serving.options import Options
-from loadstone._serving.written import Writes
+from loadstone._adapters.serving.deferred import Copies, Deferred, Deferring, settle
+from loadstone._adapters.serving.options import Options
+from loadstone._adapters.serving.written import Writes
 
 
 class Load:
@@ -270,8 +270,8 @@ def test_whatever_code_does_is_as_with_real_tensors(seed: int, tmp_path: Path) -
 
 MEASURED = """
 import sys, torch, loadstone
-from loadstone._serving.deferred import Copies, Deferring
-from loadstone._serving.options import Options
+from loadstone._adapters.serving.deferred import Copies, Deferring
+from loadstone._adapters.serving.options import Options
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()

@@ -28,8 +28,8 @@ from test_serving_threads import (
 )
 
 import loadstone
-from loadstone._serving.loading import Loading
-from loadstone._serving.options import Options
+from loadstone._adapters.serving.loading import Loading
+from loadstone._adapters.serving.options import Options
 
 __all__ = ["state"]  # a fixture
 
@@ -84,7 +84,7 @@ def test_nothing_waits_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A pool that was shut down reports no cancelled task; a task may wait for what never comes."""
-    monkeypatch.setattr("loadstone._serving.threads._PATIENCE_SECONDS", patience)
+    monkeypatch.setattr("loadstone._adapters.serving.threads._PATIENCE_SECONDS", patience)
     inside, let_go = threading.Event(), threading.Event()
     if patience == 60.0:
         threading.Timer(0.3, let_go.set).start()

@@ -11,8 +11,8 @@ import transformers
 from compare import same
 
 import loadstone
-from loadstone._serving.deferred import Copies, Deferring
-from loadstone._serving.options import Options
+from loadstone._adapters.serving.deferred import Copies, Deferring
+from loadstone._adapters.serving.options import Options
 
 
 def copied(path: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:

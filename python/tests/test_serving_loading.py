@@ -18,10 +18,10 @@ from command import run
 from compare import same
 
 import loadstone
-from loadstone._receipt import Receipt
-from loadstone._serving.loading import Loading
-from loadstone._serving.options import Options
-from loadstone._serving.receipts import save
+from loadstone._adapters.serving.loading import Loading
+from loadstone._adapters.serving.options import Options
+from loadstone._adapters.serving.receipts import save
+from loadstone._files.receipt import Receipt
 
 ROWS, COLUMNS = 8, 6
 Tensors = Iterator[tuple[str, torch.Tensor]]

@@ -17,8 +17,8 @@ from compare import same
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 import loadstone
-from loadstone._serving.loading import Loading
-from loadstone._serving.options import Options
+from loadstone._adapters.serving.loading import Loading
+from loadstone._adapters.serving.options import Options
 
 SIDE, EXPERTS = 8, 16
 Task = Callable[[], Any]

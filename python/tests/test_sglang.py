@@ -13,8 +13,8 @@ import torch
 from compare import same
 
 import loadstone.sglang
-from loadstone._receipt import Receipt
-from loadstone._sites.sglang import SITES
+from loadstone._adapters.sites.sglang import SITES
+from loadstone._files.receipt import Receipt
 
 SIDE = 8
 
@@ -81,7 +81,7 @@ def test_nothing_changes_where_it_is_not_asked_for(sglang: Any) -> None:
         made = sglang.get_model_loader(stand_in.LoadConfig(options))
         assert type(made) is stand_in.DefaultModelLoader
     made = loader(sglang, {})
-    assert type(made).__module__ == "loadstone._sglang.loader"
+    assert type(made).__module__ == "loadstone._adapters.sglang.loader"
 
 
 def test_a_model_has_the_values_of_the_checkpoint(sglang: Any, tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ import pytest
 import torch
 
 import loadstone
-from loadstone import _patch, _sites
-from loadstone._sites import LIBRARIES, Site, sites_of
+from loadstone._adapters import patch
+from loadstone._adapters import sites as _sites
+from loadstone._adapters.sites import LIBRARIES, Site, sites_of
 
 PACKAGE = Path(loadstone.__file__).parent
 
@@ -80,7 +81,9 @@ def owner_of(site: Site) -> tuple[Any, str]:
     return owner, name
 
 
-REGISTERS = "loadstone._bitsandbytes.layout"  # operators of torch, which can be defined once
+REGISTERS = (
+    "loadstone._adapters.bitsandbytes.layout"  # operators of torch, which can be defined once
+)
 
 
 @pytest.fixture
@@ -88,7 +91,7 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
     """The adapter of a library as in a process that has not used it; afterwards as it was."""
     library: str = request.getfixturevalue("library")
     adapter = f"loadstone.{library}"
-    behind = f"loadstone._{library}"
+    behind = f"loadstone._adapters.{library}"
     importlib.import_module(adapter)
     if library in LIBRARIES:  # else later tests would import a second set of its modules
         with loadstone.patch(library):
@@ -98,13 +101,15 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
         for name, module in sys.modules.items()
         if (name in (adapter, behind) or name.startswith(f"{behind}.")) and name != REGISTERS
     }
-    bound = {
-        name: vars(loadstone)[name] for name in (library, f"_{library}") if name in vars(loadstone)
-    }
+    bound = [
+        (package, vars(package)[library])
+        for package in (loadstone, loadstone._adapters)
+        if library in vars(package)
+    ]
     for name in held:
         del sys.modules[name]
-    for name in bound:
-        delattr(loadstone, name)
+    for package, _ in bound:
+        delattr(package, library)
     sites_of(library).forget()
     _sites._warn_once.cache_clear()
     _sites._warn_of_untried.cache_clear()
@@ -113,8 +118,8 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
         if name != REGISTERS:
             del sys.modules[name]
     sys.modules.update(held)
-    for name, module in bound.items():
-        setattr(loadstone, name, module)
+    for package, module in bound:
+        setattr(package, library, module)
     sites_of(library).forget()
     _sites._warn_once.cache_clear()
     _sites._warn_of_untried.cache_clear()
@@ -130,13 +135,13 @@ def require_refused(library: str, named: str) -> None:
         assert named in str(error)
         for word in (library, sites_of(library).version(), sites_of(library).tested):
             assert word in str(error)
-    standing = dict(_patch._sites)
+    standing = dict(patch._sites)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):
             with loadstone.patch(library) as patched:
                 assert patched._hooks == []
-                assert _patch._sites == standing
+                assert patch._sites == standing
     told = [each for each in said if "nothing is patched" in str(each.message)]
     assert len(told) == 1
     assert told[0].category is UserWarning
@@ -269,7 +274,7 @@ def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
                 with loadstone.patch(library):
                     pass
                 sites_of(library).forget()
-                importlib.import_module(f"loadstone._{library}")
+                importlib.import_module(f"loadstone._adapters.{library}")
                 sites_of(library).require()
         told = [str(each.message) for each in said if "the newest release" in str(each.message)]
         assert len(told) == count, told

@@ -13,8 +13,8 @@ import torch
 from storages import sharers
 from torch import nn
 
-from loadstone._skeleton import recompute, skeleton, skeleton_record
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
+from loadstone._skeleton.skeleton import recompute, skeleton, skeleton_record
 
 LARGE = (1 << 20,)  # 4 MiB of float32: beyond what is kept real while building
 
@@ -447,7 +447,7 @@ def test_recompute_takes_the_dtype_of_the_loaded_parameter():
 
 
 def test_recompute_refuses_while_a_parameter_has_no_value():
-    from loadstone._errors import Error
+    from loadstone._base.errors import Error
 
     made = build(of(lambda m: setattr(m, "linear", nn.Linear(4, 4)) or setattr(
         m, "row", m.linear.weight[1])))  # fmt: skip

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import loadstone
-from loadstone._skeleton import skeleton
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
+from loadstone._skeleton.skeleton import skeleton
 
 LARGE = 1 << 20  # elements: beyond what is kept real while building
 
@@ -224,7 +224,7 @@ def test_a_forked_child_does_not_wait_for_blocks_of_its_parents_threads():
 
 def test_missing_parameters_are_drawn_anew_each_time():
     """Values that a caller keeps are not drawn a second time."""
-    from loadstone._constructor import parameter_values
+    from loadstone._skeleton.constructor import parameter_values
 
     first, second = (parameter_values(lambda: nn.Linear(4, 4), ["weight"]) for _ in range(2))
     assert not torch.equal(first["weight"], second["weight"])

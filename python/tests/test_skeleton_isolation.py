@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from loadstone._skeleton import skeleton, skeleton_record
+from loadstone._skeleton.skeleton import skeleton, skeleton_record
 
 LARGE = (1 << 20,)
 
@@ -159,7 +159,7 @@ def test_two_coroutines_interleave():
 
 
 def test_nothing_is_kept_of_a_model_that_is_gone():
-    from loadstone._skeleton_finish import known
+    from loadstone._skeleton.finish import known
 
     class Derived(nn.Module):
         def __init__(self):

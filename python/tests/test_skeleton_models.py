@@ -102,7 +102,7 @@ def test_all_of_transformers():
 
 MEMORY = """
 import json, torch, transformers
-from loadstone._skeleton import skeleton
+from loadstone._skeleton.skeleton import skeleton
 from transformers import LlamaConfig, LlamaForCausalLM
 
 def peak():

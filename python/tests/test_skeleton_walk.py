@@ -13,10 +13,10 @@ import torch
 from storages import sharers
 from torch import nn
 
-from loadstone._dtypes import dtype_name, torch_dtype
-from loadstone._errors import PlanError
-from loadstone._skeleton import save_skeleton, skeleton, skeleton_record
-from loadstone._skeleton_walk import walk
+from loadstone._base.dtypes import dtype_name, torch_dtype
+from loadstone._base.errors import PlanError
+from loadstone._model.walk import walk
+from loadstone._skeleton.skeleton import save_skeleton, skeleton, skeleton_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,8 +281,8 @@ def test_save_skeleton(tmp_path):
 def test_the_libraries_constructors_give_what_a_model_on_meta_lacks(dtype):
     diffusers = pytest.importorskip("diffusers")
     transformers = pytest.importorskip("transformers")
-    from loadstone._constructor import constructor_values
-    from loadstone._torch_state import constructing
+    from loadstone._base.torch_modes import constructing
+    from loadstone._skeleton.constructor import constructor_values
 
     def gemma():
         config = transformers.Gemma3TextConfig(

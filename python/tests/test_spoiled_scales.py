@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 import loadstone
 import loadstone.accelerate
-from loadstone._errors import make
+from loadstone._base.errors import make
 
 NAN, INFINITY = float("nan"), float("inf")
 SAYS, REJECTED = "because of a scale", "rejected:"

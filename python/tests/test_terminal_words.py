@@ -17,7 +17,7 @@ from command import run
 
 import loadstone
 import loadstone.torch
-from loadstone._errors import make
+from loadstone._base.errors import make
 
 # One of each kind; the core's own test walks all characters (tests/base/text_test.cpp).
 UNSAFE = {

@@ -31,7 +31,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_recipes_are_cached_privately_and_used(
     mixtral: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from loadstone._transformers import rules
+    from loadstone._adapters.transformers import rules
 
     cls = by_name("mixtral").cls
     first = ours(cls, mixtral)
@@ -63,7 +63,7 @@ def test_recipes_of_an_untried_release_are_neither_kept_nor_used(
 ):
     import transformers
 
-    from loadstone._sites.transformers import SITES
+    from loadstone._adapters.sites.transformers import SITES
 
     cls = by_name("mixtral").cls
     known = ours(cls, mixtral)

@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 from transformers import conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
-from loadstone._patch import hooked
-from loadstone._transformers import conversions
+from loadstone._adapters.patch import hooked
+from loadstone._adapters.transformers import conversions
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from transformers_models import (
 )  # fmt: skip
 
 import loadstone
-from loadstone._skeleton_walk import walk
+from loadstone._model.walk import walk
 
 pytest.importorskip("transformers")
 

@@ -171,7 +171,7 @@ def test_ties_wherever_their_modules_are(
 def test_a_tie_that_is_not_completed_is_found(
     rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from loadstone._transformers import load
+    from loadstone._adapters.transformers import load
 
     folder = tied(tmp_path / "model", "embedding")
     monkeypatch.setattr(load, rule, lambda *arguments: None)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import loadstone
 
 transformers = pytest.importorskip("transformers")
-from loadstone._transformers import hooks  # noqa: E402
+from loadstone._adapters.transformers import hooks  # noqa: E402
 
 CONFIG = {
     "vocab_size": 64,

@@ -159,7 +159,7 @@ def test_no_function_shows_or_makes_what_a_url_holds(work: Path, name: str) -> N
 
 
 def test_errors_made_in_python_hide_what_they_are_given() -> None:
-    from loadstone._errors import make
+    from loadstone._base.errors import make
 
     error = make(
         "plan.options", f"'{URL}' is not one", path=URL, tensor=URL, found=URL, expected=[URL]

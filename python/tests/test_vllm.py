@@ -20,10 +20,10 @@ import torch
 from compare import same
 
 import loadstone.vllm
-from loadstone._serving.converted import Converted, conversion, quantization_config
-from loadstone._serving.options import Changes, Options
-from loadstone._serving.written import Hole, Writes
-from loadstone._sites.vllm import SITES
+from loadstone._adapters.serving.converted import Converted, conversion, quantization_config
+from loadstone._adapters.serving.options import Changes, Options
+from loadstone._adapters.serving.written import Hole, Writes
+from loadstone._adapters.sites.vllm import SITES
 
 # --- the plugin -----------------------------------------------------------------------------------
 
@@ -243,8 +243,8 @@ def test_a_damaged_file_ends_it(tmp_path: Path) -> None:
 
 MEASURED = """
 import sys, torch, loadstone
-from loadstone._serving.converted import Converted, conversion
-from loadstone._serving.options import Changes
+from loadstone._adapters.serving.converted import Converted, conversion
+from loadstone._adapters.serving.options import Changes
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()
