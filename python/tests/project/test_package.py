@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import itertools
 import subprocess
 import sys
@@ -51,8 +53,9 @@ def test_functions_stay_functions_whatever_is_imported_first(first):
 
 
 def test_everything_that_is_promised_is_there():
-    for name in loadstone.__all__:
+    for name in dir(loadstone):
         assert getattr(loadstone, name) is not None
+    assert set(loadstone.__all__) < set(dir(loadstone))
     with pytest.raises(AttributeError, match="nonsense"):
         loadstone.nonsense  # noqa: B018
 
@@ -65,6 +68,23 @@ def test_every_adapter_is_an_attribute_of_a_fresh_import():
         wanted = f"import loadstone; print(loadstone.{name}.__name__)"
         assert python(wanted).strip() == f"loadstone.{name}"
         assert name in dir(loadstone)
+
+
+def test_type_checkers_find_each_public_name_where_it_is():
+    stub = ast.parse(Path(loadstone.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    found = {alias.name: node.module for node in imports for alias in node.names}
+    assert found.keys() == {*dir(loadstone), "_core"}
+    for name, module in found.items():
+        there = getattr(importlib.import_module(module), name)
+        assert getattr(loadstone, name) is there, name
+
+
+def test_star_brings_no_library_and_no_builtin():
+    names: dict[str, object] = {}
+    exec("from loadstone import *", names)
+    assert {"load", "Plan", "__version__"} <= names.keys()
+    assert not {"open", "torch", "transformers", "llama_cpp"} & names.keys()
 
 
 def refuse(*args, **kwargs):
