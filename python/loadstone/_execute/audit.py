@@ -121,7 +121,7 @@ class _Noted:
     @classmethod
     def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _Noted:
         """As it is now."""
-        from loadstone._skeleton.schema import version_of
+        from loadstone._model.storages import version_of
 
         shape = _extent_of(tensor)
         shape = shapes.setdefault(shape, shape)
@@ -129,7 +129,7 @@ class _Noted:
 
     def is_still(self, tensor: Any) -> bool:
         """Whether a tensor lies in the same memory, and nothing was written to it."""
-        from loadstone._skeleton.schema import storage_key, version_of
+        from loadstone._model.storages import storage_key, version_of
 
         form = (version_of(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
         if form != (self.version, self.kind, self.dtype, self.shape):
@@ -194,7 +194,7 @@ class Loads:
 
 def forget(tensors: Iterable[Any]) -> None:
     """No load accounts for what stands in the memory of these any longer."""
-    from loadstone._skeleton.schema import storage_key
+    from loadstone._model.storages import storage_key
 
     keys = {storage_key(tensor) for tensor in tensors}
     for ref in _last_load.keyrefs():  # a copy: other threads load meanwhile

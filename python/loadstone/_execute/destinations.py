@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadstone import torch as memory
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error, listed
 from loadstone._execute import audit, ties
-from loadstone._model import devices, half_written
+from loadstone._model import devices, half_written, memory
 from loadstone._model.contents import Contents, may_exchange, takes_data
-from loadstone._model.half_written import WRITTEN, end_byte
+from loadstone._model.half_written import WRITTEN
+from loadstone._model.storages import end_byte
 
 if TYPE_CHECKING:
     import torch
@@ -232,7 +232,7 @@ class _Group:
 
 def _groups(pairs: Sequence[tuple[TensorSlot, PlannedTarget]]) -> list[_Group]:
     """Of several tensors each, at least one of which gets a value where it is."""
-    from loadstone._skeleton.schema import storage_key
+    from loadstone._model.storages import storage_key
 
     shared: dict[int, list[tuple[TensorSlot, PlannedTarget]]] = defaultdict(list)
     for slot, target in pairs:

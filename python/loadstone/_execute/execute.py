@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadstone import _core
-from loadstone import torch as memory
 from loadstone._base import collector
 from loadstone._base.dtypes import dtype_name, element_dtype, has_name
 from loadstone._base.errors import FilledWarning, listed, make
@@ -24,7 +23,7 @@ from loadstone._execute.destinations import Destinations
 from loadstone._execute.report import Provenance, Report, filled_findings, human_bytes
 from loadstone._execute.same_model import planned_slots
 from loadstone._files.receipt import Receipt
-from loadstone._model import devices, half_written
+from loadstone._model import devices, half_written, memory
 from loadstone._model.half_written import WRITTEN
 from loadstone._model.holders import Own, Parameters, note_replaced
 from loadstone._model.model_lock import slots_of

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
-from loadstone import torch as memory
 from loadstone._base.errors import make
-from loadstone._model import devices
+from loadstone._model import devices, memory
 from loadstone._model.targets import PlannedTarget, planned_targets
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
 
 def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
     """Those whose storage others have too, or reach into; meta storages have no addresses."""
-    from loadstone._skeleton.schema import storage_key
+    from loadstone._model.storages import storage_key
 
     storages: dict[int, list[TensorSlot]] = {}
     extents: dict[int, tuple[str, int, int]] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loadstone.tracing import Symbol, _operations
-from loadstone.tracing._symbol import refusal
+from loadstone.tracing._trace import refusal
 
 if TYPE_CHECKING:
     from loadstone._model.walk import TensorSlot

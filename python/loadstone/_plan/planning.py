@@ -242,7 +242,7 @@ def _devices(
 ) -> dict[str, Any]:
     """What the core is told of devices, and of the modules that maps name."""
     if device_map is None:
-        device_map = mesh_device(needs.slots)
+        device_map = mesh_device(slot.share for slot in needs.slots if slot.share is not None)
     if needs.module is not None and isinstance(device_map, Mapping):
         device_map = modules.saved_map(needs.module, device_map)
     mode, entries = machine.device_map_entries(device_map)
