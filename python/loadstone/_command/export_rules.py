@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sys
 
+from loadstone._base.adapters import adapter
 from loadstone._base.errors import make
 from loadstone._base.text import write_text
 
@@ -34,8 +35,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if importlib.util.find_spec("transformers") is None:
         raise make("plan.options", "transformers is not installed", field="library")
-    from loadstone._adapters.transformers.export import export
-
+    export = adapter("transformers", "export").export
     text = json.dumps(export(options.model_type, options.config), indent=1) + "\n"
     if options.output is None:
         sys.stdout.write(text)

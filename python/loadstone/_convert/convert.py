@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from loadstone import _core, llama_cpp
+from loadstone import _core
+from loadstone._base.adapters import adapter
 from loadstone._base.errors import count_argument, make
 from loadstone._base.progress import shown
-from loadstone._base.text import write_text
 from loadstone._convert import cluster as _cluster
-from loadstone._files.catalog import Catalog, Checkpoint
-from loadstone._files.gguf_metadata import Metadata, metadata_text
-from loadstone._files.output import (
+from loadstone._convert.output import (
     ConvertReport,
     Quantize,
     carry_out,
@@ -22,23 +20,18 @@ from loadstone._files.output import (
     folder_of,
     form_of,
     format_rows,
-    open_source,
     path_text,
-    patterns_of,
     sizes_of,
     style_name,
 )
+from loadstone._files.catalog import Catalog, Checkpoint, opened
+from loadstone._files.gguf_metadata import Metadata, metadata_text
+from loadstone._files.weighted import patterns_of
+from loadstone._plan import rules as _rules
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.rules import RulesText, rules_or_recipes, rules_text
 
-Rules = (
-    Sequence[Mapping[str, Any]]
-    | Mapping[str, str]
-    | str
-    | os.PathLike[str]
-    | AdapterRecipes
-    | RulesText
-)
+Rules = _rules.Rules | AdapterRecipes
 
 
 def convert(
@@ -249,7 +242,7 @@ def _divided(
             if callback is not None:
                 callback(bytes_done, planned.bytes_written)
 
-        done = _cluster.run_parts(cluster, arguments, planned.files, parts, show)
+        done = _cluster.run_parts(convert, cluster, arguments, planned.files, parts, show)
     report = _cluster.patiently(lambda: convert(**arguments, finish=True))
     report.seconds = time.perf_counter() - begin
     for name in _cluster.SUMS:
@@ -257,44 +250,6 @@ def _divided(
         setattr(report, name, total)
     report.peak_bytes = max(report.peak_bytes, *(each.peak_bytes for each in done))
     return report
-
-
-def save_recipes(
-    model: Any,
-    checkpoint: Checkpoint | Catalog,
-    path: str | os.PathLike[str],
-    *,
-    rules: str = "diffusers",
-    dtype: Any = None,
-    allow_links: bool = False,
-) -> None:
-    """Saves the recipes of a library's own conversion, for ``loadstone convert``.
-
-    >>> loadstone.save_recipes(model, "wan.gguf", "recipes.json", rules="diffusers")
-
-    Args:
-        model: of that library; may lie on meta.
-        checkpoint: the one to be converted, or one with the same names, encodings and shapes.
-        path: of the JSON file; it has names of tensors, and no values but small constants.
-        rules: the library: ``"diffusers"`` or ``"transformers"``.
-        dtype: ``None``: the model's own. Modules that the class keeps in float32 stay so.
-
-    Raises:
-        PlanError: the checkpoint does not make the whole model; ``findings`` say what is missing.
-    """
-    from loadstone._plan.planning import make_plan
-    from loadstone._plan.registry import trace
-
-    catalog = (
-        checkpoint if isinstance(checkpoint, Catalog) else open_source(checkpoint, allow_links)
-    )
-    traced = trace(rules, model, catalog, dtype)
-    make_plan(model, catalog, traced).require_ok()
-    if traced.recipes is None:
-        raise make(
-            "plan.options", "names match unchanged, so there are no recipes to save", field="rules"
-        )
-    write_text(path, traced.recipes.to_json(catalog._core))
 
 
 def _resolved(
@@ -309,6 +264,7 @@ def _resolved(
     allow_links: bool,
 ) -> dict[str, Any]:
     """Recipes and keys for the core; those of a language model are llama.cpp's converter's."""
+    llama_cpp = adapter("llama_cpp")
     if rules is None and llama_cpp.concerns(source, target):
         traced = llama_cpp.trace(
             source,
@@ -325,9 +281,7 @@ def _resolved(
             if value:
                 message = "llama.cpp's converter makes NAME.gguf of a folder, and takes no rules"
                 raise make("plan.options", message, field=field, found=str(value))
-        catalog = (
-            source._core if isinstance(source, Catalog) else open_source(source, allow_links)._core
-        )
+        catalog = opened(source, allow_links=allow_links)._core
         listed, recipes = _chosen(rules, source, catalog)
     return {
         "catalog": catalog,

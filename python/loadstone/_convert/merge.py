@@ -8,8 +8,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base.errors import count_argument, make
-from loadstone._files.gguf_metadata import Metadata, metadata_text
-from loadstone._files.output import (
+from loadstone._convert.output import (
     ConvertReport,
     Quantize,
     carry_out,
@@ -18,11 +17,19 @@ from loadstone._files.output import (
     form_of,
     format_rows,
     path_text,
-    patterns_of,
     sizes_of,
     style_name,
 )
-from loadstone._files.weighted import Weighted, ignored_by, joined, opened, tie_argument, weighted
+from loadstone._files.catalog import opened
+from loadstone._files.gguf_metadata import Metadata, metadata_text
+from loadstone._files.weighted import (
+    Weighted,
+    ignored_by,
+    joined,
+    patterns_of,
+    tie_argument,
+    weighted,
+)
 
 
 def merge(
@@ -108,7 +115,7 @@ def merge(
     seed = None if seed is None else count_argument("seed", seed, 2**64 - 1)
     options = _core.merge_options(weights, factors, method, normalise, scale, density, seed, tie)
     conversion = _core.make_conversion(
-        joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),
+        joined([opened(source, allow_links=allow_links) for source, _ in (*given, *adapters)]),
         dtype="" if dtype is None or dtype == "auto" else str(dtype),
         block_dtype=str(block_dtype),
         **form.arguments,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.errors import PlanError, count_argument, make, unknown
 from loadstone._base.progress import shown
-from loadstone._files.catalog import RANK_MAX, Catalog, Checkpoint, inspect
 
 Quantize = str | Mapping[str, str]
 STYLES = ("modelopt", "compressed-tensors")
@@ -155,10 +154,6 @@ def style_name(style: str | None) -> str:
     raise unknown("style", "style", style, STYLES)
 
 
-def patterns_of(patterns: str | Sequence[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns)
-
-
 def sizes_of(shard_size: int | str | None, max_memory: int | str | None) -> dict[str, Any]:
     """The sizes in bytes, by the core's arguments."""
     given = {"shard_size": shard_size, "max_memory": max_memory}
@@ -179,7 +174,3 @@ def folder_of(source: Any) -> str:
         return ""
     path = os.fsdecode(source)
     return path if _core.is_remote(path) or Path(path).is_dir() else ""
-
-
-def open_source(path: Checkpoint, allow_links: bool) -> Catalog:
-    return inspect(path, allow_links=allow_links, gguf_rank_max=RANK_MAX)
