@@ -30,7 +30,8 @@ from loadstone._convert.merge import merge
 from loadstone._core import Finding
 from loadstone._execute.audit import Audit, audit
 from loadstone._execute.load import load
-from loadstone._execute.report import Provenance, Report, Source
+from loadstone._execute.plan import Plan, plan
+from loadstone._execute.report import Report
 from loadstone._files.catalog import Catalog, TensorInfo, inspect
 from loadstone._files.open import LazyTensor, OpenCheckpoint, load_file
 from loadstone._files.open import open as open
@@ -39,8 +40,7 @@ from loadstone._files.receipt import Receipt
 from loadstone._files.remote import configure_remote
 from loadstone._files.safe_open import safe_open
 from loadstone._model.targets import PlannedTarget
-from loadstone._plan.plan import Plan
-from loadstone._plan.planning import plan
+from loadstone._plan.provenance import Provenance, Source
 from loadstone._plan.quantization import Quantization
 from loadstone._skeleton.skeleton import save_skeleton, skeleton
 

@@ -27,7 +27,7 @@ from loadstone._files.weighted import Adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.walk import walk
 from loadstone._plan.placement import align_what_hooks_bring, device_of
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
 from loadstone.tracing import Symbol
@@ -89,7 +89,7 @@ class Load:
         self.options = options
         self.model: Any = None
         self.device_map: Any = None  # as asked for, once the library has worked it out
-        self.plan: Plan | None = None
+        self.plan: PlannedLoad | None = None
         self.keeps_blocks = False  # as blocks, where they are; else as the numbers they stand for
         self.places = Places()  # where configs may be
         self.lacks = Lacks()  # what the converter asks for in vain, where that is known
@@ -102,7 +102,7 @@ class Load:
         self._request: Request | None = None
         self._traced: AdapterRecipes | None = None
 
-    def read(self, request: Request) -> Plan:
+    def read(self, request: Request) -> PlannedLoad:
         """Plans and loads, and gives the model its tensors."""
         self.prepare(request)
         with model_lock(self.model):
@@ -124,7 +124,7 @@ class Load:
         """The dtype of each target that the checkpoint gives; empty before the trace."""
         return self._traced.dtypes if self._traced is not None else {}
 
-    def make_plan(self, device_map: Mapping[str, Any] | None) -> Plan:
+    def make_plan(self, device_map: Mapping[str, Any] | None) -> PlannedLoad:
         """Plans what was traced; reads nothing."""
         assert self._request is not None
         devices = _devices(self.model, device_map)
@@ -155,7 +155,7 @@ class Load:
         buffers = [name for name, tensor in model.named_buffers() if not tensor.is_meta]
         return {name: "initialise" for name in buffers if name in saved}
 
-    def carry_out(self) -> Plan:
+    def carry_out(self) -> PlannedLoad:
         """Reads what was planned, and gives the model its tensors."""
         assert self.plan is not None
         filled = execute.read_values(
@@ -167,11 +167,11 @@ class Load:
         )
         execute.install_values(self.plan, self.model, filled)
         _as_planned_on_disk(self.plan, self.model)
-        if self.plan._units is not None:
+        if self.plan.units is not None:
             from loadstone._adapters.bitsandbytes.installing import moves_weights, prepare_hooks
 
             if moves_weights(self._device_map):
-                prepare_hooks(self.model, self.plan._units.offsets)
+                prepare_hooks(self.model, self.plan.units.offsets)
         filled.offload.commit()
         self._core = filled.core
         self._request = self._traced = None
@@ -445,9 +445,9 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
     )
 
 
-def _as_planned_on_disk(plan: Plan, model: torch.nn.Module) -> None:
+def _as_planned_on_disk(plan: PlannedLoad, model: torch.nn.Module) -> None:
     """Gives meta tensors of values on disk the planned dtype, to which hooks cast."""
-    quantized = plan._units.names() if plan._units is not None else ()
+    quantized = plan.units.names() if plan.units is not None else ()
     planned = {
         target.name: target.dtype
         for target in plan.targets
