@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from loadstone import torch as memory
-from loadstone._base.errors import Error
+from loadstone._base.errors import Error, listed
 from loadstone._execute import audit
 from loadstone._model import devices, half_written
 from loadstone._model.contents import Contents, may_exchange, takes_data
@@ -28,9 +28,6 @@ from loadstone._plan.model_memory import (
     is_written,
     keeps_identity,
 )
-
-# An error's note names this many tensors, and counts the others.
-_LISTED_MAX = 8
 
 
 class Destinations:
@@ -145,9 +142,8 @@ class Destinations:
         if isinstance(error, Error):
             error.half_written = names
         if names:
-            more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
-            listed = ", ".join(names[:_LISTED_MAX]) + more
-            error.add_note(f"The model may be half-written: {listed}. Load again to repair it")
+            half = f"The model may be half-written: {listed(names)}"
+            error.add_note(f"{half}. Load again to repair it")
 
     def _may_have_begun(self, index: int) -> bool:
         """Return whether the tensor's own memory may have got bytes of its new value."""
