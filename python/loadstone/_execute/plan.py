@@ -11,19 +11,20 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base import machine
+from loadstone._base.adapters import offering
 from loadstone._base.errors import count_argument, make
 from loadstone._base.text import read_text, write_text
 from loadstone._execute import execute
 from loadstone._execute.audit import warn_of_replaced
 from loadstone._execute.report import Report
 from loadstone._files import remote
-from loadstone._files.catalog import RANK_MAX, Checkpoint, inspect
+from loadstone._files.catalog import Checkpoint, inspect
 from loadstone._files.weighted import Weighted, adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
-from loadstone._plan.registry import TRACED, trace, with_units
+from loadstone._plan.registry import extended, trace
 from loadstone._plan.rules import Rules, is_file, is_json
 
 # A page of more would make a notebook of megabytes.
@@ -174,7 +175,8 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""
-        self._planned.extra.require_none()
+        for extension in self._planned.extensions:
+            extension.require_savable(is_pickled=False)
         if self._planned.shared_read is not None:
             message = "a plan of ranks that read together needs them; a file cannot say so"
             raise make("plan.options", message, field="read_once")
@@ -229,8 +231,8 @@ class Plan:
         return cls(PlannedLoad(core))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._planned.units is not None:
-            raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
+        for extension in self._planned.extensions:
+            extension.require_savable(is_pickled=True)
         return _unpickled, (self.to_json(), str(Path.cwd()), self._planned.core.offload_folder)
 
     def to_html(
@@ -368,13 +370,14 @@ def plan(
             message = "strict stands for missing and unexpected; pass it, or these"
             raise make("plan.options", message, field="strict", found=str(strict))
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
-    rank_max = {"gguf_rank_max": RANK_MAX} if rules == "diffusers" else {}
-    catalog = inspect(checkpoint, allow_links=allow_links, **rank_max)
+    traced_by = offering("recipes").get(rules) if isinstance(rules, str) else None
+    rank_max = (traced_by and traced_by.gguf_rank_max) or _core.GGUF_RANK_MAX
+    catalog = inspect(checkpoint, allow_links=allow_links, gguf_rank_max=rank_max)
     is_written = isinstance(rules, str) and (is_json(rules) or is_file(rules))
-    is_traced = isinstance(rules, str) and (rules in TRACED or not is_written)
+    is_traced = isinstance(rules, str) and (traced_by is not None or not is_written)
     with model_lock(model):  # one walk over it
         traced = trace(str(rules), model, catalog, dtype) if is_traced else None
-        traced = with_units(traced, model, catalog, dtype, quantize)
+        traced = extended(traced, model, catalog, dtype, quantize)
         planned = make_plan(
             model,
             catalog,

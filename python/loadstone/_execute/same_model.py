@@ -21,8 +21,8 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
     reshard(model)
     names = {target.name for target in plan.targets}
     slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
-    if plan.units is not None:
-        slots = plan.units.slots(slots)
+    for extension in plan.extensions:
+        slots = extension.slots(slots)
     found = [(slot.name, tuple(slot.tensor.shape), _place(slot)) for slot in slots]
     planned = [(target.name, target.shape, target.place) for target in plan.targets]
     if found != planned:
@@ -99,11 +99,11 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 
     Else the old dtype would come back, and the tie be cut or made again, without a word.
     """
-    quantized = plan.units.names() if plan.units is not None else ()
+    extended = plan.extension_names()
     splits = not plan.forms and ties.may_split(plan.targets, plan.findings)
     roots = {target.name: target.tie_of or target.name for target in plan.targets}
     for target, slot in zip(plan.targets, slots, strict=True):
-        if slot.name in quantized:
+        if slot.name in extended:
             continue
         # a plan from a file tells of ties, and not which dtypes the model had
         planned_tie = target.tie_of if target.origin == "tie" else ""

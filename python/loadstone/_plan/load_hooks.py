@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from loadstone import _core
+from loadstone._base import adapters
 from loadstone._base.errors import Error, make
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._files.catalog import Catalog
@@ -38,8 +39,6 @@ from loadstone.tracing._absent import leaves
 _Module = torch.nn.Module
 _METHODS = ("_load_from_state_dict", "set_extra_state")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-# Their layers are filled by an adapter, which does what these do.
-_REPRODUCED = ("bitsandbytes.nn.modules",)
 # Hooks of these only gather and scatter what ranks hold, put names back that state dicts lack, or
 # note writes.
 _DONE_BY_US = (
@@ -69,7 +68,7 @@ class Effect:
     dropped: list[str] = field(default_factory=list)
     unexpected: list[tuple[str, str]] | None = None
     kept: frozenset[str] = frozenset()
-    extra: ExtraState = field(default_factory=ExtraState)
+    extra: ExtraState | None = None
 
     def arguments(self, unexpected: str) -> dict[str, Any]:
         """For the core, which plans again."""
@@ -137,7 +136,13 @@ def _is_batch_norm(module: _Module) -> bool:
 
 def _has_code(module: _Module) -> bool:
     own = bool(_hooks(module)) or any(_is_own(module, method) for method in _METHODS)
-    return own and type(module).__module__ not in _REPRODUCED
+    return own and not _is_filled(module)
+
+
+def _is_filled(module: _Module) -> bool:
+    """Return whether an adapter fills a layer, and does what its code does."""
+    name = type(module).__module__
+    return any(name in each.filled_modules for each in adapters.known())
 
 
 def _finding(path: str, module: _Module, reason: str) -> _core.Finding:
@@ -254,7 +259,7 @@ class _LoadHookTracer:
         """Takes out modules that an adapter fills (their prefixes); extra state will be noted."""
         reproduced = []
         for path, module in list(twin.named_modules()):
-            if type(module).__module__ in _REPRODUCED and path:
+            if _is_filled(module) and path:
                 owner, _, leaf = path.rpartition(".")
                 twin.get_submodule(owner)._modules[leaf] = _Module()
                 reproduced.append(f"{saved_path(twin, path)}.")
@@ -296,7 +301,7 @@ class _LoadHookTracer:
             reason = f"{error.tensor}: {error.message}"
             return Effect([self._finding_at(error.tensor.rpartition(".")[0], reason)])
         extra, findings = self._extra_state(missing)
-        made.extra, made.findings = ExtraState(self.catalog, extra), findings
+        made.extra, made.findings = ExtraState(self.catalog, extra) if extra else None, findings
         absent = {each.target for each in self.core.findings if each.code == "plan.missing"}
         made.kept |= absent - {*self.missing, *changed}
         if changed:
@@ -379,7 +384,7 @@ class _LoadHookTracer:
         extra: dict[str, str] = {}
         findings = []
         for path, module in named_modules(self.model):
-            if not _is_own(module, "set_extra_state") or type(module).__module__ in _REPRODUCED:
+            if not _is_own(module, "set_extra_state") or _is_filled(module):
                 continue
             name = f"{path}._extra_state".lstrip(".")
             state = self.extra.get(path)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from loadstone._base.dtypes import dtype_name, has_name
+from loadstone._model.walk import TensorSlot
+
 OFFLOADED = "offloaded"  # as the core says it
 
 
@@ -52,3 +55,12 @@ class Provenance:
         target, origin, kind, delivery, sources, *rest = row
         found = tuple(Source(*each) for each in sources)
         return cls(target, origin, kind, delivery, found, *rest)
+
+    @classmethod
+    def kept(cls, slot: TensorSlot) -> Provenance:
+        """For a tensor that is no part of a plan."""
+        tensor = slot.tensor
+        dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
+        place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))
+        reason = slot.obstacle or "it is not in the model's tree of modules"
+        return cls(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)

@@ -16,7 +16,7 @@ from loadstone._adapters.diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_packed
 from loadstone._adapters.diffusers.gaps import Gaps
 from loadstone._adapters.diffusers.mismatch import Mismatch, Places, examine
-from loadstone._adapters.diffusers.quantized import parts_of, units_of
+from loadstone._adapters.diffusers.quantized import parts_of, quantized_weights
 from loadstone._adapters.diffusers.supplements import supplement
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import PlanError, make
@@ -128,11 +128,11 @@ class Load:
         """Plans what was traced; reads nothing."""
         assert self._request is not None
         devices = _devices(self.model, device_map)
-        units = self._traced.units if self._traced is not None else None
-        if devices is not None and units is not None:
-            for unit in units.stored.values():
+        weights: Any = next(iter(self._traced.extensions if self._traced is not None else ()), None)
+        if devices is not None and weights is not None:
+            for unit in weights.stored.values():
                 devices[unit.name] = device_of(unit.name, devices, "cpu")
-            devices = units.devices(devices)
+            devices = weights.devices(devices)
         self._device_map = device_map
         self.plan = make_plan(
             self.model,
@@ -167,11 +167,12 @@ class Load:
         )
         execute.install_values(self.plan, self.model, filled)
         _as_planned_on_disk(self.plan, self.model)
-        if self.plan.units is not None:
+        weights: Any = next(iter(self.plan.extensions), None)  # QuantizedWeights
+        if weights is not None:
             from loadstone._adapters.bitsandbytes.installing import moves_weights, prepare_hooks
 
             if moves_weights(self._device_map):
-                prepare_hooks(self.model, self.plan.units.offsets)
+                prepare_hooks(self.model, weights.offsets)
         filled.offload.commit()
         self._core = filled.core
         self._request = self._traced = None
@@ -223,8 +224,8 @@ class Load:
 
     def trace(self, request: Request) -> AdapterRecipes:
         """Recipes for what the checkpoint gives, and findings for the rest."""
-        units = units_of(request.model, request.checkpoint.catalog, request.converted)
-        parts = parts_of(units, request.converted)
+        weights = quantized_weights(request.model, request.checkpoint.catalog, request.converted)
+        parts = parts_of(weights, request.converted)
         state = request.model.state_dict()
         converted = {name: value for name, value in request.converted.items() if name not in parts}
         supplement(converted, state)
@@ -245,8 +246,8 @@ class Load:
             request.model, known, self.options.missing, self._left_to_constructor(request.model)
         )
         keys: dict[str, str] = {}
-        traced = AdapterRecipes(recipes=None, units=units)
-        for unit in units.stored.values() if units is not None else ():
+        traced = AdapterRecipes(recipes=None, extensions=[] if weights is None else [weights])
+        for unit in weights.stored.values() if weights is not None else ():
             for name, (dtype, _) in unit.targets().items():
                 trace.add(name, request.converted[name])
                 traced.dtypes[name] = dtype
@@ -447,7 +448,7 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
 
 def _as_planned_on_disk(plan: PlannedLoad, model: torch.nn.Module) -> None:
     """Gives meta tensors of values on disk the planned dtype, to which hooks cast."""
-    quantized = plan.units.names() if plan.units is not None else ()
+    quantized = plan.extension_names()
     planned = {
         target.name: target.dtype
         for target in plan.targets

@@ -1,0 +1,73 @@
+"""Adapters of libraries, and what each does for the layers below it.
+
+They register references, ``module:name``, which are followed when a model or a call needs them: a
+library is not imported because it may be there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter's part in loads that other layers carry out.
+
+    Attributes:
+        library: the package that it adapts.
+        recipes: a reference to ``(model, catalog, dtype=) -> AdapterRecipes``.
+        extend: a reference to ``(recipes, model, catalog, dtype, quantize)``, which adds a
+            :class:`TargetExtension` where a plan needs one.
+        is_supported: a reference to ``(library) -> bool``: whether the release at hand is.
+        components: a reference to ``(tensor) -> {name: tensor}``: beside the data of a parameter.
+        not_held: a reference to ``(model, slots) -> {name: reason}``: values that are elsewhere.
+        tensor_classes: names of classes whose memory it fills.
+        filled_modules: modules of layers that it fills; it does what their load hooks do.
+        gguf_rank_max: the most dims of tensors in GGUF files for the library's models.
+    """
+
+    library: str
+    recipes: str = ""
+    extend: str = ""
+    is_supported: str = ""
+    components: str = ""
+    not_held: str = ""
+    tensor_classes: tuple[str, ...] = ()
+    filled_modules: tuple[str, ...] = ()
+    gguf_rank_max: int | None = None
+
+
+_registered: dict[str, Adapter] = {}
+
+
+def register(*adapters: Adapter) -> None:
+    """Makes adapters known."""
+    _registered.update({each.library: each for each in adapters})
+
+
+def known() -> list[Adapter]:
+    """All adapters, in the order in which they were registered."""
+    return list(_registered.values())
+
+
+def offering(part: str) -> dict[str, Adapter]:
+    """The adapters that have a part, by their library."""
+    return {each.library: each for each in known() if getattr(each, part)}
+
+
+def follow(reference: str) -> Any:
+    """The object that a reference means."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def is_of(cls: type, package: str) -> bool:
+    """Return whether a class derives from one of a package."""
+    return any(f"{base.__module__}.".startswith(f"{package}.") for base in cls.__mro__)
+
+
+def has_modules_of(model: Any, package: str) -> bool:
+    """Return whether a class of a model's modules derives from one of a package."""
+    return any(is_of(each, package) for each in {type(module) for module in model.modules()})
