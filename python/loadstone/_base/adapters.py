@@ -1,4 +1,4 @@
-"""Adapters of libraries, and what each does for the layers below it.
+"""Adapters of libraries, and the parts that each has in lower layers.
 
 They register references, ``module:name``, which are followed when a model or a call needs them: a
 library is not imported because it may be there.
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's part in loads that other layers carry out.
+    """The parts of an adapter in loads that other layers carry out.
 
     Attributes:
         library: the package that it adapts.
@@ -21,7 +21,7 @@ class Adapter:
         extend: a reference to ``(recipes, model, catalog, dtype, quantize)``, which adds a
             :class:`TargetExtension` where a plan needs one.
         is_supported: a reference to ``(library) -> bool``: whether the release at hand is.
-        components: a reference to ``(tensor) -> {name: tensor}``: beside the data of a parameter.
+        components: a reference to ``(tensor) -> {name: tensor}``: scales of a quantized one ...
         not_held: a reference to ``(model, slots) -> {name: reason}``: values that are elsewhere.
         tensor_classes: names of classes whose memory it fills.
         filled_modules: modules of layers that it fills; it does what their load hooks do.

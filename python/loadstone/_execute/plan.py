@@ -147,7 +147,7 @@ class Plan:
         return report
 
     def _model(self) -> Any:
-        """The model that it was made for; ``None``: it has gone, or there was none."""
+        """The model that it was made for; ``None`` if it has gone, or came from a file."""
         return None if self._planned.model is None else self._planned.model()
 
     def _carry_out(

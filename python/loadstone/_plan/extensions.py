@@ -1,4 +1,4 @@
-"""Kinds of targets with a part of their own in a load, beside reading values into tensors."""
+"""Kinds of targets that need more in a load than values read into tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from loadstone._plan.provenance import Provenance
 
 
 class Installation(Protocol):
-    """What one load puts into a model, prepared before the model changes."""
+    """New state of a model for one load, prepared before the model changes."""
 
     def install(self) -> None:
-        """Changes the model; :meth:`undo` makes it what it was, also after a failure half-way."""
+        """Changes the model; :meth:`undo` takes that back, also after a failure half-way."""
 
     def undo(self) -> None: ...
 
@@ -41,7 +41,7 @@ class TargetExtension(Protocol):
         return set()
 
     def findings(self, targets: Sequence[PlannedTarget]) -> list[_core.Finding]:
-        """Problems of what was planned."""
+        """Problems of the plan for these targets."""
         return []
 
     def before_read(self) -> None:

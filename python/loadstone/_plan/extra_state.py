@@ -29,7 +29,7 @@ class ExtraState(TargetExtension):
         self._names = dict(names)
 
     def require_savable(self, is_pickled: bool) -> None:
-        """Refuses: a file cannot say which modules take extra state."""
+        """Refuses: a file of a plan has no place for extra state."""
         message = "a plan that hands over extra state (set_extra_state) is tied to its model"
         raise make("plan.extra_state", message, tensor=next(iter(self._names.values())))
 

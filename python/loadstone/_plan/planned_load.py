@@ -1,4 +1,4 @@
-"""A plan of the core, with what a load has to know of the model that it was made for."""
+"""A plan of the core, and facts about the model that it was made for."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from loadstone._model.targets import PlannedTarget, planned_targets
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.shared_read import SharedReadPlan
 
-# An error that a plan is refused with tells this many of its errors, and of their suggestions.
+# An error that a plan is refused with lists this many of its errors, and of their suggestions.
 ERRORS_LISTED_MAX = 20
 HINTS_LISTED_MAX = 3
 
 
 @dataclass
 class PlannedLoad:
-    """What is to be done for each tensor of a model. One that comes from a file has no model.
+    """A plan for each tensor of a model. One that comes from a file has no model.
 
     Attributes:
         model: the one that it was made for.
         forms: dtype and tie that each tensor had when it was planned.
         whole_shapes: of the tensors that are spread over ranks.
         constructor_values: by name of the tensor.
-        held_bytes: per device, what the load takes beside the bytes that the core counts.
+        held_bytes: bytes per device that the load takes and the core does not count.
         extensions: for targets that are more than values of tensors.
         in_place: memory that the model has is written.
         shared_read: the plan of whole tensors, where ranks read for each other.
@@ -53,7 +53,7 @@ class PlannedLoad:
 
     @property
     def findings(self) -> list[_core.Finding]:
-        """Everything the plan has to say, most severe first."""
+        """All findings of the plan, most severe first."""
         return self.core.findings
 
     def extension_names(self) -> set[str]:

@@ -18,6 +18,7 @@ from loadstone._model import modules
 from loadstone._model.ranks import local_ranks, mesh_device
 from loadstone._plan import load_hooks, ties
 from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.load_code import has_code
 from loadstone._plan.load_hooks import Effect
 from loadstone._plan.model_targets import ModelTargets, targets_of
 from loadstone._plan.planned_load import PlannedLoad
@@ -63,12 +64,8 @@ def make_plan(
         runs_hooks: hooks and overrides of ``load_state_dict`` have their effect.
         options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
     """
-    model_targets, merged = targets_of(model), adapters or Adapters()
-    traced = traced or AdapterRecipes(None)
-    traced.adjust(model_targets.targets, merged.keeps_ties)
-    model_targets.quantize = dict(quantize or {})
-    for extension in traced.extensions:
-        extension.expand(model_targets)
+    traced, merged = traced or AdapterRecipes(None), adapters or Adapters()
+    model_targets = _expanded_targets(model, traced, merged.keeps_ties, quantize or {})
     if model_targets.keeps_dtypes and dtype != "auto":
         dtype = None
     model_targets.findings += traced.findings + traced.unexpected_findings(unexpected)
@@ -109,11 +106,22 @@ def make_plan(
         last = {"missing_of": list(single.items()), **effect.arguments(unexpected)}
         core = make_core(model_targets.targets, **last)
         extensions += [] if effect.extra is None else [effect.extra]
-    shared = None
-    if read_once:
-        shared = _shared_read(functools.partial(make_core, **last), model_targets, catalog)
+    again = functools.partial(make_core, **last)
+    shared = _shared_read(again, model_targets, catalog) if read_once else None
     policies = set() if initialises else {default, *single.values(), *dict(patterns).values()}
     return _finished(core, model_targets, extensions, in_place, shared, policies)
+
+
+def _expanded_targets(
+    model: Any, traced: AdapterRecipes, keeps_ties: bool, quantize: Mapping[str, Quantization]
+) -> ModelTargets:
+    """The model's targets, as recipes and extensions change them."""
+    made = targets_of(model)
+    traced.adjust(made.targets, keeps_ties)
+    made.quantize = dict(quantize)
+    for extension in traced.extensions:
+        extension.expand(made)
+    return made
 
 
 def _effect_of_hooks(
@@ -127,7 +135,7 @@ def _effect_of_hooks(
     """The effect of the model's own code on the load; ``None``: it has none."""
     module = model_targets.module
     is_refused = any(each.code == "plan.tensor_class" for each in model_targets.findings)
-    if module is None or is_refused or not load_hooks.has_code(module, core):
+    if module is None or is_refused or not has_code(module, core):
         return None
     rules = _core.stripping_rules(catalog._core, model_targets.targets, prefixes, rules)
     return load_hooks.effect(module, catalog, core, rules, missing)

@@ -1,4 +1,4 @@
-"""Where values come from: an entry for each tensor of a model."""
+"""The origins of values: an entry for each tensor of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a tensor's value came from.
+    """The origin of a tensor's value.
 
     Attributes:
         origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | kept |
@@ -58,7 +58,7 @@ class Provenance:
 
     @classmethod
     def kept(cls, slot: TensorSlot) -> Provenance:
-        """For a tensor that is no part of a plan."""
+        """The entry of a tensor that a plan leaves alone."""
         tensor = slot.tensor
         dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
         place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))

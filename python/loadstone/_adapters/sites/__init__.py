@@ -202,7 +202,7 @@ def sites_of(library: str) -> Sites:
 
 
 def is_supported(library: str) -> bool:
-    """Return whether a library is as its table says."""
+    """Return whether a library has all that its table lists."""
     return not sites_of(library).lacking()
 
 
