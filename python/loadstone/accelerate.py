@@ -128,7 +128,7 @@ def load_checkpoint_in_model(
         plan,
         model,
         progress=progress,
-        threads=threads or 0,
+        threads=threads,
         receipt=receipt,
         finalize_offload=finalize_offload,
     )

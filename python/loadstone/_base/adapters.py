@@ -39,22 +39,17 @@ class Adapter:
     gguf_rank_max: int | None = None
 
 
-_registered: dict[str, Adapter] = {}
+ADAPTERS: dict[str, Adapter] = {}  # by their library, in the order in which they register
 
 
 def register(*adapters: Adapter) -> None:
     """Makes adapters known."""
-    _registered.update({each.library: each for each in adapters})
-
-
-def known() -> list[Adapter]:
-    """All adapters, in the order in which they were registered."""
-    return list(_registered.values())
+    ADAPTERS.update({each.library: each for each in adapters})
 
 
 def offering(part: str) -> dict[str, Adapter]:
     """The adapters that have a part, by their library."""
-    return {each.library: each for each in known() if getattr(each, part)}
+    return {library: each for library, each in ADAPTERS.items() if getattr(each, part)}
 
 
 def follow(reference: str) -> Any:

@@ -14,7 +14,7 @@ from loadstone import _core
 from loadstone import torch as memory
 from loadstone._base import collector
 from loadstone._base.dtypes import element_dtype
-from loadstone._base.errors import FilledWarning, listed, make
+from loadstone._base.errors import FilledWarning, count_argument, listed, make
 from loadstone._base.interrupts import held_back
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import ProgressCallback, shown
@@ -51,91 +51,75 @@ def run(
     model: Any,
     *,
     progress: bool | ProgressCallback = False,
-    threads: int = 0,
+    threads: int | None = None,
     receipt: str | None = None,
+    read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
+    interleave: bool = False,
     finalize_offload: Callable[[_core.OffloadFolder, Report], None] | None = None,
     in_place: bool | None = None,
-    reading: Mapping[str, Any] | None = None,
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`.
 
     Args:
-        reading: how files are read, for the core.
-        in_place: ``None``: as the plan says.
         finalize_offload: completes the offload folder and checks the model, before the commit.
+        in_place: ``None``: as the plan says.
     """
+    ahead = count_argument("read_ahead_bytes", read_ahead_bytes, 2**63 - 1)
+    readers = count_argument("threads", threads or 0)
     with read_once.session(plan.shared_read is not None):
-        return _run(
+        _require_digest(receipt)
+        _require_numbers(plan)
+        plan.require_ok()
+        slots = planned_slots(plan, model)
+        made = initialise.values(plan.targets, model)  # before a byte is read: it may fail
+        before = _Before(model)
+        filled = read_values(
             plan,
             model,
             progress=progress,
-            threads=threads,
+            threads=readers,
+            slots=slots,
             receipt=receipt,
-            finalize_offload=finalize_offload,
             in_place=in_place,
-            reading=reading,
+            reading={"read_ahead_bytes": ahead, "interleave": bool(interleave)},
         )
+        try:
+            splits = may_split(plan.targets, plan.findings)
+            split = ties.split_names(model, slots, plan.targets) if splits else []
+            install_values(plan, model, filled, made)
+            untied = untied_by(plan.targets, plan.findings) if split else {}
+            tied_again, different = ties.restore(model, untied)
+            if split or tied_again:
+                slots_of(model, anew=True)
+            report = make_report(plan, model, filled.core, tied_again)
+            if finalize_offload is not None:
+                finalize_offload(filled.offload, report)
+            if plan.shared_read is not None:
+                read_once.finish()
+            filled.offload.commit()  # the last step: with it the model and its folder are new
+        except BaseException as error:
+            with held_back():
+                if not filled.offload.is_committed:
+                    before.restore(filled, error)
+            raise
+        ties.unbind(model, [name for name in split if name not in untied], different)
+        report.sync_seconds = filled.offload.sync_seconds
+        return report
 
 
-def _run(
-    plan: PlannedLoad,
-    model: Any,
-    *,
-    progress: bool | ProgressCallback,
-    threads: int,
-    receipt: str | None,
-    finalize_offload: Callable[[_core.OffloadFolder, Report], None] | None,
-    in_place: bool | None,
-    reading: Mapping[str, Any] | None,
-) -> Report:
+def _require_digest(receipt: object) -> None:
+    """Refuses a receipt that names no digest."""
     if receipt is not None and not isinstance(receipt, str):
         digests = "'xxh3-128' or 'sha256-tree'"
         message = "a receipt is of a digest that is named"
         raise make("plan.options", message, field="receipt", found=repr(receipt), expected=digests)
-    _require_numbers(plan)
-    plan.require_ok()
-    slots = planned_slots(plan, model)
-    made = initialise.values(plan.targets, model)  # before a byte is read: initialisers may fail
-    before = _Before(plan, model)
-    filled = read_values(
-        plan,
-        model,
-        progress=progress,
-        threads=threads,
-        slots=slots,
-        receipt=receipt,
-        in_place=in_place,
-        reading=reading,
-    )
-    try:
-        splits = may_split(plan.targets, plan.findings)
-        split = ties.split_names(model, slots, plan.targets) if splits else []
-        install_values(plan, model, filled, made)
-        untied = untied_by(plan.targets, plan.findings) if split else {}
-        tied_again, different = ties.restore(model, untied)
-        if split or tied_again:
-            slots_of(model, anew=True)
-        report = make_report(plan, model, filled.core, tied_again)
-        if finalize_offload is not None:
-            finalize_offload(filled.offload, report)
-        if plan.shared_read is not None:
-            read_once.finish()
-        filled.offload.commit()  # the last step: with it the model and its folder are new
-    except BaseException as error:
-        with held_back():
-            if not filled.offload.is_committed:
-                before.restore(filled, error)
-        raise
-    ties.unbind(model, [name for name in split if name not in untied], different)
-    report.sync_seconds = filled.offload.sync_seconds
-    return report
 
 
 class _Before:
     """A model as it was before a load gave it values."""
 
-    def __init__(self, plan: PlannedLoad, model: Any) -> None:
-        self._plan, self._model = plan, model
+    def __init__(self, model: Any) -> None:
+        self._model = model
         self._slots = slots_of(model)
         self._tensors = Own(slot.tensor for slot in self._slots)
         self._loads = Loads(model)

@@ -11,6 +11,7 @@ from loadstone import _core
 from loadstone._base.errors import listed
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
+from loadstone._execute import execute
 from loadstone._execute.audit import prove
 from loadstone._execute.plan import Plan, plan
 from loadstone._execute.read_once import session
@@ -55,7 +56,8 @@ def load(
             _warn_of_nothing(made)
         _warn_of_unexpected(made)
         warn_of_findings(each for each in made.findings if each.code == "format.ignored")
-        report = made._carry_out(
+        report = execute.run(
+            made._planned,
             model,
             progress=progress,
             threads=threads,

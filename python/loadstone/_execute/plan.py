@@ -134,14 +134,15 @@ class Plan:
         if subject is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
         with model_lock(subject):
-            report = self._carry_out(
+            report = execute.run(
+                self._planned,
                 subject,
                 progress=progress,
                 threads=threads,
                 receipt=receipt,
                 read_ahead_bytes=read_ahead_bytes,
                 interleave=interleave,
-                in_place=into is not None or self._planned.in_place,
+                in_place=True if into is not None else None,
             )
             warn_of_replaced(subject)
         return report
@@ -149,29 +150,6 @@ class Plan:
     def _model(self) -> Any:
         """The model that it was made for; ``None`` if it has gone, or came from a file."""
         return None if self._planned.model is None else self._planned.model()
-
-    def _carry_out(
-        self,
-        model: Any,
-        *,
-        progress: bool | Callable[[int, int], object],
-        threads: int | None,
-        receipt: str | None,
-        read_ahead_bytes: int,
-        interleave: bool,
-        in_place: bool | None = None,
-    ) -> Report:
-        """Loads; the caller has its turn with the model, and looks for holders of its tensors."""
-        ahead = count_argument("read_ahead_bytes", read_ahead_bytes, 2**63 - 1)
-        return execute.run(
-            self._planned,
-            model,
-            progress=progress,
-            threads=count_argument("threads", threads or 0),
-            receipt=receipt,
-            in_place=in_place,
-            reading={"read_ahead_bytes": ahead, "interleave": bool(interleave)},
-        )
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""

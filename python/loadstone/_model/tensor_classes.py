@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-from loadstone._base import adapters
+from loadstone._base.adapters import ADAPTERS
 from loadstone._base.dtypes import has_name
 from loadstone._base.errors import make
 
@@ -35,7 +35,7 @@ def class_name(cls: type) -> str:
 
 @lru_cache(maxsize=1024)
 def _is_known(cls: type) -> bool:
-    known = (_LAZY, *(each.tensor_classes for each in adapters.known()))
+    known = (_LAZY, *(each.tensor_classes for each in ADAPTERS.values()))
     if cls in _PLAIN or cls in _registered or any(class_name(cls) in names for names in known):
         return True
     # A subclass that takes part in no operation is an ordinary tensor of another name.

@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from loadstone import _core
-from loadstone._base import adapters
+from loadstone._base.adapters import ADAPTERS
 
 _Module = torch.nn.Module
 _METHODS = ("_load_from_state_dict", "set_extra_state")
@@ -59,7 +59,7 @@ def _has_code(module: _Module) -> bool:
 def is_filled(module: _Module) -> bool:
     """Return whether an adapter fills a layer, and does what its code does."""
     name = type(module).__module__
-    return any(name in each.filled_modules for each in adapters.known())
+    return any(name in each.filled_modules for each in ADAPTERS.values())
 
 
 def refusal(path: str, module: _Module, reason: str) -> _core.Finding:
