@@ -16,7 +16,6 @@ from loadstone._model.targets import SAVED, PlannedTarget
 from loadstone._model.tensor_classes import ADVICE
 from loadstone._model.walk import TensorSlot
 from loadstone._plan import overlap
-from loadstone._plan.model_memory import held_bytes
 from loadstone._plan.overlap import Region
 from loadstone._plan.quantization import Quantization
 from loadstone._skeleton.constructor import constructor_values
@@ -54,10 +53,6 @@ class ModelTargets:
         """Findings about memory of the model that a plan writes to, or that tensors share."""
         found = list(overlap.findings(self.overlapping, targets)) if self.overlapping else []
         return [*found, *self._written_in_place()] if in_place else found
-
-    def held_bytes(self, targets: Sequence[PlannedTarget], in_place: bool) -> dict[str, int]:
-        """Per device, what the model's own tensors take until the load is done."""
-        return held_bytes(self.slots, targets, in_place) if self.held() else {}
 
     def held(self) -> set[str]:
         """Names of the tensors that have memory."""

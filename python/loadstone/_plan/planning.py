@@ -20,6 +20,7 @@ from loadstone._plan import load_hooks, ties
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.load_code import has_code
 from loadstone._plan.load_hooks import Effect
+from loadstone._plan.model_memory import held_bytes
 from loadstone._plan.model_targets import ModelTargets, targets_of
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.policies import missing_policies
@@ -192,7 +193,7 @@ def _finished(
         shared_read=shared,
     )
     targets = planned.targets
-    planned.held_bytes = held = model_targets.held_bytes(targets, in_place)
+    planned.held_bytes = held = held_bytes(model_targets.slots, targets, in_place)
     if shared is not None:
         held["cpu"] = held.get("cpu", 0) + shared.held_bytes()
     findings = model_targets.findings
