@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import loadstone
-from loadstone._sites import sites_of
+from loadstone._adapters.sites import sites_of
 
 PLACES = {"a": "cpu", "b": "disk"}
 SMALL = {
@@ -241,7 +241,7 @@ def accelerate_cells() -> dict[str, dict[str, str]]:
 
 
 def diffusers_cells() -> dict[str, dict[str, str]]:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "python" / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "python" / "tests" / "support"))
     from diffusers_models import by_name, write_single_file
 
     ours = loadstone.diffusers

@@ -7,7 +7,7 @@ namespace {
 
 // The classes live in Python (loadstone/_errors.py), where people read and subclass them.
 void raise_in_python(const Error& error) {
-  const auto make = nb::module_::import_("loadstone._errors").attr("from_core");
+  const auto make = nb::module_::import_("loadstone._base.errors").attr("from_core");
   const Where& where = error.where();
   const nb::object offset =
       where.byte_offset ? nb::object(nb::int_(*where.byte_offset)) : nb::object(nb::none());

@@ -1,8 +1,8 @@
-"""``python -m loadstone``: see :mod:`loadstone._command`."""
+"""``python -m loadstone``: see :mod:`loadstone._command.command`."""
 
 import sys
 
-from loadstone._command import main
+from loadstone._command.command import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -23,21 +23,22 @@ import accelerate.utils.bnb
 import accelerate.utils.modeling
 import torch
 
-from loadstone import _audit, _core, _execute
-from loadstone._accelerate import checkpoint as files
-from loadstone._accelerate import offload, planning, sharded
-from loadstone._catalog import readable
-from loadstone._dtypes import dtype_argument, torch_dtype
-from loadstone._errors import counted, make, unknown
-from loadstone._machine import MODES
-from loadstone._modules import named_modules
-from loadstone._patch import Hook, Hooks, gated, suspended
-from loadstone._placement import expanded
-from loadstone._plan import Plan
-from loadstone._report import OFFLOADED, Report
-from loadstone._skeleton_walk import walk
-from loadstone._terminal import printable
-from loadstone._warn import warn_of_findings
+from loadstone import _core
+from loadstone._adapters.accelerate import checkpoint as files
+from loadstone._adapters.accelerate import offload, planning, sharded
+from loadstone._adapters.patch import Hook, Hooks, gated, suspended
+from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._base.errors import counted, listed, make, unknown
+from loadstone._base.machine import MODES
+from loadstone._base.terminal import printable
+from loadstone._base.warn import warn_of_findings
+from loadstone._execute import audit, execute
+from loadstone._execute.report import OFFLOADED, Report
+from loadstone._files.catalog import readable
+from loadstone._model.modules import named_modules
+from loadstone._model.walk import walk
+from loadstone._plan.placement import expanded
+from loadstone._plan.plan import Plan
 
 _logger = logging.getLogger("loadstone.accelerate")
 
@@ -117,12 +118,12 @@ def load_checkpoint_in_model(
 
     def settle(folder: _core.OffloadFolder, report: Report) -> None:
         _name_kept(plan)
-        _audit.prove(model, report)
+        audit.prove(model, report)
         if device_map is not None and offload_folder is not None:
             offload.settle(model, plan, device_map, folder, offload_buffers)
             _note_moved(model, report)
 
-    _execute.run(
+    execute.run(
         plan, model, progress=progress, threads=threads or 0, receipt=receipt, settle=settle
     )
     _warn_unexpected(model, checkpoint, plan)
@@ -156,7 +157,7 @@ def dispatch_model(
     offload.require_modules(model, device_map)
     index = offload_index if offload_index is not None else offload.read_index(offload_dir)
     offload.require_values(model, device_map, index, state_dict or {}, offload_buffers)
-    accounted = _audit.audit(model)
+    accounted = audit.audit(model)
     dispatched: torch.nn.Module = accelerate.big_modeling.dispatch_model(
         model,
         device_map=device_map,
@@ -169,7 +170,7 @@ def dispatch_model(
         preload_module_classes=preload_module_classes,
         force_hooks=force_hooks,
     )
-    report = _audit.last_report(model)
+    report = audit.last_report(model)
     if report is not None and accounted.ok:
         _note_moved(model, report)
     return dispatched
@@ -284,7 +285,7 @@ def _leave_to_library(
 def _name_kept(plan: Plan) -> None:
     kept = [target.name for target in plan.targets if target.origin == "kept"]
     if kept:
-        some = ", ".join(kept[:5]) + (", ..." if len(kept) > 5 else "")
+        some = listed(kept, 5, more=", ...")
         count = counted(len(kept), "tensor is", "tensors are")
         _logger.warning("%s not in the checkpoint and kept: %s", count, printable(some))
 
@@ -298,7 +299,7 @@ def _note_moved(model: torch.nn.Module, report: Report) -> None:
         if item is not None and (slot.name in hooked or slot.tensor.is_meta):
             reason = item.reason if item.origin == "excluded" else OFFLOADED
             report.provenance[slot.name] = dataclasses.replace(item, reason=reason)
-    _audit.remember(model, report, slots)
+    audit.remember(model, report, slots)
 
 
 def _held_by_hooks(model: torch.nn.Module) -> set[str]:

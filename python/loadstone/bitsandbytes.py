@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from loadstone._bitsandbytes import modules, patching
-from loadstone._bitsandbytes.unit import Unit
-from loadstone._errors import counted, make
-from loadstone._modules import named_modules
-from loadstone._patch import Hooks
+from loadstone._adapters.bitsandbytes import modules, patching
+from loadstone._adapters.bitsandbytes.unit import Unit
+from loadstone._adapters.patch import Hooks
+from loadstone._base.errors import counted, make
+from loadstone._model.modules import named_modules
 
 __all__ = ["Unit", "heal", "patches"]
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loadstone._building import builder
-from loadstone._dtypes import dtype_argument, torch_dtype
+from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._skeleton.rebuild import builder
 
 if TYPE_CHECKING:
-    from loadstone._catalog import Catalog
-    from loadstone._patch import Hooks
-    from loadstone._traced import Traced
-    from loadstone._weighted import Adapters, Weighted
+    from loadstone._adapters.patch import Hooks
+    from loadstone._files.catalog import Catalog
+    from loadstone._files.weighted import Adapters, Weighted
+    from loadstone._plan.recipes import AdapterRecipes
 
 
 def from_single_file(
@@ -108,12 +108,12 @@ def patches() -> Hooks:
     """The hooks that :func:`loadstone.patch` installs for diffusers."""
     import diffusers.pipelines.pipeline_utils  # noqa: F401  (a pipeline may come at any time)
 
-    from loadstone._diffusers import hooks
+    from loadstone._adapters.diffusers import hooks
 
     return hooks.hooks()
 
 
-def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
+def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> AdapterRecipes:
     """Recipes for a ``ModelMixin``, traced from the library's single-file converter.
 
     Args:
@@ -125,10 +125,10 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
     """
     import diffusers
 
-    from loadstone._diffusers.checkpoint import Checkpoint
-    from loadstone._diffusers.expected import OverlookedError
-    from loadstone._diffusers.load import DiffusersOptions, Load, Request, convert
-    from loadstone._errors import make
+    from loadstone._adapters.diffusers.checkpoint import Checkpoint
+    from loadstone._adapters.diffusers.expected import OverlookedError
+    from loadstone._adapters.diffusers.load import DiffusersOptions, Load, Request, convert
+    from loadstone._base.errors import make
 
     if not isinstance(model, diffusers.ModelMixin):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
@@ -153,8 +153,8 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
 def _adapters(cls: Any, lora: Weighted, ignore: str | Sequence[str]) -> Adapters:
     from diffusers import DiffusionPipeline
 
-    from loadstone._errors import make
-    from loadstone._weighted import adapters
+    from loadstone._base.errors import make
+    from loadstone._files.weighted import adapters
 
     found = adapters(lora, ignore)
     if found.catalogs and isinstance(cls, type) and issubclass(cls, DiffusionPipeline):
@@ -173,11 +173,11 @@ def _run(
     kwargs: dict[str, Any],
 ) -> Any:
     from loadstone import transformers
-    from loadstone._diffusers import hooks
-    from loadstone._diffusers.load import DiffusersOptions
-    from loadstone._patch import held, hooked
-    from loadstone._transformers import hooks as encoders
-    from loadstone._transformers.gaps import TransformersOptions
+    from loadstone._adapters.diffusers import hooks
+    from loadstone._adapters.diffusers.load import DiffusersOptions
+    from loadstone._adapters.patch import held, hooked
+    from loadstone._adapters.transformers import hooks as encoders
+    from loadstone._adapters.transformers.from_pretrained_call import TransformersOptions
 
     ours = DiffusersOptions(*options, is_direct=True, adapters=merged, receipt=receipt)
     theirs = TransformersOptions(

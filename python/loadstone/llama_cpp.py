@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
-from loadstone._catalog import inspect
-from loadstone._errors import make
+from loadstone._base.errors import make
+from loadstone._files.catalog import inspect
 
 if TYPE_CHECKING:
-    from loadstone._llama_cpp.metadata import MetadataEntry as MetadataEntry
-    from loadstone._llama_cpp.tracing import GgufTraced as GgufTraced
+    from loadstone._adapters.llama_cpp.metadata import MetadataEntry as MetadataEntry
+    from loadstone._adapters.llama_cpp.tracing import GgufTraced as GgufTraced
 
 __all__ = ["save_recipes", "trace"]
 
@@ -67,8 +67,8 @@ def trace(
 
     Thread safety: any thread; one trace runs at a time.
     """
-    from loadstone._llama_cpp.converter import converter_at
-    from loadstone._llama_cpp.tracing import require_no_code, trace_model
+    from loadstone._adapters.llama_cpp.converter import converter_at
+    from loadstone._adapters.llama_cpp.tracing import require_no_code, trace_model
 
     folder = Path(os.fsdecode(model_folder)).absolute()
     if not is_model_folder(folder):

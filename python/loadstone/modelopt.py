@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loadstone._patch import Hooks
+    from loadstone._adapters.patch import Hooks
 
 __all__ = ["init_quantized_weights", "load", "patches"]
 
@@ -57,9 +57,9 @@ def init_quantized_weights(
     """
     from modelopt.torch.quantization.plugins import accelerate as plugin
 
-    from loadstone._modelopt import hooks
-    from loadstone._modelopt.loading import ModelOptOptions
-    from loadstone._patch import held, hooked
+    from loadstone._adapters.modelopt import hooks
+    from loadstone._adapters.modelopt.loading import ModelOptOptions
+    from loadstone._adapters.patch import held, hooked
 
     chosen = ModelOptOptions(
         mode=mode, missing=missing, progress=progress, threads=threads, receipt=receipt
@@ -114,8 +114,8 @@ def load(
     """
     import modelopt.torch.quantization as mtq
 
-    from loadstone._catalog import inspect
-    from loadstone._modelopt import building, loading
+    from loadstone._adapters.modelopt import building, loading
+    from loadstone._files.catalog import inspect
 
     options = loading.ModelOptOptions(
         mode, missing, device_map, max_memory, attn_implementation, progress, threads, receipt
@@ -136,6 +136,6 @@ def load(
 @functools.cache
 def patches() -> Hooks:
     """The hooks that :func:`loadstone.patch` installs for ModelOpt."""
-    from loadstone._modelopt import hooks
+    from loadstone._adapters.modelopt import hooks
 
     return hooks.hooks()

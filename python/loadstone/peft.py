@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loadstone._patch import Hooks
+    from loadstone._adapters.patch import Hooks
 
 __all__ = ["patches"]
 
@@ -25,15 +25,15 @@ __all__ = ["patches"]
 @functools.cache
 def patches() -> Hooks:
     """The hooks that :func:`loadstone.patch` installs for PEFT."""
-    from loadstone._peft import hooks
+    from loadstone._adapters.peft import hooks
 
     return hooks.hooks()
 
 
 def with_adapters(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call of another library's that adds an adapter, with the hooks of this one."""
-    from loadstone._patch import hooked
-    from loadstone._sites import is_known
+    from loadstone._adapters.patch import hooked
+    from loadstone._adapters.sites import is_known
 
     if importlib.util.find_spec("peft") is None or not is_known("peft"):
         return original(*args, **kwargs)

@@ -31,10 +31,10 @@ def choose(
     """
     if OPTION not in (load_config.model_loader_extra_config or {}):
         return otherwise(load_config, model_config, **others)
-    from loadstone._sites.sglang import SITES
+    from loadstone._adapters.sites.sglang import SITES
 
     if SITES.lacking():
         raise RuntimeError(SITES.refusal())
-    from loadstone._sglang.loader import LoadstoneLoader
+    from loadstone._adapters.sglang.loader import LoadstoneLoader
 
     return LoadstoneLoader(load_config)

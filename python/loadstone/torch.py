@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from loadstone._catalog import inspect
-from loadstone._dtypes import dtype_name, element_dtype
-from loadstone._errors import Error, make
-from loadstone._read import TensorReader, device_argument
-from loadstone._safe_open import require_backend
-from loadstone._save import Serialized
-from loadstone._shared import duplicates
+from loadstone._base.dtypes import dtype_name, element_dtype
+from loadstone._base.errors import Error, make
+from loadstone._convert.save import Serialized
+from loadstone._convert.shared_storages import duplicates
+from loadstone._files.catalog import inspect
+from loadstone._files.read import TensorReader, device_argument
+from loadstone._files.safe_open import require_backend
 
 
 def destination(tensor: torch.Tensor | None) -> tuple[int, int, str]:

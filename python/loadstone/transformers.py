@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loadstone._building import builder, construction_dtype
-from loadstone._dtypes import dtype_argument, torch_dtype
-from loadstone._modules import inside
+from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._model.modules import inside
+from loadstone._skeleton.rebuild import builder, construction_dtype
 
 if TYPE_CHECKING:
-    from loadstone._catalog import Catalog
-    from loadstone._patch import Hooks
-    from loadstone._traced import Traced
-    from loadstone._weighted import Weighted
+    from loadstone._adapters.patch import Hooks
+    from loadstone._files.catalog import Catalog
+    from loadstone._files.weighted import Weighted
+    from loadstone._plan.recipes import AdapterRecipes
 
 
 def from_pretrained(
@@ -80,10 +80,10 @@ def from_pretrained(
             files that are not safetensors ...).
         Exceptions of the library for its arguments.
     """
-    from loadstone._patch import held, hooked
-    from loadstone._transformers import hooks
-    from loadstone._transformers.gaps import TransformersOptions
-    from loadstone._weighted import adapters
+    from loadstone._adapters.patch import held, hooked
+    from loadstone._adapters.transformers import hooks
+    from loadstone._adapters.transformers.from_pretrained_call import TransformersOptions
+    from loadstone._files.weighted import adapters
 
     chosen = TransformersOptions(
         missing,
@@ -102,12 +102,14 @@ def from_pretrained(
 
 def patches() -> Hooks:
     """The hooks that :func:`loadstone.patch` installs for transformers."""
-    from loadstone._transformers import hooks
+    from loadstone._adapters.transformers import hooks
 
     return hooks.hooks()
 
 
-def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any = None) -> Traced:
+def trace(
+    model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any = None
+) -> AdapterRecipes:
     """Recipes for a ``PreTrainedModel``, traced from the library's conversion registry.
 
     Args:
@@ -120,20 +122,20 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
     """
     import transformers
 
-    from loadstone import _ties
-    from loadstone._errors import make
-    from loadstone._transformers import IS_V5
+    from loadstone._adapters.transformers import IS_V5
+    from loadstone._base.errors import make
+    from loadstone._execute import ties
 
     model = inside(model)
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of transformers", field="rules", found=found)
     if not IS_V5:
-        from loadstone._transformers import v4
+        from loadstone._adapters.transformers import v4
 
         return v4.trace(model, catalog, dtype, key_mapping)
-    from loadstone._transformers import cache, conversions, load, releases
-    from loadstone._transformers.question import Question
+    from loadstone._adapters.transformers import cache, conversions, load, releases
+    from loadstone._adapters.transformers.conversion import ConversionInput
 
     quantizer = getattr(model, "hf_quantizer", None)
     built = construction_dtype(model)
@@ -141,11 +143,11 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
     wanted = torch_dtype(dtype_argument(dtype)) if is_asked else built
     keeps = releases.dtype_plan(model, wanted)
     registered = conversions.registered(model, key_mapping, quantizer)
-    question = Question(model, wanted, keeps, registered, quantizer, built, is_asked)
+    question = ConversionInput(model, wanted, keeps, registered, quantizer, built, is_asked)
     derived = cache.derive(catalog, question)
     traced = load.as_traced(model, catalog, derived, ignores_mismatches=False)
     traced.untied = load.untied(model, traced.dtypes)
-    traced.findings += _ties.untied_findings(traced.untied)
+    traced.findings += ties.untied_findings(traced.untied)
     return traced
 
 

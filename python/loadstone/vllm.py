@@ -20,7 +20,7 @@ def register() -> None:
     A vLLM that is not as it is known goes on without: a warning says what it lacks, and vLLM
     refuses the format where it is asked for.
     """
-    from loadstone._sites.vllm import SITES
+    from loadstone._adapters.sites.vllm import SITES
 
     if SITES.lacking():
         logging.getLogger("vllm.loadstone").warning("%s", SITES.refusal())
@@ -32,9 +32,9 @@ def register() -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.transformers_utils.config import register_config_parser
 
-    from loadstone._vllm.agreement import only_by_ours
-    from loadstone._vllm.config import LoadstoneConfigParser
-    from loadstone._vllm.loader import LoadstoneLoader
+    from loadstone._adapters.vllm.agreement import only_by_ours
+    from loadstone._adapters.vllm.config import LoadstoneConfigParser
+    from loadstone._adapters.vllm.loader import LoadstoneLoader
 
     model_loader.register_model_loader(FORMAT)(LoadstoneLoader)
     register_config_parser(FORMAT)(LoadstoneConfigParser)

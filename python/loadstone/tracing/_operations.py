@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from loadstone._dtypes import dtype_name
-from loadstone._errors import Error
+from loadstone._base.dtypes import dtype_name
+from loadstone._base.errors import Error
 from loadstone.tracing import _absent
 from loadstone.tracing._absent import AbsentSymbol
 from loadstone.tracing._symbol import Symbol, on_meta, refusal

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
-from loadstone._errors import Error, make
+from loadstone._base.errors import Error, make
 
 if TYPE_CHECKING:
     from loadstone.tracing._trace import Trace

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._catalog import Catalog
-from loadstone._dtypes import dtype_name, torch_dtype
-from loadstone._errors import Error, make
+from loadstone._base.dtypes import dtype_name, torch_dtype
+from loadstone._base.errors import Error, make
+from loadstone._files.catalog import Catalog
 from loadstone.tracing._symbol import Symbol, refusal
 
 _BYTES = torch.uint8

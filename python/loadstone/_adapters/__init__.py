@@ -1,0 +1,1 @@
+"""The libraries: a folder each, and how they are patched."""

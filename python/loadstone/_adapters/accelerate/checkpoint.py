@@ -1,0 +1,101 @@
+"""Finds the files of a call as accelerate does, and the calls that are left to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadstone._base.errors import make
+from loadstone._model.modules import is_around_another
+from loadstone._model.ranks import share_of, unsharded_class
+from loadstone._plan.load_hooks import has_code
+
+# Classes of parameters that pack, scale or shard the value of the file.
+_OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")
+_OTHER_PACKAGES = ("torchao", "torch.distributed")
+# Wrapper modules, whose names torch's own loading leaves out.
+_WRAPPERS = ("torch.nn.parallel", "torch._dynamo", "torch.distributed")
+
+
+def find(checkpoint: str | os.PathLike[str]) -> str | list[str]:
+    """Resolves a file, a folder or an index.
+
+    A folder that holds safetensors as well as torch's files means the former; accelerate takes
+    torch's.
+
+    Raises:
+        Error: there is none, or more than one index (``format.no_checkpoint``,
+            ``io.not_found``).
+    """
+    path = Path(checkpoint)
+    if path.is_dir():
+        return _in_folder(path)
+    if not path.is_file():
+        raise make("io.not_found", "no such file or folder", path=str(path))
+    return _index(path) if path.suffix == ".json" else str(path)
+
+
+def _in_folder(folder: Path) -> str | list[str]:
+    names = sorted(each.name for each in folder.iterdir())
+    if "model.safetensors" in names:
+        return str(folder / "model.safetensors")
+    indices = [name for name in names if name.endswith(".index.json")]
+    ours = [name for name in indices if ".safetensors.index." in name]
+    if len(ours) == 1 or len(indices) == 1:
+        return _index(folder / (ours or indices)[0])
+    if not indices and "pytorch_model.bin" in names:
+        return str(folder / "pytorch_model.bin")
+    return str(folder)  # one file of another name, or an error that says what is there
+
+
+def _index(path: Path) -> str | list[str]:
+    """An index is an object with a ``weight_map``, or for accelerate that map alone."""
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return str(path)  # opening it says what is wrong
+    if not isinstance(index, dict):
+        return str(path)
+    shards = index.get("weight_map", index)
+    if not isinstance(shards, dict) or not all(isinstance(each, str) for each in shards.values()):
+        return str(path)
+    names = sorted(set(shards.values()))
+    if "weight_map" in index:
+        return str(path)
+    if any(Path(name).name != name for name in names):
+        raise make("ix.path_escape", "a shard must lie beside its index", path=str(path))
+    return [str(path.parent / name) for name in names]
+
+
+def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
+    """Why accelerate's own function has to do this load; "" where loadstone does it."""
+    if arguments["offload_8bit_bnb"]:
+        return "offload_8bit_bnb quantizes on the way"
+    if arguments["device_map"] is None:
+        if arguments["broadcast_from_rank0"]:
+            return "broadcast_from_rank0 sends tensors to other processes"
+        if not arguments["full_state_dict"]:
+            return "full_state_dict=False loads this process's part of a distributed model"
+        for module in model.modules():
+            is_known = is_around_another(module)
+            if unsharded_class(module).__module__.startswith(_WRAPPERS) and not is_known:
+                return f"{type(module).__name__} is a module around another"
+        if has_code(model):
+            return "the model has hooks or overrides of load_state_dict"
+    for name, parameter in model.named_parameters():
+        share = share_of(parameter) if arguments["device_map"] is None else None
+        if share is not None and not share.obstacle:
+            continue
+        cls = type(parameter.data if type(parameter) is torch.nn.Parameter else parameter)
+        if cls.__name__ in _OTHER_PARAMETERS or cls.__module__.startswith(_OTHER_PACKAGES):
+            return f"'{name}' is a {cls.__name__}"
+    return ""
+
+
+def holds_bitsandbytes(names: Any) -> bool:
+    """Whether bitsandbytes quantized a checkpoint to 8 bits: there are scales beside weights."""
+    return any(name.endswith(".SCB") or name == "SCB" for name in names)

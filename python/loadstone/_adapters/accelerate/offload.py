@@ -1,0 +1,162 @@
+"""Offload folders in which accelerate's hooks find every tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone import _core
+from loadstone._base.dtypes import dtype_name, torch_dtype
+from loadstone._base.errors import counted, listed, make
+from loadstone._model.modules import is_around_another
+from loadstone._model.targets import SAVED
+from loadstone._model.walk import TensorSlot, walk
+from loadstone._plan.placement import device_of
+from loadstone.torch import like
+
+if TYPE_CHECKING:
+    from loadstone._model.targets import PlannedTarget
+    from loadstone._plan.plan import Plan
+
+Index = dict[str, dict[str, Any]]
+
+
+def read_index(folder: str | os.PathLike[str] | None) -> Index:
+    """The folder's index; empty where there is none."""
+    path = Path(folder, _core.OFFLOAD_INDEX_FILE) if folder is not None else None
+    if path is None or not path.is_file():
+        return {}
+    index: Index = json.loads(path.read_text(encoding="utf-8"))
+    return index
+
+
+def offloaded_slots(
+    slots: Iterable[TensorSlot], device_map: Mapping[str, Any], offload_buffers: bool
+) -> list[TensorSlot]:
+    """The tensors that accelerate's hooks will look for in the folder."""
+    kinds = SAVED if offload_buffers else ("parameter",)
+    return [
+        slot for slot in slots if slot.kind in kinds and device_of(slot.name, device_map) == "disk"
+    ]
+
+
+def settle(
+    model: torch.nn.Module,
+    plan: Plan,
+    device_map: Mapping[str, Any],
+    folder: _core.OffloadFolder,
+    offload_buffers: bool,
+) -> None:
+    """After a load: every tensor of a module on disk is in the folder, and on meta in the model.
+
+    The load itself puts there what the checkpoint gives, also under names that are tied to it.
+    Here come tensors that the checkpoint does not have.
+    """
+    slots = walk(model)
+    targets = {target.name: target for target in plan.targets}
+    roots = {name: target.tie_of or name for name, target in targets.items()}
+    wanted = offloaded_slots(slots, device_map, offload_buffers)
+    for slot in wanted:
+        if not targets[roots[slot.name]].delivery.startswith("disk"):
+            add(folder, slot.name, slot.tensor)
+    names = {slot.name for slot in wanted}
+    in_memory = {roots[slot.name] for slot in slots if slot.name not in names}
+    _put_on_meta([slot for slot in wanted if roots[slot.name] not in in_memory], targets, roots)
+
+
+def add(folder: _core.OffloadFolder, name: str, tensor: torch.Tensor) -> None:
+    """Adds a tensor's value to a folder before its commit."""
+    value = tensor.detach().cpu().contiguous()
+    folder.add(name, dtype_name(value.dtype), list(value.shape), value.data_ptr(), value.nbytes)
+
+
+def _put_on_meta(
+    slots: list[TensorSlot], targets: Mapping[str, PlannedTarget], roots: Mapping[str, str]
+) -> None:
+    """Tensors that are in the folder alone. Their dtype is what hooks cast to when they read."""
+    made: dict[str, torch.Tensor] = {}
+    for slot in slots:
+        root = roots[slot.name]
+        dtype = torch_dtype(targets[root].dtype)
+        if root not in made and slot.tensor.is_meta and slot.tensor.dtype == dtype:
+            made[root] = slot.tensor
+        elif root not in made:
+            empty = torch.empty_like(slot.tensor, device="meta", dtype=dtype, requires_grad=False)
+            made[root] = like(slot.tensor, empty)
+        if slot.tensor is not made[root]:
+            slot.replace(made[root])
+
+
+def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
+    """Refuses a map that places single tensors on disk: hooks are on modules, none would bring it.
+
+    Nor would they find what is inside of modules that names leave out.
+
+    Raises:
+        PlanError: ``plan.device_map``, naming them.
+    """
+    _require_known_names(model, device_map)
+    alone = [
+        slot.name
+        for slot in walk(model)
+        if slot.kind == "parameter" and device_map.get(slot.name) == "disk"
+    ]
+    if alone:
+        raise make(
+            "plan.device_map",
+            f"{counted(len(alone), 'parameter is', 'parameters are')} on disk without the module, "
+            "where no hook loads them; name the module's class, or that of the block around it, in "
+            "no_split_module_classes",
+            tensor=alone[0],
+        )
+
+
+def require_values(
+    model: torch.nn.Module,
+    device_map: Mapping[str, Any],
+    index: Mapping[str, Any],
+    held: Mapping[str, Any],
+    offload_buffers: bool,
+) -> None:
+    """Refuses a model with a tensor on meta that no hook would find a value for.
+
+    Raises:
+        PlanError: ``plan.missing``, naming the first ones.
+    """
+    slots = walk(model)
+    findable = {slot.name for slot in offloaded_slots(slots, device_map, offload_buffers)}
+    lacking = [
+        slot.name
+        for slot in slots
+        if slot.tensor.is_meta
+        and slot.name not in held
+        and not (slot.name in index and slot.name in findable)
+        and str(device_of(slot.name, device_map)) != "meta"
+    ]
+    if lacking:
+        some = listed(lacking, 5, "'{}'".format, more=", ...")
+        raise make(
+            "plan.missing",
+            f"{counted(len(lacking), 'tensor is', 'tensors are')} on meta, and no hook would find "
+            f"a value: {some}",
+            tensor=lacking[0],
+        )
+
+
+def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
+    """Refuses hooks inside of modules that are left out of names: they ask for other names."""
+    around = next((each for each in model.modules() if is_around_another(each)), None)
+    devices = set(map(str, device_map.values()))
+    if around is None or (len(devices) == 1 and "disk" not in devices):
+        return
+    raise make(
+        "plan.device_map",
+        f"accelerate's hooks do not find tensors inside of {type(around).__name__}; dispatch the "
+        "model first, and put modules around others then",
+        field="device_map",
+    )

@@ -1,0 +1,166 @@
+"""accelerate's arguments as a plan of loadstone's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from loadstone import _core
+from loadstone._base.dtypes import dtype_name, torch_dtype
+from loadstone._base.errors import make
+from loadstone._files.catalog import Catalog
+from loadstone._model.modules import inside
+from loadstone._model.targets import SAVED
+from loadstone._model.walk import TensorSlot, walk
+from loadstone._plan.placement import device_of, keep_tied_in_memory
+from loadstone._plan.plan import Plan
+from loadstone._plan.planning import make_plan
+from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.registry import TRACED, trace
+
+_FLOATING = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass
+class Adjusted(AdapterRecipes):
+    """Targets for the core, adjusted by accelerate's arguments.
+
+    Attributes:
+        cast: the dtype that floating parameters and saved buffers get, by name.
+    """
+
+    recipes: Any = None
+    cast: dict[str, str] = field(default_factory=dict)
+
+    def adjust(self, targets: Sequence[_core.Target], keeps_ties: bool = False) -> None:
+        super().adjust(targets, keeps_ties)
+        for target in targets:
+            if dtype := self.cast.get(target.tie_of or target.name):
+                target.dtype = dtype
+
+
+def plan_load(
+    model: torch.nn.Module,
+    catalog: Catalog,
+    *,
+    device_map: Mapping[str, Any] | None,
+    offload_folder: str | os.PathLike[str] | None,
+    dtype: torch.dtype | None,
+    offload_buffers: bool,
+    keep_in_fp32_modules: list[str] | None,
+    strict: bool,
+    missing: str,
+) -> Plan:
+    """The plan for a call of ``load_checkpoint_in_model``."""
+    if missing not in _core.MISSING_POLICIES:
+        where = {"found": missing, "expected": ", ".join(_core.MISSING_POLICIES)}
+        raise make("plan.options", "unknown policy", field="missing", **where)
+    slots = walk(model)
+    keeps = keep_in_fp32_modules if dtype == torch.float16 and device_map is not None else None
+    # FSDP has a dtype for each group, and accelerate masters in fp32: spread tensors keep theirs.
+    is_spread = any(slot.share is not None for slot in slots)
+    follows_file = device_map is None and dtype is None and _any_on_meta(model) and not is_spread
+    wanted = _only_dtype(catalog) if follows_file else dtype
+    base = _traced(model, catalog, wanted)
+    if base is None:
+        adjusted = Adjusted(cast={} if follows_file else _casts(slots, dtype, keeps))
+    else:
+        _refuse_keeps(slots, keeps)
+        findings = [each for each in base.findings if each.code != "plan.tie"]
+        # accelerate ties the names again
+        adjusted = Adjusted(**vars(base) | {"untied": {}, "findings": findings})
+    ties = base.ties if base is not None else {}
+    places = placement(slots, ties, device_map, offload_buffers)
+    return make_plan(
+        model,
+        catalog,
+        adjusted,
+        dtype="auto" if follows_file and base is None else None,
+        device_map=places,
+        offload_folder=offload_folder,
+        missing="error" if strict and missing == "keep" else missing,
+        unexpected="error" if strict else "warn",
+        allows_unknown_modules=True,
+        in_place=True,  # as the library: a live model has no second copy beside it
+    )
+
+
+def _traced(
+    model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None
+) -> AdapterRecipes | None:
+    """Recipes from the model's own library, if loadstone can trace it."""
+    for base in type(inside(model)).__mro__:
+        if base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] in TRACED:
+            return trace("transformers", model, catalog, dtype)
+    return None
+
+
+def _any_on_meta(model: torch.nn.Module) -> bool:
+    return any(
+        tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)
+    )
+
+
+def _only_dtype(catalog: Catalog) -> torch.dtype | None:
+    """The dtype of all floating tensors of a checkpoint, where they have one."""
+    found = {encoding for encoding in catalog.encodings().values() if encoding in _FLOATING}
+    return torch_dtype(found.pop()) if len(found) == 1 else None
+
+
+def _casts(
+    slots: list[TensorSlot], dtype: torch.dtype | None, keep_in_fp32: list[str] | None
+) -> dict[str, str]:
+    """The dtype of each floating tensor that a checkpoint can hold."""
+    casts = {}
+    for slot in slots:
+        if slot.kind in SAVED and slot.tensor.is_floating_point():
+            wanted = dtype if dtype is not None else slot.tensor.dtype
+            stays = _is_kept_in_fp32(slot.name, keep_in_fp32)
+            casts[slot.name] = dtype_name(torch.float32 if stays else wanted)
+    return casts
+
+
+def _is_kept_in_fp32(name: str, modules: list[str] | None) -> bool:
+    return any(f"{module}." in name or module == name for module in modules or ())
+
+
+def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
+    """Refuses modules to keep in fp32 for traced models, whose library decides that itself."""
+    for slot in slots:
+        if _is_kept_in_fp32(slot.name, modules):
+            raise make(
+                "plan.options",
+                "transformers itself decides which modules of its models stay in float32",
+                field="keep_in_fp32_modules",
+                found=slot.name,
+            )
+
+
+def placement(
+    slots: list[TensorSlot],
+    ties: Mapping[str, str],
+    device_map: Mapping[str, Any] | None,
+    offload_buffers: bool,
+) -> dict[str, Any] | None:
+    """The device map for the plan, with an entry for each tensor that does not go with its module.
+
+    Buffers of modules on disk are real unless ``offload_buffers``; what is tied is in memory where
+    one of its modules is.
+
+    Args:
+        ties: those that are not made yet.
+    """
+    if device_map is None:
+        return None
+    places = dict(device_map)
+    for slot in slots:
+        device = device_of(slot.name, device_map)
+        if device == "disk" and slot.kind != "parameter" and not offload_buffers:
+            places[slot.name] = "cpu"
+    tied = ((slot.name, slot.tie_of or ties.get(slot.name)) for slot in slots)
+    keep_tied_in_memory(places, [(name, root) for name, root in tied if root])
+    return places

@@ -1,0 +1,77 @@
+"""For the audit: tensors of quantized weights that are offloaded or rearranged on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from loadstone._adapters.bitsandbytes import layout
+from loadstone._adapters.bitsandbytes.modules import WholeLinear4bit, is_whole
+from loadstone._adapters.bitsandbytes.offloaded import WholeWeights, map_of
+from loadstone._adapters.bitsandbytes.parameters import is_unit
+from loadstone._execute.report import OFFLOADED
+from loadstone._model.modules import named_modules
+from loadstone._model.walk import TensorSlot
+
+REARRANGED = "rearranged for this CPU"
+
+
+def reasons(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> dict[str, str]:
+    """Why tensors have no value in the model, or not the loaded one, by their names.
+
+    Empty for a model without modules that keep weights whole: its offloaded weights may be lost.
+    """
+    modules = dict(named_modules(model))
+    if not any(is_whole(module) for module in modules.values()):
+        return {}
+    keys = _Keys()
+    return {
+        slot.name: reason
+        for slot in slots
+        if (reason := _reason(slot, *_place(slot.name, modules), keys))
+    }
+
+
+def _reason(slot: TensorSlot, module: Any, inside: str, keys: _Keys) -> str:
+    parameter = inside.partition(".")[0]
+    if slot.tensor.is_meta:
+        held = map_of(module.__dict__.get("_hf_hook"))
+        whole = is_whole(module) and parameter == "weight"
+        known = held is not None and (whole or parameter == inside)
+        return OFFLOADED if known and keys.has(held, parameter, whole) else ""
+    if not isinstance(module, WholeLinear4bit) or parameter != "weight":
+        return ""
+    state = getattr(module.weight, "quant_state", None)
+    return REARRANGED if layout.is_rearranged(state) else ""
+
+
+def _place(name: str, modules: Mapping[str, Any]) -> tuple[Any, str]:
+    """The module that a tensor is in, and the tensor's name inside."""
+    path = name
+    while path and path not in modules:
+        path = path.rpartition(".")[0]
+    return modules[path], name[len(path) :].lstrip(".")
+
+
+class _Keys:
+    """The names in maps of weights, found without reading a weight from disk."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, frozenset[str]] = {}
+
+    def has(self, held: Any, name: str, whole: bool) -> bool:
+        """Whether the map holds a parameter; a quantized one only together with its scales."""
+        if isinstance(held, WholeWeights):
+            return self.has(held.inner, name, whole)
+        inner, prefix = getattr(held, "dataset", None), getattr(held, "prefix", None)
+        if isinstance(inner, Mapping) and isinstance(prefix, str):  # a part of another map
+            return self.has(inner, prefix + name, whole)
+        if id(held) not in self._known:
+            self._known[id(held)] = frozenset(held)
+        known = self._known[id(held)]
+        if not whole or (isinstance(held, dict) and is_unit(held.get(name))):
+            return name in known
+        scales = (f"{name}.absmax", f"{name.removesuffix('weight')}SCB")
+        return name in known and any(each in known for each in scales)

@@ -1,0 +1,185 @@
+"""The weights that ``quantize=`` selects, and their encodings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from loadstone import _core
+from loadstone._adapters.bitsandbytes.experts import stacks
+from loadstone._adapters.bitsandbytes.form import full
+from loadstone._adapters.bitsandbytes.loading import QuantizedWeights, quantizations
+from loadstone._adapters.bitsandbytes.stored import groups_by_path, read
+from loadstone._base.errors import make, unknown
+from loadstone._files.catalog import Catalog
+from loadstone._model.modules import named_modules, owner_of, saved_path
+from loadstone._plan.quantization import Quantization
+
+ENCODINGS = _core.bnb.ENCODINGS
+
+# The usual name of the output layer, for models without get_output_embeddings().
+_OUTPUT = "lm_head"
+
+
+def chosen(
+    model: Any, catalog: Catalog, quantize: Any, traced: QuantizedWeights | None = None
+) -> QuantizedWeights | None:
+    """The quantized weights of a model for a plan whose names match as they are.
+
+    Args:
+        quantize: see :func:`loadstone.plan`.
+        traced: the weights that the model's library quantizes already.
+
+    Returns:
+        The quantized weights, or ``None`` if there are none.
+
+    Raises:
+        Error: ``plan.options``: an unknown encoding, or a pattern that matches no weight.
+    """
+    if not isinstance(model, torch.nn.Module):
+        if quantize is None:
+            return traced
+        raise _refused("quantizing needs a model, not a skeleton file")
+    wanted = _wanted(model, quantize)
+    known = {path: module for path, module in named_modules(model) if _is_quantizing(module)}
+    if not wanted and not known:
+        return traced
+    if traced is not None:
+        traced.quantize |= {name: how for name, how in wanted.items() if name not in traced.names()}
+        return traced
+    paths = {name.rpartition(".")[0] for name in wanted} | known.keys()
+    found = read(catalog, groups_by_path(catalog, sorted(paths)))
+    stored = {unit.name for unit in found.units.values()} | found.broken.keys()
+    free = {full(path, "weight") for path, module in known.items() if _is_free(module)}
+    own = quantizations(model, sorted(free - stored))
+    _require_agreement(wanted, own)
+    quantized = {name: how for name, how in (wanted | own).items() if name not in stored}
+    units = QuantizedWeights(catalog, found.units, quantized, found.broken)
+    units.aliases = _aliases(model, units.weights())
+    units.findings = [*found.findings, *units.misfits(model), *_disagreements(units, wanted)]
+    return units
+
+
+def _is_quantizing(module: torch.nn.Module) -> bool:
+    """Whether a module is of bitsandbytes, without importing it."""
+    return any(
+        base.__module__.startswith("bitsandbytes.") and base.__name__ in _CLASSES
+        for base in type(module).__mro__
+    )
+
+
+_CLASSES = ("Linear4bit", "Linear8bitLt")
+
+
+def _is_free(module: Any) -> bool:
+    """Whether the weight of a module of bitsandbytes has no value yet."""
+    return bool(module.weight.is_meta)
+
+
+def _wanted(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]:
+    if quantize is None:
+        return {}
+    if not isinstance(quantize, Mapping):
+        how = _how(quantize)
+        return dict.fromkeys(_usual(model), how)
+    patterns, hows = list(quantize), [_how(value) for value in quantize.values()]
+    linears = [full(path, "weight") for path, _ in _linears(model)]
+    named = model.named_parameters(remove_duplicate=False)
+    parameters = (saved_path(model, name) for name, _ in named)
+    weights = [*linears, *stacks(model, parameters)]
+    paths = [weight.removesuffix(".weight") for weight in weights]
+    by_weight, by_path = (
+        _core.first_matches(patterns, names, "quantize") for names in (weights, paths)
+    )
+    found: dict[str, Quantization] = {}
+    used = set()
+    for weight, *matches in zip(weights, by_weight, by_path, strict=True):
+        matching = [index for index in matches if index >= 0]
+        used.update(matching)
+        if matching:
+            found[weight] = hows[min(matching)]
+    for index, pattern in enumerate(patterns):
+        if index not in used:
+            raise _refused("the pattern matches no weight of a linear layer", pattern)
+    return found
+
+
+def _how(value: Any) -> Quantization:
+    if isinstance(value, Quantization):
+        return value
+    if value not in ENCODINGS:
+        raise unknown("quantize", "encoding", value, ENCODINGS)
+    return Quantization(value)
+
+
+def _refused(message: str, found: str = "", expected: str = "") -> Exception:
+    return make("plan.options", message, field="quantize", found=found, expected=expected)
+
+
+def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Linear layers that can be replaced; subclasses of ``Linear`` may compute otherwise."""
+    for path, module in named_modules(model):
+        if path and (type(module) is torch.nn.Linear or _is_quantizing(module)):
+            yield path, module
+
+
+def _usual(model: torch.nn.Module) -> list[str]:
+    """All weights of linear layers except the output embedding and tied weights."""
+    asked = getattr(model, "get_output_embeddings", None)
+    output = asked() if callable(asked) else None
+    owners = Counter(
+        id(parameter) for module in model.modules() for parameter in module._parameters.values()
+    )
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    untied = {*tied, *tied.values()}
+    return [
+        full(path, "weight")
+        for path, module in _linears(model)
+        if module is not output
+        and path.rpartition(".")[2] != _OUTPUT
+        and full(path, "weight") not in untied
+        and owners[id(module.weight)] == 1
+    ]
+
+
+def _aliases(model: torch.nn.Module, names: set[str]) -> frozenset[str]:
+    """Other names of these weights, whose module is replaced at all its paths."""
+    modules = {id(owner_of(model, name)) for name in names}
+    found = {
+        full(path, leaf)
+        for path, module in named_modules(model, remove_duplicate=False)
+        if id(module) in modules
+        for leaf in module._parameters
+        if leaf == "weight"
+    }
+    return frozenset(found - names)
+
+
+def _require_agreement(wanted: Mapping[str, Quantization], own: Mapping[str, Quantization]) -> None:
+    for name, how in own.items():
+        if name in wanted and wanted[name].encoding != how.encoding:
+            raise _refused(
+                f"the module of '{name}' is made for another encoding",
+                wanted[name].encoding,
+                how.encoding,
+            )
+
+
+def _disagreements(
+    units: QuantizedWeights, wanted: Mapping[str, Quantization]
+) -> list[_core.Finding]:
+    """An error for each weight that is stored in another encoding than requested."""
+    findings = []
+    for unit in units.stored.values():
+        encoding = unit.form.quant_type if unit.form is not None else "int8"
+        if unit.name in wanted and wanted[unit.name].encoding != encoding:
+            message = (
+                f"'{unit.name}' is stored as {encoding}, but {wanted[unit.name].encoding} was "
+                "requested: quantized weights are not quantized again"
+            )
+            sources = sorted(unit.sources.values())
+            findings.append(_core.Finding("error", "plan.quantize", unit.name, sources, message))
+    return findings

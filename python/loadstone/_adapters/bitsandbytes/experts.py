@@ -1,0 +1,175 @@
+"""Experts that a library keeps in one tensor, quantized as one unit: a stack of matrices.
+
+bitsandbytes has no layer for them. The module of the library stays, with its own forward pass:
+where that takes the matrix of an expert, the matrix is decoded, and where it takes the whole
+tensor, all of it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import bitsandbytes.functional as library
+import torch
+from bitsandbytes.functional import QuantState
+from torch.utils._pytree import tree_map_only
+
+from loadstone._adapters.bitsandbytes import layout
+from loadstone._model.modules import owner_of
+
+aten = torch.ops.aten
+
+
+class Stack(torch.Tensor):
+    """A quantized tensor that is decoded where it is used: slices of its first dimension alone.
+
+    Attributes:
+        packed: uint8, two numbers a byte.
+        state: bitsandbytes' ``QuantState`` of the whole tensor.
+    """
+
+    packed: torch.Tensor
+    state: Any
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, packed: torch.Tensor, state: Any) -> Stack:
+        """Takes no memory."""
+        made: Stack = torch.Tensor._make_wrapper_subclass(
+            cls, tuple(state.shape), dtype=state.dtype, device=packed.device
+        )
+        made.packed, made.state = packed, state
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Takes slices without decoding the rest; decodes the stack for other operations."""
+        first = args[0] if args else None
+        packet = func.overloadpacket
+        if isinstance(first, Stack):
+            if packet in (aten.detach, aten.alias):
+                return first
+            if packet is aten.select and args[1] == 0:
+                return first.matrix(int(args[2]))
+            chosen = _chosen(packet, args)
+            if chosen is not None:
+                return first.matrices(chosen)
+        args, kwargs = tree_map_only(Stack, Stack.numbers, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def matrix(self, index: int) -> torch.Tensor:
+        """The decoded matrix of one expert."""
+        rows, *rest = self.shape
+        return decode_range(self.packed, self.state, index % rows, tuple(rest))
+
+    def matrices(self, indices: torch.Tensor) -> torch.Tensor:
+        """The decoded matrices of several experts, each decoded once."""
+        unique, places = torch.unique(indices, return_inverse=True)
+        return torch.stack([self.matrix(index) for index in unique.tolist()])[places]
+
+    def numbers(self) -> torch.Tensor:
+        """The decoded stack."""
+        return _decode(self.packed, self.state)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Without numbers."""
+        return f"Stack({list(self.shape)}, {self.state.quant_type})"
+
+
+def _chosen(packet: Any, args: Sequence[Any]) -> torch.Tensor | None:
+    """The indices by which an operation selects from the first dimension alone."""
+    if packet is aten.index_select and args[1] == 0:
+        return args[2]  # type: ignore[no-any-return]
+    if packet is aten.index and len(args[1]) == 1 and args[1][0].dtype == torch.int64:
+        return args[1][0]  # type: ignore[no-any-return]
+    return None
+
+
+def decode_range(
+    packed: torch.Tensor, state: Any, index: int, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """One slice of the first dimension; blocks may go from one slice into the next."""
+    count, size = math.prod(shape), int(state.blocksize)
+    start = index * count
+    first, last = start // size, -(-(start + count) // size)
+    end = min(last * size, math.prod(state.shape))
+    part = QuantState(
+        absmax=_scales(state, first, last),
+        shape=torch.Size((end - first * size,)),
+        code=state.code,
+        blocksize=size,
+        quant_type=state.quant_type,
+        dtype=state.dtype,
+    )
+    codes = packed.reshape(-1).view(torch.uint8)[first * size // 2 : (end + 1) // 2]
+    return _decode(codes, part)[start - first * size :][:count].view(shape)
+
+
+def _scales(state: Any, first: int, last: int) -> torch.Tensor:
+    """The scales of some blocks, decoded."""
+    if not state.nested:
+        return state.absmax[first:last]  # type: ignore[no-any-return]
+    numbers: torch.Tensor = library.dequantize_blockwise(state.absmax, state.state2) + state.offset
+    return numbers[first:last].float()
+
+
+def _decode(packed: torch.Tensor, state: Any) -> torch.Tensor:
+    if packed.device.type == "cpu":
+        return layout.decode(packed, state)
+    decoded: torch.Tensor = library.dequantize_4bit(packed.reshape(-1, 1), state)
+    return decoded.reshape(tuple(state.shape))
+
+
+class QuantizedExperts(torch.nn.Module):
+    """A library's module of experts whose stacks are decoded where they are read."""
+
+    _stacks: tuple[str, ...] = ()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self._stacks:
+            state: Any = self._parameters[name].quant_state  # type: ignore[union-attr]
+            for part, tensor in state.as_dict(packed=True).items():
+                destination[f"{prefix}{name}.{part}"] = tensor if keep_vars else tensor.detach()
+
+
+def _stack(name: str) -> property:
+    def get(module: Any) -> Stack:
+        parameter = module._parameters[name]
+        return Stack(parameter.data, parameter.quant_state)
+
+    return property(get, doc="A stack of matrices, decoded where it is used.")
+
+
+@functools.cache
+def _class_with(base: type, names: tuple[str, ...]) -> type:
+    body = {name: _stack(name) for name in names} | {"_stacks": names, "__doc__": base.__doc__}
+    return type(base.__name__, (QuantizedExperts, base), body)
+
+
+def put(module: Any, name: str, parameter: Any) -> None:
+    """Gives a module of experts a quantized stack."""
+    base: Any = type(module)
+    names = {name}
+    if isinstance(module, QuantizedExperts):
+        base, names = base.__bases__[1], {*module._stacks, name}
+    module._parameters[name] = parameter
+    module.__class__ = _class_with(base, tuple(sorted(names)))
+
+
+def stacks(model: torch.nn.Module, names: Iterable[str]) -> list[str]:
+    """Those of the parameters that the library's decorator marks as stacks of experts."""
+    found = []
+    for name in names:
+        module = owner_of(model, name)
+        tensor = module._parameters.get(name.rpartition(".")[2])
+        is_marked = hasattr(module, "is_transposed") and hasattr(module, "num_experts")
+        if is_marked and tensor is not None and tensor.dim() == 3:
+            found.append(name)
+    return found

@@ -1,0 +1,44 @@
+"""Completes offload folders, so that hooks find all components of a quantized weight.
+
+The core writes packed bytes and scales; this module adds code tables, state blobs and the names of
+bitsandbytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from loadstone import _core
+from loadstone._adapters.accelerate.offload import add
+from loadstone._adapters.bitsandbytes.form import full
+from loadstone._base.dtypes import dtype_name
+
+if TYPE_CHECKING:
+    from loadstone._adapters.bitsandbytes.unit import Unit
+
+
+def complete_on_disk(unit: Unit, name: str, folder: _core.OffloadFolder) -> None:
+    """Adds the components that the core does not write of a weight that it quantized to disk.
+
+    Args:
+        unit: the weight without memory.
+        folder: before its commit.
+    """
+    from bitsandbytes import functional
+
+    path = name.rpartition(".")[0]
+    if unit.quant_type == "int8":
+        folder.rename(f"{name}.absmax", full(path, "SCB"))
+    else:
+        unit.code = functional.get_4bit_type(unit.quant_type, device="cpu")
+        folder.retype(name, dtype_name(unit.data.dtype), list(unit.data.shape))
+    if unit.nested:
+        offset = f"{name}.nested_offset"
+        unit.offset = torch.frombuffer(bytearray(folder.value(offset)), dtype=torch.float32)[0]
+        unit.nested_code = functional.create_dynamic_map()
+        folder.remove(offset)
+    for inside, tensor in unit.names(path).items():
+        if not tensor.is_meta:
+            add(folder, inside, tensor)

@@ -1,0 +1,128 @@
+"""Replaces linear layers by those of bitsandbytes when a load installs its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import bitsandbytes as bnb
+import torch
+
+from loadstone._adapters.bitsandbytes import experts
+from loadstone._adapters.bitsandbytes.modules import is_whole
+from loadstone._adapters.bitsandbytes.parameters import adopt
+from loadstone._model.modules import ModuleStates, owner_of
+
+# Of activations, as in LLM.int8 and in transformers.
+THRESHOLD = 6.0
+
+# Attributes that a layer of bitsandbytes keeps; it takes all others over from the plain layer.
+_OWN = ("_parameters", "_buffers", "_modules")
+
+
+def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
+    """A layer of bitsandbytes with the weight given; allocates nothing.
+
+    Hooks and attributes are those of the plain layer. The caller installs its bias.
+    """
+    has_bias = linear.bias is not None
+    with torch.device("meta"):
+        if isinstance(parameter, bnb.nn.Int8Params):
+            made: Any = bnb.nn.Linear8bitLt(
+                linear.in_features,
+                linear.out_features,
+                has_bias,
+                has_fp16_weights=False,
+                threshold=THRESHOLD,
+            )
+        else:
+            made = bnb.nn.Linear4bit(
+                linear.in_features,
+                linear.out_features,
+                has_bias,
+                compress_statistics=parameter.compress_statistics,
+                quant_type=parameter.quant_type,
+                quant_storage=parameter.quant_storage,
+            )
+    own = {name: made.__dict__[name] for name in _OWN}
+    made.__dict__.update(vars(linear) | own)
+    put(made, "weight", parameter)
+    return made  # type: ignore[no-any-return]
+
+
+def put(module: Any, leaf: str, parameter: Any) -> None:
+    """Gives a layer of bitsandbytes its weight; other modules get a stack of experts."""
+    if not isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
+        experts.put(module, leaf, parameter)
+        return
+    module._parameters["weight"] = parameter
+    if isinstance(parameter, bnb.nn.Params4bit):
+        parameter.module = module
+    if is_whole(module):  # inside loadstone.patch, which changes layers before they have weights
+        adopt(parameter)
+    elif isinstance(parameter, bnb.nn.Params4bit):
+        module.quant_state = parameter.quant_state
+
+
+class Installation:
+    """New layers for a model, prepared before the model changes."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Mapping[str, Any],
+        offsets: Mapping[str, torch.Tensor],
+    ) -> None:
+        self.model = model
+        self.offsets = offsets
+        self.parameters = dict(parameters)
+        self.new: dict[int, torch.nn.Module] = {}
+        self.old: list[torch.nn.Linear] = []
+        self._before = ModuleStates()
+        for name, parameter in self.parameters.items():
+            module = owner_of(model, name)
+            if type(module) is torch.nn.Linear and id(module) not in self.new:
+                self.old.append(module)
+                self.new[id(module)] = replacement(module, parameter)
+
+    def install(self) -> None:
+        """Swaps layers: it reads and computes nothing, and should not fail."""
+        for module in self.model.modules():
+            self._before.keep(module)
+        for name, parameter in self.parameters.items():
+            module = owner_of(self.model, name)
+            if id(module) not in self.new:
+                put(module, name.rpartition(".")[2], parameter)
+        for old in self.old:
+            self.new[id(old)]._parameters["bias"] = old._parameters["bias"]
+        for parent in list(self.model.modules()):
+            for name, child in parent._modules.items():
+                if child is not None and id(child) in self.new:
+                    parent._modules[name] = self.new[id(child)]
+        if any(parameter.is_meta for parameter in self.parameters.values()):
+            prepare_hooks(self.model, self.offsets)
+
+    def undo(self) -> None:
+        """Gives the model the layers that it had."""
+        self._before.undo()
+
+
+def moves_weights(device_map: Mapping[str, Any] | None) -> bool:
+    """Tells whether accelerate's hooks will move weights, which they do not on one device."""
+    devices = set(map(str, (device_map or {}).values()))
+    return len(devices) > 1 or "disk" in devices
+
+
+def prepare_hooks(model: torch.nn.Module, offsets: Mapping[str, torch.Tensor]) -> None:
+    """Makes weights whole before accelerate attaches its hooks, which then load all components.
+
+    Args:
+        offsets: of the scales of weights on disk.
+    """
+    from loadstone.bitsandbytes import heal
+
+    heal(model)
+    for name, offset in offsets.items():
+        weight: Any = model.get_parameter(name)
+        if weight.is_meta:  # accelerate asks for a state dict before it attaches a hook
+            weight.quant_state.offset = offset

@@ -1,0 +1,441 @@
+"""Quantized weights in a plan, in the model, and in the report.
+
+In a plan, a weight that a checkpoint holds quantized is several targets, under bitsandbytes' names;
+a weight that the load quantizes is one target with components. In the model each is one parameter
+of bitsandbytes, created when all its components are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone import _core
+from loadstone._adapters.bitsandbytes.folder import complete_on_disk
+from loadstone._adapters.bitsandbytes.form import FOUR_BIT, Shape, full
+from loadstone._adapters.bitsandbytes.stored import StoredUnit, require_finite
+from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
+from loadstone._base.errors import make
+from loadstone._files.catalog import Catalog
+from loadstone._model.modules import named_modules, owner_of, submodule
+from loadstone._model.targets import SAVED
+from loadstone._model.walk import TensorSlot, walk
+from loadstone._plan.recipes import shape_mismatch
+
+if TYPE_CHECKING:
+    from loadstone._adapters.bitsandbytes.installing import Installation
+    from loadstone._adapters.bitsandbytes.unit import Unit
+    from loadstone._execute.execute import Filled
+    from loadstone._execute.report import Provenance
+    from loadstone._model.targets import PlannedTarget
+    from loadstone._plan.plan import Plan
+    from loadstone._plan.quantization import Quantization
+
+# Components by their path in the model: their names inside the module in a checkpoint.
+_PLACES = {
+    "quant_state.absmax": "weight.absmax",
+    "quant_state.code": "weight.quant_map",
+    "quant_state.state2.absmax": "weight.nested_absmax",
+    "quant_state.state2.code": "weight.nested_quant_map",
+    "quant_state.offset": "",  # in the state blob
+    "SCB": "SCB",
+    "CB": "weight",
+}
+_NESTED_BLOCK = 256
+_CONSTANTS = ("quant_state.code", "quant_state.state2.code")
+
+
+@dataclass
+class QuantizedWeights:
+    """The quantized weights of a model that is to be loaded.
+
+    Attributes:
+        catalog: of the checkpoint.
+        stored: those that the checkpoint holds quantized, by the path of their module.
+        quantize: those that the load quantizes, by the name of the weight.
+        broken: dtype and shape in the checkpoint of those that cannot be loaded.
+        aliases: other names of these weights, whose module has several paths.
+        findings: problems with these weights.
+        dtype: of the other floating tensors; ``None``: unchanged.
+    """
+
+    catalog: Catalog
+    stored: dict[str, StoredUnit] = field(default_factory=dict)
+    quantize: dict[str, Quantization] = field(default_factory=dict)
+    broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
+    aliases: frozenset[str] = frozenset()
+    findings: list[_core.Finding] = field(default_factory=list)
+    dtype: Any = None
+
+    def __post_init__(self) -> None:
+        self.offsets: dict[str, torch.Tensor] = {}  # of scales of weights on disk
+        self._by_weight = {unit.name: unit for unit in self.stored.values()}
+
+    # --- the plan --------------------------------------------------------------------------------
+
+    def targets(self, targets: Iterable[_core.Target]) -> list[_core.Target]:
+        """The core's targets, each stored weight replaced by its components."""
+        result = []
+        cast = "" if self.dtype_left(self.dtype) else _name_of(self.dtype)
+        for target in targets:
+            if target.name in self.aliases or self.is_state(target.name):
+                continue
+            if self.is_state(target.tie_of):
+                target.tie_of = ""  # the weight lent it; now it is on its own
+            weight = target.tie_of or target.name
+            unit = self._by_weight.get(weight)
+            if unit is None:
+                if cast and _is_cast(target):
+                    target.dtype = cast
+                entry = self.broken.get(weight)
+                result.append(target if entry is None else _as_stored(target, *entry))
+                continue
+            parts = unit.targets()
+            result.append(_as_stored(target, *parts[unit.name]))
+            if not target.tie_of:
+                result += [
+                    _core.Target(name, shape, dtype, "persistent_buffer")
+                    for name, (dtype, shape) in parts.items()
+                    if name != unit.name
+                ]
+        return result
+
+    def dtype_left(self, dtype: Any) -> Any:
+        """The dtype for the core; ``None`` with stored weights, whose scales it would cast."""
+        return dtype if dtype in (None, "auto") or not self.stored else None
+
+    def slots(self, slots: Iterable[TensorSlot]) -> list[TensorSlot]:
+        """The model's tensors as :meth:`targets` has them; those added are read-only."""
+        result = []
+        for slot in slots:
+            if slot.name in self.aliases or self.is_state(slot.name):
+                continue
+            unit = self._by_weight.get(slot.tie_of or slot.name)
+            if unit is None:
+                result.append(slot)
+                continue
+            for name, (dtype, shape) in unit.targets().items():
+                blank = torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+                if name == unit.name:
+                    made = dataclasses.replace(slot, tensor=blank)
+                    result.append(made)
+                elif slot.tie_of is None:
+                    result.append(
+                        TensorSlot(name, "persistent_buffer", blank, None, lambda _: None)
+                    )
+        return result
+
+    def devices(self, devices: Mapping[str, Any]) -> dict[str, Any]:
+        """A map with a device for each component of a stored weight: that of the weight.
+
+        The state blob and ``weight_format`` stay on the host, except those of weights on disk.
+        """
+        result = dict(devices)
+        for unit in self.stored.values():
+            device = devices.get(unit.name, devices.get("", "cpu"))
+            for name in unit.targets():
+                small = name.endswith((unit.state or "?", "weight_format"))
+                result[name] = device if not small or device == "disk" else "cpu"
+        return result
+
+    def weights(self) -> set[str]:
+        """The names of all weights that are loaded quantized."""
+        return self._by_weight.keys() | self.quantize.keys()
+
+    def is_state(self, name: str) -> bool:
+        """Whether a tensor is a component of one of these weights, and installed with it.
+
+        Modules that keep weights whole have such tensors on meta before the load.
+        """
+        place = next((each for each in _PLACES if name.endswith(f".{each}")), None)
+        weight = name[: -len(place) - 1] if place else ""
+        return weight in self._by_weight or weight in self.quantize or weight in self.broken
+
+    def misplaced(self, targets: Iterable[PlannedTarget]) -> list[_core.Finding]:
+        """An error for each stack of experts on disk, as no hook loads a whole one."""
+        return [
+            _core.Finding(
+                "error",
+                "plan.device_map",
+                target.name,
+                [],
+                f"'{target.name}' is a quantized stack of experts, which cannot be on disk",
+                "place its module in memory, or leave experts as they are",
+            )
+            for target in targets
+            if target.encoding
+            and target.device == "disk"
+            and target.name.rpartition(".")[2] != "weight"
+        ]
+
+    def names(self) -> set[str]:
+        """The targets of the plan that are components of quantized weights."""
+        parts = {name for unit in self.stored.values() for name in unit.targets()}
+        return parts | self.quantize.keys()
+
+    def unfilled(self, model: torch.nn.Module) -> list[_core.Finding]:
+        """An error for each layer of bitsandbytes whose weight is not among these.
+
+        Its weight would stay unquantized, and the layer fail when it runs.
+        """
+        import bitsandbytes as bnb
+
+        findings = []
+        known = self.names() | self.broken.keys()
+        for path, module in named_modules(model):
+            name = full(path, "weight")
+            layers = bnb.nn.Linear4bit | bnb.nn.Linear8bitLt
+            if isinstance(module, layers) and module.weight.is_meta and name not in known:
+                message = f"'{name}' is missing, and only weights of the checkpoint are quantized"
+                findings.append(_core.Finding("error", "plan.missing", name, [], message))
+        return findings
+
+    def misfits(self, model: torch.nn.Module) -> list[_core.Finding]:
+        """An error for each stored weight that does not have the shape of its module."""
+        findings = []
+        for unit in self.stored.values():
+            module = submodule(model, unit.path)
+            expected = (module.out_features, module.in_features)
+            if unit.shape != expected:
+                sources = sorted(unit.sources.values())
+                findings.append(shape_mismatch(unit.name, unit.shape, expected, sources))
+        return findings
+
+    # --- the load --------------------------------------------------------------------------------
+
+    def require_values(self) -> None:
+        """Refuses non-finite scales, before memory for a weight is allocated.
+
+        Raises:
+            FormatError: ``q.nan``.
+        """
+        require_finite(self.catalog, self.stored.values())
+
+    def parameters(
+        self, model: torch.nn.Module, plan: Plan, values: Sequence[Any]
+    ) -> dict[str, Any]:
+        """bitsandbytes' parameters by name, made of the values read; on meta if on disk."""
+        filled = {target.name: value for target, value in zip(plan.targets, values, strict=True)}
+        from loadstone._adapters.bitsandbytes.unit import Unit
+
+        made = {}
+        for stored in self.stored.values():
+            tensors = {name: filled[name] for name in stored.targets()}
+            is_there = tensors[stored.name] is not None
+            unit = Unit.from_names(tensors, stored.path) if is_there else on_meta(stored)
+            made[stored.name] = unit.to_parameter(submodule(model, stored.path))
+        for target in plan.targets:
+            if target.encoding:
+                module = owner_of(model, target.name)
+                unit = self._quantized(target, filled[target.name], module)
+                is_layer = target.name.rpartition(".")[2] == "weight"
+                made[target.name] = unit.to_parameter(module if is_layer else None)
+        return made
+
+    def _quantized(
+        self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any
+    ) -> Unit:
+        """The unit of a weight that the load quantized."""
+        from bitsandbytes import functional
+
+        from loadstone._adapters.bitsandbytes.unit import Unit
+
+        how = self.quantize[target.name]
+        if parts is None:
+            parts = {
+                name: torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+                for name, shape, dtype in target.parts
+            }
+        data = parts["data"]
+        unit = Unit(data, parts["absmax"], how.encoding, target.shape)
+        if how.encoding == "int8":
+            return unit
+        unit.dtype, unit.blocksize = torch_dtype(target.dtype), how.block_size
+        storage = getattr(module, "quant_storage", None) or torch.uint8
+        unit.data = data.view(-1).view(storage).view(-1, 1)
+        unit.code = functional.get_4bit_type(how.encoding, device=data.device)
+        if how.nested:
+            unit.nested_absmax, unit.offset = parts["nested_absmax"], parts["nested_offset"]
+            unit.nested_blocksize = _NESTED_BLOCK
+            unit.nested_code = functional.create_dynamic_map().to(data.device)
+        return unit
+
+    def installation(self, model: torch.nn.Module, plan: Plan, filled: Filled) -> Installation:
+        """The layers that replace plain ones; completes the offload folder."""
+        from loadstone._adapters.bitsandbytes.installing import Installation
+
+        self.complete_folder(model, plan, filled.offload)
+        return Installation(model, self.parameters(model, plan, filled.values), self.offsets)
+
+    def complete_folder(
+        self, model: torch.nn.Module, plan: Plan, offload: _core.OffloadFolder
+    ) -> None:
+        """Adds to an offload folder what hooks need of weights that were quantized into it.
+
+        Args:
+            offload: the folder, before its commit.
+        """
+        on_disk = [each for each in plan.targets if each.device == "disk" and each.encoding]
+        self.offsets = {
+            unit.name: torch.tensor(unit.form.offset, dtype=torch.float32)
+            for unit in self.stored.values()
+            if unit.form is not None and unit.form.nested
+        }
+        for target in on_disk:
+            unit = self._quantized(target, None, owner_of(model, target.name))
+            complete_on_disk(unit, target.name, offload)
+            if unit.offset is not None:
+                self.offsets[target.name] = unit.offset
+
+    # --- the report ------------------------------------------------------------------------------
+
+    def add_provenance(self, model: torch.nn.Module, known: dict[str, Provenance]) -> None:
+        """Replaces entries of the plan's components by those of the model's own tensors."""
+        for slot in walk(model):
+            if slot.name in self.aliases and slot.tie_of in known:
+                entry = dataclasses.replace(known[slot.tie_of], origin="tie", sources=())
+                known[slot.name] = dataclasses.replace(entry, target=slot.name, tie_of=slot.tie_of)
+            for place, inside in _PLACES.items():
+                weight = slot.name.removesuffix(f".{place}")
+                if weight == slot.name:
+                    continue
+                if weight in self._by_weight:
+                    unit = self._by_weight[weight]
+                    known[slot.name] = _placed(known[full(unit.path, inside or unit.state)], slot)
+                elif weight in self.quantize:
+                    known[slot.name] = _placed(known[weight], slot)
+                    if place in _CONSTANTS and not slot.tensor.is_meta:
+                        known[slot.name] = dataclasses.replace(
+                            known[slot.name], origin="constant", sources=(), bytes_written=0
+                        )
+        for unit in self.stored.values():
+            for name in list(unit.targets())[1:]:
+                known.pop(name, None)
+
+
+def _name_of(dtype: Any) -> str:
+    return "" if dtype is None else dtype_argument(dtype)
+
+
+def _is_cast(target: _core.Target) -> bool:
+    return target.kind in SAVED and target.dtype in ("F64", "F32", "F16", "BF16")
+
+
+def _as_stored(target: _core.Target, dtype: str, shape: Shape) -> _core.Target:
+    return _core.Target(target.name, shape, dtype, target.kind, target.tie_of)
+
+
+def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
+    return dataclasses.replace(
+        entry,
+        target=slot.name,
+        kind=slot.kind,
+        dtype=dtype_name(slot.tensor.dtype),
+        shape=tuple(slot.tensor.shape),
+    )
+
+
+def on_meta(stored: StoredUnit) -> Unit:
+    """The unit of a stored weight without memory."""
+    from loadstone._adapters.bitsandbytes.form import NESTED
+    from loadstone._adapters.bitsandbytes.unit import Unit
+
+    def blank(inside: str) -> torch.Tensor:
+        dtype, shape = stored.entries[inside]
+        return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+
+    form = stored.form
+    if form is None:
+        return Unit(blank("weight"), blank("SCB"), "int8", stored.shape)
+    unit = Unit(blank("weight"), blank("weight.absmax"), form.quant_type, form.shape)
+    unit.dtype, unit.blocksize = getattr(torch, form.dtype), form.blocksize
+    unit.code = blank("weight.quant_map")
+    if form.nested_blocksize is not None:
+        unit.nested_absmax, unit.nested_code = (blank(name) for name in NESTED)
+        unit.nested_blocksize = form.nested_blocksize
+        unit.offset = torch.empty((), dtype=torch.float32, device="meta")
+    return unit
+
+
+def quantized_bytes(model: torch.nn.Module, name: str) -> int:
+    """Bytes of a weight with its scales, quantized as its module of bitsandbytes asks."""
+    import bitsandbytes as bnb
+
+    module = owner_of(model, name)
+    count = module.out_features * module.in_features
+    if not isinstance(module, bnb.nn.Linear4bit):
+        return int(count + 4 * module.out_features)
+    weight: Any = module.weight
+    blocks = -(-count // weight.blocksize)
+    size = -(-count // 2) + 4 * 16
+    if not weight.compress_statistics:
+        return int(size + 4 * blocks)
+    return int(size + blocks + 4 * -(-blocks // _NESTED_BLOCK) + 4 * 256 + 4)
+
+
+def quantizations(
+    model: torch.nn.Module,
+    names: Iterable[str],
+    nested_offset: Mapping[str, float] | None = None,
+) -> dict[str, Quantization]:
+    """The quantization that the module of bitsandbytes around each weight asks for.
+
+    Args:
+        names: of weights; those of other modules are ignored.
+        nested_offset: offsets of nested scales, by the weight's name.
+    """
+    wanted = [name for name in names if name.rpartition(".")[2] == "weight"]
+    if not wanted:
+        return {}
+    import bitsandbytes as bnb
+
+    from loadstone._plan.quantization import Quantization
+
+    offsets = nested_offset or {}
+    found = {}
+    for name in wanted:
+        module = owner_of(model, name)
+        weight: Any = module._parameters.get("weight")
+        if isinstance(module, bnb.nn.Linear4bit) and weight.quant_state is None:
+            found[name] = Quantization(
+                weight.quant_type,
+                block_size=weight.blocksize,
+                nested=weight.compress_statistics,
+                nested_offset=offsets.get(name) if weight.compress_statistics else None,
+            )
+        elif isinstance(module, bnb.nn.Linear8bitLt) and not weight.has_fp16_weights:
+            found[name] = Quantization("int8")
+    return found
+
+
+def of_experts(
+    model: torch.nn.Module,
+    names: Iterable[str],
+    quantize: Mapping[str, Quantization],
+    nested_offset: Mapping[str, float] | None = None,
+) -> dict[str, Quantization]:
+    """The stacks of experts among these tensors, to be quantized as the model's layers are.
+
+    Raises:
+        Error: ``plan.options``: the layers are not, or their encoding is none for a stack.
+    """
+    from loadstone._adapters.bitsandbytes.experts import stacks
+
+    how = next(iter(quantize.values()), None)
+    if how is None or how.encoding not in FOUR_BIT:
+        raise make(
+            "plan.options",
+            "experts are quantized as the linear layers are, which have no 4-bit encoding",
+            field="quantize_experts",
+            found="not at all" if how is None else how.encoding,
+            expected=", ".join(FOUR_BIT),
+        )
+    offsets = nested_offset or {}
+    return {
+        name: dataclasses.replace(how, nested_offset=offsets.get(name) if how.nested else None)
+        for name in stacks(model, names)
+    }

@@ -1,0 +1,397 @@
+"""bitsandbytes' modules whose weight stays one unit, however they are moved or offloaded.
+
+Only the class of a module changes, as that of its weight does. The new class derives from the old
+one, so that ``isinstance`` and the name of the class answer as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import bitsandbytes as bnb
+import torch
+from bitsandbytes.nn.modules import fix_4bit_weight_quant_state_from_module
+
+from loadstone._adapters.bitsandbytes import layout
+from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, map_of
+from loadstone._adapters.bitsandbytes.parameters import adopt, is_broken, is_unit, lost, moved
+from loadstone._base.errors import make
+
+_logger = logging.getLogger("loadstone.bitsandbytes")
+
+
+class SelfContainedModule(torch.nn.Module):
+    """Base of modules whose weight is moved, saved and fetched with all its components."""
+
+    weight: Any
+
+    @property
+    def _hf_hook(self) -> Any:
+        """accelerate's hook; it is made to fetch whole units when it is set."""
+        try:
+            return self.__dict__["_hf_hook"]
+        except KeyError:
+            raise AttributeError("_hf_hook") from None
+
+    @_hf_hook.setter
+    def _hf_hook(self, hook: Any) -> None:
+        adopt_hook(hook)
+        self.__dict__["_hf_hook"] = hook
+
+    @_hf_hook.deleter
+    def _hf_hook(self) -> None:
+        self.__dict__.pop("_hf_hook", None)
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        """Moves the weight as one unit; ``to``, ``cpu``, ``half`` and the like call this."""
+        weight = self._parameters["weight"]
+        if not is_unit(weight):
+            result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # may quantize
+            adopt(self._parameters["weight"])
+            return result
+        with torch.no_grad():
+            wanted = _applied(weight, fn)
+        self._parameters["weight"] = None
+        try:
+            result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._parameters["weight"] = weight
+            raise
+        self._parameters["weight"] = _settled(weight, wanted)
+        return result
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        with self._present():
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            if not keep_vars and is_unit(self.weight):  # as bitsandbytes': bytes and nothing else
+                destination[f"{prefix}weight"] = self.weight.data
+
+    @contextlib.contextmanager
+    def _present(self) -> Iterator[None]:
+        """Brings offloaded parameters into the module; the module itself is not moved."""
+        held = map_of(self.__dict__.get("_hf_hook"))
+        before = dict(self._parameters)
+        try:
+            for name, parameter in before.items():
+                if held is not None and parameter is not None and parameter.is_meta:
+                    value = held[name]
+                    if not isinstance(value, torch.nn.Parameter):
+                        value = torch.nn.Parameter(value, requires_grad=False)
+                    self._parameters[name] = value
+            yield
+        finally:
+            self._parameters.update(before)
+
+    def _require_whole(self) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if is_unit(self.weight) and is_broken(self.weight):
+            raise lost(self.weight.shape)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        return (_made_anew, (_library_class(type(self)),), *reduced[2:])
+
+
+def _applied(weight: Any, fn: Callable[[Any], Any]) -> Any:
+    """A weight after a function for tensors: moved whole, never cast."""
+    after = fn(weight)
+    if is_unit(after):
+        return after
+    if after.dtype != weight.dtype:
+        return weight  # `half()` and its like on bytes stored as floats
+    if isinstance(weight, bnb.nn.Params4bit):  # `to_empty`
+        return weight._with(after, _emptied(weight.quant_state, after.device))
+    return weight._with(after, torch.empty_like(weight.SCB, device=after.device))
+
+
+def _emptied(state: Any, device: torch.device) -> Any:
+    made = moved(state, "meta")
+    for part in (made, made.state2 if made.nested else None):
+        for name, value in vars(part).items() if part is not None else ():
+            if isinstance(value, torch.Tensor):
+                part.__dict__[name] = torch.empty_like(value, device=device)
+    return made
+
+
+def _settled(weight: Any, wanted: Any) -> Any:
+    """The moved weight in the object that others may hold, where torch allows that."""
+    if wanted is weight or not torch._has_compatible_shallow_copy_type(weight, wanted):
+        return wanted
+    weight.data = wanted.data
+    if isinstance(weight, bnb.nn.Params4bit):
+        weight.quant_state = wanted.quant_state
+    else:
+        weight.CB, weight.SCB = weight.data, wanted.SCB
+    return weight
+
+
+class WholeFourBit(SelfContainedModule):
+    """A module with a ``Params4bit``, whose quantization state it shares."""
+
+    dtype: Any
+    bias: Any
+    out_features: int
+    compute_dtype: Any
+    compute_type_is_set: bool
+    set_compute_type: Callable[[Any], None]
+    support_avx512bf16_for_cpu: Any
+
+    @property
+    def quant_state(self) -> Any:
+        """The weight's own; one that is set counts while the weight has none."""
+        own = getattr(self._parameters.get("weight"), "quant_state", None)
+        return own if own is not None else self.__dict__.get("quant_state")
+
+    @quant_state.setter
+    def quant_state(self, state: Any) -> None:
+        if getattr(self._parameters.get("weight"), "quant_state", None) is None:
+            self.__dict__["quant_state"] = state
+        else:
+            self.__dict__.pop("quant_state", None)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        _lay_rowwise(self.weight)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+
+class WholeLinear4bit(WholeFourBit):
+    """A ``Linear4bit`` whose forward pass leaves the weight as it is and decodes it rightly.
+
+    Attributes:
+        is_recorded: whether a graph of torch.export or torch.jit.trace may share the weight's
+            memory. Such a weight is not rearranged any more: the graph would read other codes.
+    """
+
+    is_recorded = False
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """As bitsandbytes', but for rows that it would read wrongly."""
+        fix_4bit_weight_quant_state_from_module(self)
+        self._require_whole()
+        weight: Any = adopt(self.weight)
+        if x.device.type == "cpu" and x.numel() == 0:  # bitsandbytes' kernel would divide by zero
+            return x.new_empty((*x.shape[:-1], self.out_features))
+        if _is_recording():
+            _keep_rowwise(self)
+        if self._rearranges(x):
+            if not layout.is_rearranged(weight.quant_state):
+                weight.data, weight.quant_state = layout.rearranged(weight.data, weight.quant_state)
+            return super().forward(x)
+        _lay_rowwise(weight)
+        if x.device.type != "cpu":
+            return super().forward(x)
+        if layout.is_misread(weight.quant_state):
+            return self._forward_decoded(x)
+        return self._forward_plain(x)
+
+    def _rearranges(self, x: torch.Tensor) -> bool:
+        """Whether bitsandbytes would rearrange the weight for this input, and can."""
+        return (
+            x.device.type == "cpu"
+            and bool(self.support_avx512bf16_for_cpu)
+            and not (self.is_recorded or _is_recording())
+            and not self.training
+            and not x.requires_grad
+            and layout.can_rearrange(self.weight.quant_state)
+        )
+
+    def _forward_plain(self, x: torch.Tensor) -> Any:
+        """bitsandbytes' own, kept from rearranging a weight for which it would fail."""
+        supports = self.support_avx512bf16_for_cpu
+        self.support_avx512bf16_for_cpu = False
+        try:
+            return super().forward(x)
+        finally:
+            self.support_avx512bf16_for_cpu = supports
+
+    def _forward_decoded(self, x: torch.Tensor) -> Any:
+        if not self.compute_type_is_set:
+            self.set_compute_type(x)
+            self.compute_type_is_set = True
+        given = x.dtype
+        if self.compute_dtype is not None:
+            x = x.to(self.compute_dtype)
+        bias = self.bias
+        if bias is not None and bias.dtype != x.dtype:
+            bias.data = bias.data.to(x.dtype)  # for good, as bitsandbytes does it
+        return layout.linear(x, self.weight, self.weight.quant_state, bias).to(given)
+
+
+def _is_recording() -> bool:
+    """Return whether a graph is recorded that outlives the guards of this forward pass."""
+    return torch.compiler.is_exporting() or layout.is_tracing()
+
+
+# Runs for real while dynamo traces.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _keep_rowwise(module: Any) -> None:
+    """Mark a module as recorded; its weight is to be as a checkpoint has it."""
+    if layout.is_rearranged(module.weight.quant_state):
+        raise make(
+            "plan.options",
+            "a forward pass has rearranged this weight for the CPU, and a graph that is recorded "
+            "now would read other codes later; call the model's state_dict() first, which lays "
+            "it out by rows",
+            field="weight",
+            found=str(list(module.weight.quant_state.shape)),
+        )
+    module.is_recorded = True
+
+
+class WholeEmbedding4bit(WholeFourBit):
+    """An ``Embedding4bit`` that decodes rightly."""
+
+    def forward(self, input: torch.Tensor) -> Any:
+        """As bitsandbytes', but for rows that it would read wrongly."""
+        fix_4bit_weight_quant_state_from_module(self)
+        self._require_whole()
+        state = self.weight.quant_state
+        if self.weight.device.type != "cpu" or not layout.is_misread(state):
+            return super().forward(input)
+        table = layout.decode(self.weight, state)
+        return torch.nn.functional.embedding(input, table).to(self.dtype)
+
+
+class WholeInt8(SelfContainedModule):
+    """A module with an ``Int8Params``."""
+
+    def _require_whole(self) -> None:
+        super()._require_whole()
+        if is_unit(self.weight) and self.weight.SCB is None:
+            raise lost(self.weight.shape)
+
+
+class WholeLinear8bitLt(WholeInt8):
+    """A ``Linear8bitLt`` whose scales stay with the weight; its state holds them while it runs."""
+
+    state: Any
+    bias: Any
+
+    def init_8bit_state(self) -> None:
+        """Lends codes and scales to the state; bitsandbytes' own takes them from the weight."""
+        self.state.CB = self.weight.CB if _is_recording() else self.weight.data
+        self.state.SCB = self.weight.SCB
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Run bitsandbytes' forward without its assignment of codes, which no graph can hold."""
+        self._require_whole()
+        if self.state.has_fp16_weights or not is_unit(self.weight):
+            return super().forward(x)
+        self.state.is_training = self.training
+        self.init_8bit_state()
+        bias = self.bias
+        if bias is not None and bias.dtype != x.dtype:
+            bias.data = bias.data.to(x.dtype)  # for good, as bitsandbytes does it
+        # A traced graph keeps the state that it is given, and needs the codes later.
+        state = copy.copy(self.state) if layout.is_tracing() else self.state
+        result = bnb.matmul(x, self.weight, bias=bias, state=state)
+        if not result.requires_grad:
+            self.state.reset_grads()  # else the codes of an offloaded weight would stay
+        return result
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        result = super()._apply(fn, recurse)
+        if not self.state.has_fp16_weights:
+            self.state.reset_grads()
+        return result
+
+
+_MIXINS: tuple[tuple[type, type], ...] = (
+    (bnb.nn.Linear4bit, WholeLinear4bit),
+    (bnb.nn.Linear8bitLt, WholeLinear8bitLt),
+    (bnb.nn.Embedding4bit, WholeEmbedding4bit),
+    (bnb.nn.Embedding8bit, WholeInt8),
+)
+
+
+def _lay_rowwise(weight: Any) -> None:
+    if is_unit(weight) and layout.is_rearranged(weight.quant_state):
+        weight.data, weight.quant_state = layout.rowwise(weight.data, weight.quant_state)
+
+
+@functools.cache
+def _whole_class(base: type) -> type:
+    mixin = next(mixin for kind, mixin in _MIXINS if issubclass(base, kind))
+    return type(base.__name__, (mixin, base), {"__doc__": base.__doc__})
+
+
+def _library_class(whole: type) -> type:
+    return whole.__bases__[1]
+
+
+def _made_anew(base: type) -> Any:
+    cls = _whole_class(base)
+    return cls.__new__(cls)  # type: ignore[call-overload]
+
+
+def is_quantized(module: Any) -> bool:
+    """Whether a module is one of bitsandbytes' that hold a quantized weight."""
+    return isinstance(module, tuple(kind for kind, _ in _MIXINS))
+
+
+def is_whole(module: Any) -> bool:
+    """Whether a module keeps its weight whole."""
+    return isinstance(module, SelfContainedModule)
+
+
+def problem(module: Any) -> bool:
+    """Whether components of a module's weight are lost, and no hook holds them."""
+    weight = module._parameters.get("weight")
+    if not is_unit(weight):
+        return False
+    if isinstance(weight, bnb.nn.Int8Params):
+        state = getattr(module, "state", None)
+        if weight.SCB is None and state is not None and state.SCB is not None:
+            return bool(state.SCB.device != weight.device)
+    if not is_broken(weight):
+        return False
+    held = map_of(module.__dict__.get("_hf_hook")) if weight.is_meta else None
+    return held is None
+
+
+def make_whole(module: Any) -> None:
+    """Makes one module of bitsandbytes keep its weight whole; no effect if it does."""
+    if is_whole(module) or not is_quantized(module):
+        return
+    weight = adopt(module._parameters["weight"])
+    hook = module.__dict__.pop("_hf_hook", None)
+    state = module.__dict__.get("quant_state")
+    library: Any = type(module)
+    module.__class__ = _whole_class(library)
+    if hook is not None:
+        module._hf_hook = hook
+        before = module.__dict__.get("_old_forward")
+        if getattr(before, "__func__", None) is library.forward:
+            module._old_forward = types.MethodType(type(module).forward, module)
+    if isinstance(module, bnb.nn.Linear8bitLt):
+        _collect_int8(module)
+    elif isinstance(weight, bnb.nn.Params4bit) and weight.quant_state is not None:
+        if state is not None:
+            del module.__dict__["quant_state"]
+        if layout.is_rounded(weight.quant_state):
+            _logger.warning(
+                "a forward pass of bitsandbytes has rounded the scales of a %s of shape %s; call "
+                "loadstone.bitsandbytes.heal(model) before the model runs",
+                type(module).__name__,
+                list(weight.quant_state.shape),
+            )
+            weight.data, weight.quant_state = layout.rowwise(weight.data, weight.quant_state)
+            weight.compress_statistics = False
+
+
+def _collect_int8(module: Any) -> None:
+    """Moves scales back to the weight; the first forward pass puts them into the module's state."""
+    weight, state = module.weight, module.state
+    if not is_unit(weight):
+        return
+    if weight.SCB is None and state.SCB is not None:
+        weight.SCB = state.SCB
+    weight.CB = weight.data
+    state.reset_grads()

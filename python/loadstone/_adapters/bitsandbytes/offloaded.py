@@ -1,0 +1,95 @@
+"""accelerate's hooks and their maps of weights, for quantized weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import bitsandbytes as bnb
+import torch
+
+from loadstone._adapters.bitsandbytes.form import FOUR_BIT
+from loadstone._adapters.bitsandbytes.parameters import Int8Params, Params4bit, is_unit
+from loadstone._adapters.bitsandbytes.unit import Unit
+
+_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+
+
+class WholeWeights(Mapping[str, Any]):
+    """A map of weights that returns a quantized weight with all its components.
+
+    Components are looked up in the inner map under the names of a state dict. Values are read on
+    access and not cached.
+    """
+
+    def __init__(self, inner: Mapping[str, Any]) -> None:
+        self.inner = inner
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.inner[name]
+        if not isinstance(value, torch.Tensor) or name.rpartition(".")[2] != "weight":
+            return value
+        if isinstance(value, bnb.nn.Params4bit | bnb.nn.Int8Params) and is_unit(value):
+            return value
+        head = name.removesuffix("weight")
+        if value.dtype == torch.int8 and f"{head}SCB" in self.inner:
+            scales = self.inner[f"{head}SCB"]
+            return Int8Params(value, requires_grad=False, SCB=scales.to(value.device))
+        state = self._state(name)
+        if state is None:
+            return value
+        names = {f"{head}weight": value} | {
+            f"{name}.{part}": self.inner[f"{name}.{part}"]
+            for part in _PARTS
+            if f"{name}.{part}" in self.inner
+        }
+        unit = Unit.from_names(names | {state: self.inner[state]}, head.removesuffix("."))
+        return Params4bit(
+            unit.data,
+            quant_state=unit.state(),
+            blocksize=unit.blocksize,
+            compress_statistics=unit.nested,
+            quant_type=unit.quant_type,
+            quant_storage=unit.data.dtype,
+            bnb_quantized=True,
+        )
+
+    def _state(self, name: str) -> str | None:
+        names = (f"{name}.quant_state.bitsandbytes__{quant_type}" for quant_type in FOUR_BIT)
+        return next((each for each in names if each in self.inner), None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.inner
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.inner)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
+def hooks_of(hook: Any) -> list[Any]:
+    """The hooks that one hook consists of."""
+    inside = getattr(hook, "hooks", None)
+    return [each for one in inside for each in hooks_of(one)] if inside is not None else [hook]
+
+
+def adopt_hook(hook: Any) -> None:
+    """Makes the offloading hooks in one of accelerate's fetch whole units."""
+    for each in hooks_of(hook):
+        inner = getattr(each, "weights_map", None)
+        if getattr(each, "offload", False) and inner is not None:
+            if not isinstance(inner, WholeWeights):
+                each.weights_map = WholeWeights(inner)
+            if each.execution_device == "cpu":
+                # For a device of this spelling accelerate quantizes int8 weights again, on a GPU.
+                each.execution_device = torch.device("cpu")
+
+
+def map_of(hook: Any) -> Mapping[str, Any] | None:
+    """Where a module's offloading hook finds its values."""
+    for each in hooks_of(hook):
+        if getattr(each, "offload", False) and each.weights_map is not None:
+            found: Mapping[str, Any] = each.weights_map
+            return found
+    return None

@@ -1,0 +1,251 @@
+"""bitsandbytes' parameters, whose moves and copies take all components or none.
+
+They have the names of bitsandbytes' classes and derive from them, because libraries check both.
+Only the class of a parameter changes: the object stays the same.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import bitsandbytes as bnb
+import torch
+from bitsandbytes.functional import QuantState
+
+from loadstone._adapters.bitsandbytes import layout
+from loadstone._base.errors import make
+
+
+def moved(state: Any, device: Any, non_blocking: bool = False) -> Any:
+    """A new quantization state on a device; the one given stays where it is."""
+    made = copy.copy(state)
+    for name, value in vars(state).items():
+        if isinstance(value, torch.Tensor):
+            made.__dict__[name] = value.to(device, non_blocking=non_blocking)
+        elif isinstance(value, QuantState):
+            made.__dict__[name] = moved(value, device, non_blocking)
+    return made
+
+
+def _exact(device: Any) -> torch.device:
+    """A device as a tensor on it reports it: ``cuda:0`` for ``cuda``."""
+    return torch.empty(0, device=device).device
+
+
+def lost(shape: Any) -> Exception:
+    """The error for a weight with bytes and no scales."""
+    return make(
+        "q.scale_missing",
+        "the scales of a quantized weight are lost: its bytes were moved or loaded without them; "
+        "call loadstone.bitsandbytes.heal(model) before the model is moved or offloaded, and use "
+        "loadstone.patch where hooks are on modules around it (preload_module_classes)",
+        tensor="weight",
+        found=f"packed bytes {list(shape)} with scales on meta",
+    )
+
+
+class _MovesByTo:
+    """``cpu``, ``cuda`` and ``xpu`` by ``to``, which keeps a weight whole."""
+
+    to: Any
+
+    @property
+    def __class__(self) -> type:
+        """bitsandbytes' own class, which callers compare with; ``type()`` is this one."""
+        return type(self).__bases__[1]
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:
+        object.__dict__["__class__"].__set__(self, cls)
+
+    def cpu(self) -> Any:
+        """As :meth:`to`."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Any:
+        """As :meth:`to`."""
+        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
+
+    def xpu(self, device: Any = None, non_blocking: bool = False) -> Any:
+        """As :meth:`to`."""
+        return self.to("xpu" if device is None else device, non_blocking=non_blocking)
+
+
+class Params4bit(_MovesByTo, bnb.nn.Params4bit):  # type: ignore[misc]
+    """bitsandbytes' own, moved and copied whole: a move makes a new state, the source keeps its."""
+
+    def __new__(
+        cls,
+        data: torch.Tensor | None = None,
+        requires_grad: bool = False,
+        quant_state: Any = None,
+        **kwargs: Any,
+    ) -> Params4bit:
+        """As bitsandbytes' own; takes the state of ``data`` that is such a weight itself.
+
+        Libraries make a weight anew from moved data and the attributes of the one before.
+        """
+        own = getattr(data, "quant_state", None)
+        if own is not None:
+            quant_state = own
+            kwargs["bnb_quantized"] = True
+        scales = getattr(quant_state, "absmax", None)
+        if data is not None and scales is not None and scales.is_meta and not data.is_meta:
+            raise lost(data.shape)
+        made: Params4bit = super().__new__(cls, data, requires_grad, quant_state, **kwargs)
+        return made
+
+    def _with(
+        self, data: torch.Tensor, state: Any, requires_grad: bool | None = None
+    ) -> Params4bit:
+        return type(self)(
+            data,
+            requires_grad=self.requires_grad if requires_grad is None else requires_grad,
+            quant_state=state,
+            blocksize=self.blocksize,
+            compress_statistics=self.compress_statistics,
+            quant_type=self.quant_type,
+            quant_storage=self.quant_storage,
+            module=self.module,
+            bnb_quantized=self.bnb_quantized,
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """A new weight on a device, with its scales; a dtype has no effect on packed bytes."""
+        if not is_unit(self):  # PEFT merges into floats that carry the old state
+            return adopt(super().to(*args, **kwargs))
+        device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if device is None or _exact(device) == self.device:
+            return self
+        data, state = layout.rowwise(self.data, self.quant_state)
+        return self._with(
+            data.to(device, non_blocking=non_blocking), moved(state, device, non_blocking)
+        )
+
+    def detach(self) -> Any:
+        """The same weight, sharing its memory; torch needs the type to stay."""
+        return self._with(self.data, self.quant_state, requires_grad=False)
+
+    def __copy__(self) -> Any:
+        return self._with(self.data, self.quant_state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        state = copy.deepcopy(self.quant_state, memo)
+        made = self._with(copy.deepcopy(self.data, memo), state)
+        made.module = memo.get(id(self.module))  # that of the copy, where it is copied too
+        return made
+
+
+class Int8Params(_MovesByTo, bnb.nn.Int8Params):  # type: ignore[misc]
+    """bitsandbytes' own, moved and copied whole: codes and scales stay together."""
+
+    def __new__(
+        cls,
+        data: torch.Tensor | None = None,
+        requires_grad: bool = True,
+        has_fp16_weights: bool = False,
+        CB: torch.Tensor | None = None,  # noqa: N803
+        SCB: torch.Tensor | None = None,  # noqa: N803
+        **kwargs: Any,
+    ) -> Int8Params:
+        """As bitsandbytes' own; takes the scales of ``data`` that is such a weight itself."""
+        own = getattr(data, "SCB", None)
+        if data is not None and data.dtype == torch.int8:
+            SCB = own if own is not None else SCB  # noqa: N806
+            if SCB is not None and SCB.device != data.device:
+                SCB = None  # noqa: N806  (of the weight before)
+        made: Int8Params = super().__new__(
+            cls, data, requires_grad, has_fp16_weights, CB, SCB, **kwargs
+        )
+        if data is not None and data.dtype == torch.int8:
+            made.CB = made.data
+        return made
+
+    def _with(
+        self,
+        data: torch.Tensor,
+        scales: torch.Tensor | None,
+        requires_grad: bool | None = None,
+    ) -> Int8Params:
+        return type(self)(
+            data,
+            requires_grad=self.requires_grad if requires_grad is None else requires_grad,
+            has_fp16_weights=self.has_fp16_weights,
+            SCB=scales,
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """A new weight on a device, with its scales; a dtype has no effect on codes."""
+        if self.data.dtype != torch.int8:
+            return adopt(super().to(*args, **kwargs))
+        device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if device is None or _exact(device) == self.device:
+            return self
+        scales = self.SCB
+        return self._with(
+            self.data.to(device, non_blocking=non_blocking),
+            None if scales is None else scales.to(device, non_blocking=non_blocking),
+        )
+
+    def detach(self) -> Any:
+        """The same weight, sharing its memory; torch needs the type to stay."""
+        return self._with(self.data, self.SCB, requires_grad=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._with(copy.deepcopy(self.data, memo), copy.deepcopy(self.SCB, memo))
+
+
+_OURS: dict[type, type] = {bnb.nn.Params4bit: Params4bit, bnb.nn.Int8Params: Int8Params}
+WHOLE = (Params4bit, Int8Params)
+
+
+def adopt(weight: Any) -> Any:
+    """The same object, as one of these classes where it was bitsandbytes' own."""
+    ours = _OURS.get(type(weight))
+    if ours is not None:
+        weight.__class__ = ours
+    return weight
+
+
+def is_unit(weight: Any) -> bool:
+    """Whether a parameter is a weight that is quantized already."""
+    if isinstance(weight, bnb.nn.Params4bit):
+        return weight.quant_state is not None and bool(weight.bnb_quantized)
+    return isinstance(weight, bnb.nn.Int8Params) and weight.data.dtype == torch.int8
+
+
+def is_broken(weight: Any) -> bool:
+    """Whether the parts of a quantized weight lie on different devices, or are gone."""
+    if isinstance(weight, bnb.nn.Params4bit):
+        parts = tensors_of(weight.quant_state)
+    else:
+        parts = [weight.SCB] if weight.SCB is not None else []
+        if not parts and not weight.data.is_meta:
+            return True
+    return any(part.device != weight.device for part in parts)
+
+
+def tensors_of(state: Any) -> list[torch.Tensor]:
+    """The tensors of a quantization state."""
+    found = []
+    for value in vars(state).values():
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, QuantState):
+            found += tensors_of(value)
+    return found
+
+
+def components_of(weight: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a quantized weight beside its data, by the names of the codec's components."""
+    state = getattr(weight, "quant_state", None)
+    inner = getattr(state, "state2", None)
+    held = {
+        "absmax": getattr(weight, "SCB", None) if state is None else state.absmax,
+        "code": getattr(state, "code", None),
+        "nested_offset": getattr(state, "offset", None),
+        "nested_absmax": getattr(inner, "absmax", None),
+        "nested_code": getattr(inner, "code", None),
+    }
+    return {name: value for name, value in held.items() if value is not None}

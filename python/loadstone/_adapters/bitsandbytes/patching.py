@@ -1,0 +1,123 @@
+"""Hooks on the libraries' functions, which make the weights that they get whole first.
+
+That change is permanent and concerns one object. So weights that passed through these functions
+inside ``loadstone.patch`` stay whole after it, and nothing remains in the libraries.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import bitsandbytes as bnb
+import torch
+
+from loadstone._adapters.bitsandbytes import layout
+from loadstone._adapters.bitsandbytes.modules import is_quantized, is_whole, make_whole
+from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, hooks_of
+from loadstone._adapters.bitsandbytes.parameters import WHOLE, adopt
+from loadstone._adapters.patch import Hook, Hooks, gated
+
+LIBRARY = "bitsandbytes"
+
+_OF_WEIGHTS = ("to", "cpu", "cuda", "xpu", "detach", "__deepcopy__")
+_OF_MODULES = ("forward", "_apply", "_save_to_state_dict")
+
+
+def hooks() -> Hooks:
+    """All hooks; those on accelerate if it is installed."""
+    found = [
+        Hook(owner, name, gated(LIBRARY, _by_weight(name)))
+        for owner in (bnb.nn.Params4bit, bnb.nn.Int8Params)
+        for name in _OF_WEIGHTS
+    ]
+    found += [
+        Hook(owner, name, gated(LIBRARY, _by_module(name)))
+        for owner in (
+            bnb.nn.Linear4bit,
+            bnb.nn.Linear8bitLt,
+            bnb.nn.Embedding4bit,
+            bnb.nn.Embedding8bit,
+        )
+        for name in _OF_MODULES
+    ]
+    found.append(Hook(bnb.functional, "dequantize_4bit", gated(LIBRARY, _dequantize)))
+    if importlib.util.find_spec("accelerate") is not None:
+        found += _of_accelerate()
+    return Hooks(found, LIBRARY)
+
+
+def _by_weight(name: str) -> Callable[..., Any]:
+    def call(original: Callable[..., Any], weight: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(weight, WHOLE) or not isinstance(adopt(weight), WHOLE):
+            return original(weight, *args, **kwargs)
+        return getattr(weight, name)(*args, **kwargs)
+
+    return call
+
+
+def _by_module(name: str) -> Callable[..., Any]:
+    def call(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_whole(module):
+            return original(module, *args, **kwargs)
+        make_whole(module)
+        return getattr(type(module), name)(module, *args, **kwargs)
+
+    return call
+
+
+def _dequantize(
+    original: Callable[..., Any],
+    A: torch.Tensor,  # noqa: N803  (the library's name)
+    quant_state: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    given = args or any(value is not None for name, value in kwargs.items() if name != "blocksize")
+    if quant_state is None or given or A.device.type != "cpu" or A.shape[0] == 1:
+        return original(A, quant_state, *args, **kwargs)
+    if layout.is_rearranged(quant_state):
+        A, quant_state = layout.rowwise(A, quant_state)  # noqa: N806
+    elif not layout.is_misread(quant_state):
+        return original(A, quant_state, *args, **kwargs)
+    return layout.decode(A, quant_state)
+
+
+def _of_accelerate() -> Iterator[Hook]:
+    from loadstone._adapters.accelerate.functions import places
+
+    ours: dict[str, Callable[..., Any]] = {
+        "add_hook_to_module": _add_hook,
+        "set_module_tensor_to_device": _set_tensor,
+    }
+    for name, replacement in ours.items():
+        for module in places(name):
+            yield Hook(module, name, gated(LIBRARY, replacement))
+
+
+def _add_hook(original: Callable[..., Any], module: Any, hook: Any, append: bool = False) -> Any:
+    inside = [each for each in module.modules() if is_quantized(each)]
+    for each in inside:
+        make_whole(each)
+    result = original(module, hook, append)
+    if inside and (is_whole(module) or _places_inside(module)):
+        adopt_hook(module._hf_hook)
+    return result
+
+
+def _places_inside(module: Any) -> bool:
+    return any(getattr(each, "place_submodules", False) for each in hooks_of(module._hf_hook))
+
+
+def _set_tensor(
+    original: Callable[..., Any], module: Any, tensor_name: str, device: Any, *args: Any, **kw: Any
+) -> Any:
+    owner = module
+    for name in tensor_name.split(".")[:-1]:
+        owner = getattr(owner, name)
+    if is_quantized(owner):
+        make_whole(owner)
+        if device == "cpu":
+            device = torch.device("cpu")  # see `adopt_hook`
+    return original(module, tensor_name, device, *args, **kw)

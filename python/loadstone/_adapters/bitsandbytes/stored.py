@@ -1,0 +1,283 @@
+"""Weights that a checkpoint holds quantized: their components are found and checked.
+
+The checks use names, dtypes, shapes and the small state blobs, and report broken weights as
+findings of the plan, before memory for a weight is allocated. bitsandbytes itself is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from loadstone import _core
+from loadstone import torch as memory
+from loadstone._adapters.bitsandbytes.form import (
+    NESTED,
+    STATE,
+    Entries,
+    Form,
+    Shape,
+    check_group,
+    full,
+)
+from loadstone._base.errors import Error, make
+from loadstone._files.catalog import Catalog
+from loadstone._model import devices
+from loadstone._model.targets import planned_targets
+
+# A state blob has less than 200 bytes; a much larger tensor is not one.
+SMALL_BYTES_MAX = 4096
+# Scales are checked in groups of at most about this size.
+GROUP_BYTES = 16 << 20
+
+_ORDER = "weight_format"
+
+
+@dataclass(frozen=True)
+class StoredUnit:
+    """The tensors of one quantized weight in a checkpoint.
+
+    Attributes:
+        path: of the module in the model.
+        sources: names in the checkpoint, by the names inside the module (``"weight.absmax"``).
+        entries: dtype and shape of each, by the names inside the module.
+        form: the contents of the state blob; ``None`` for an 8-bit weight.
+    """
+
+    path: str
+    sources: dict[str, str]
+    entries: dict[str, tuple[str, Shape]]
+    form: Form | None
+
+    @property
+    def name(self) -> str:
+        """The weight's name in the model."""
+        return full(self.path, "weight")
+
+    @property
+    def shape(self) -> Shape:
+        """The decoded shape."""
+        return self.form.shape if self.form is not None else self.entries["weight"][1]
+
+    @property
+    def state(self) -> str:
+        """The name inside the module of the state blob."""
+        return STATE + self.form.quant_type if self.form is not None else ""
+
+    @property
+    def scales(self) -> str:
+        """The name inside the module of the float32 scales."""
+        if self.form is None:
+            return "SCB"
+        return NESTED[0] if self.form.nested else "weight.absmax"
+
+    def targets(self) -> dict[str, tuple[str, Shape]]:
+        """Dtype and shape of each tensor, by its full name in the model; the weight first."""
+        inside = {"weight": self.entries["weight"]} | self.entries
+        return {full(self.path, name): entry for name, entry in inside.items()}
+
+
+@dataclass
+class Found:
+    """The quantized weights of a checkpoint, sound and broken.
+
+    Attributes:
+        units: the weights that are sound, by path.
+        broken: dtype and shape that the others have in the checkpoint, by the weight's name;
+            ``None`` where it has none.
+        findings: an error for each broken one.
+    """
+
+    units: dict[str, StoredUnit] = field(default_factory=dict)
+    broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
+    findings: list[_core.Finding] = field(default_factory=list)
+
+
+def read(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> Found:
+    """Checks the tensors of quantized weights against each other.
+
+    Args:
+        groups: for the path of each module the names of its tensors in the checkpoint, by their
+            names inside the module.
+    """
+    result = Found()
+    shapes = {name: (info.encoding, info.shape) for name, info in catalog.tensors.items()}
+    small = [
+        source
+        for members in groups.values()
+        for inside, source in members.items()
+        if (inside.startswith(STATE) or inside == _ORDER)
+        and catalog.tensors[source].nbytes <= SMALL_BYTES_MAX
+    ]
+    values = read_tensors(catalog, small)
+    beside = _by_prefix(shapes)
+    for path, members in groups.items():
+        prefix = _prefix(members)
+        inside = {name: shapes[source] for name, source in members.items()}
+        others = {name: shapes[full(prefix, name)] for name in beside.get(prefix, ())}
+        try:
+            form = _checked(prefix, others | inside, members, values)
+        except Error as error:
+            name = full(path, "weight")
+            result.findings.append(_finding(error, name, sorted(members.values())))
+            result.broken[name] = inside.get("weight")
+            continue
+        kept = {name: entry for name, entry in inside.items() if name in _parts(form)}
+        sources = {name: members[name] for name in kept}
+        result.units[path] = StoredUnit(path, sources, kept, form)
+    return result
+
+
+def _checked(
+    prefix: str,
+    entries: Entries,
+    members: Mapping[str, str],
+    values: Mapping[str, torch.Tensor],
+) -> Form | None:
+    state = next((name for name in members if name.startswith(STATE)), None)
+    blob = values.get(members[state]) if state is not None else None
+    if state is not None and blob is None:
+        raise make(
+            "q.quant_state",
+            "the state blob is too large",
+            tensor=full(prefix, state),
+            found=str(list(entries[state][1])),
+            expected=f"at most {SMALL_BYTES_MAX} bytes",
+        )
+    order = values.get(members.get(_ORDER, ""))
+    return check_group(
+        prefix,
+        entries,
+        blob=None if blob is None else blob.view(torch.uint8).numpy().tobytes(),
+        weight_format=None if order is None or order.numel() != 1 else int(order.reshape(())),
+    )
+
+
+def _parts(form: Form | None) -> set[str]:
+    if form is None:
+        return {"weight", "SCB", _ORDER}
+    parts = {"weight", "weight.absmax", "weight.quant_map", STATE + form.quant_type}
+    return parts | set(NESTED) if form.nested else parts
+
+
+def _prefix(members: Mapping[str, str]) -> str:
+    """The module's path in the names of the checkpoint."""
+    inside, source = next(iter(members.items()))
+    return source.removesuffix(inside).removesuffix(".")
+
+
+def _by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names such as ``weight.something``, by the path of the module that they are in."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        prefix, dot, rest = name.rpartition(".weight.")
+        if not dot and name.startswith("weight."):
+            prefix, rest = "", name.removeprefix("weight.")
+        elif not dot:
+            continue
+        found.setdefault(prefix, []).append(f"weight.{rest}")
+    return found
+
+
+def _finding(error: Error, target: str, sources: list[str]) -> _core.Finding:
+    message = str(error).removesuffix(f" [{error.code}]")
+    return _core.Finding("error", error.code, target, sources, message)
+
+
+def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The tensors that belong to modules which the checkpoint calls as the model does.
+
+    Only modules of which the checkpoint has more than a plain weight are in the result.
+    """
+    names = catalog.encodings()
+    beside = _by_prefix(names)
+    groups = {}
+    for path in paths:
+        inside = [*beside.get(path, ()), "SCB", _ORDER]
+        members = {name: full(path, name) for name in inside if full(path, name) in names}
+        weight = full(path, "weight")
+        if members or names.get(weight) in ("U8", "I8"):
+            groups[path] = ({"weight": weight} if weight in names else {}) | members
+    return groups
+
+
+def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Some tensors of a checkpoint as they are, in memory of their own."""
+    wanted = set(names)
+    if not wanted:
+        return {}
+    plan = _core.identity_plan(catalog._core)
+    targets = planned_targets(plan)
+    tensors = {
+        each.name: devices.empty(each.name, each.shape, each.dtype, "cpu")
+        for each in targets
+        if each.name in wanted
+    }
+    rows = [memory.destination(tensors.get(each.name)) for each in targets]
+    _core.execute(plan, rows, threads=1, partial=True)
+    return tensors
+
+
+def require_finite(catalog: Catalog, units: Iterable[StoredUnit]) -> None:
+    """Refuses non-finite scales, which would make all weights of their blocks NaN.
+
+    Checks tables of codes too, because bitsandbytes decodes with those of the file.
+
+    Raises:
+        FormatError: ``q.nan`` or ``q.code``, naming the first such tensor. No packed byte was read.
+    """
+    units = list(units)
+    tables = _tables(units)
+    scales = [unit.sources[unit.scales] for unit in units]
+    sizes = {name: catalog.tensors[name].nbytes for name in [*scales, *tables]}
+    for group in _in_groups(sizes, GROUP_BYTES):
+        for name, values in read_tensors(catalog, group).items():
+            if name in tables:
+                _require_table(name, values, tables[name])
+                continue
+            bad = int((~torch.isfinite(values)).sum())
+            if bad:
+                message = "the scales are not finite"
+                raise make("q.nan", message, tensor=name, found=f"{bad} of {values.numel()}")
+
+
+def _in_groups(sizes: Mapping[str, int], bytes_max: int) -> Iterator[set[str]]:
+    """Names in groups of at most this many bytes, or of one name.
+
+    Args:
+        sizes: bytes by name.
+    """
+    group: set[str] = set()
+    total = 0
+    for name, size in sizes.items():
+        if group and total + size > bytes_max:
+            yield group
+            group, total = set(), 0
+        group.add(name)
+        total += size
+    if group:
+        yield group
+
+
+def _tables(units: Iterable[StoredUnit]) -> dict[str, Callable[[Any], None]]:
+    """The check of each table of codes, by its name in the checkpoint."""
+    checks: dict[str, Callable[[Any], None]] = {}
+    for unit in units:
+        if unit.form is None:
+            continue
+        encoding = unit.form.quant_type
+        checks[unit.sources["weight.quant_map"]] = partial(_core.bnb.check_code, encoding)
+        if unit.form.nested:
+            checks[unit.sources[NESTED[1]]] = _core.bnb.check_nested_code
+    return checks
+
+
+def _require_table(name: str, table: torch.Tensor, check: Callable[[Any], None]) -> None:
+    try:
+        check(table.view(torch.uint8).numpy())
+    except Error as error:
+        raise make(error.code, "the table of codes is wrong", tensor=name) from error

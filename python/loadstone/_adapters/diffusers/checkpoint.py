@@ -1,0 +1,124 @@
+"""A file as diffusers' converters see it: a dictionary of tensors that have no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadstone._adapters.diffusers.absent import Lacks, Shape, file_key
+from loadstone._base.dtypes import is_dtype
+from loadstone._base.errors import make
+from loadstone._base.warn import warn_of_findings
+from loadstone._files.catalog import RANK_MAX, Catalog, inspect
+from loadstone.tracing import Symbol, Trace
+from loadstone.tracing._absent import AbsentSymbol
+
+# Suffixes of the files that loadstone opens; others are the library's.
+READABLE = (".safetensors", ".gguf")
+
+
+class Checkpoint(dict[str, torch.Tensor]):
+    """Name and symbol of every tensor of a file, or of several that are one checkpoint.
+
+    Converters rename and drain the dictionary that they are given, so each component of a pipeline
+    gets one of its own: :meth:`fresh`.
+
+    Attributes:
+        catalog: the tensors of the files.
+        trace: the one that the symbols belong to.
+        lacks: names that converters ask for and the files lack, as far as known.
+        guess: in a rehearsal, gives the shape of a missing name that is not in ``lacks``.
+        prefix: of the files' names, that a converter has taken away.
+    """
+
+    def __init__(
+        self, catalog: Catalog, lacks: Lacks | None = None, trace: Trace | None = None
+    ) -> None:
+        super().__init__()
+        self.catalog = catalog
+        self.lacks = Lacks() if lacks is None else lacks
+        self.guess: Callable[[str], Shape] | None = None
+        self.prefix = ""
+        self.trace = Trace(catalog) if trace is None else trace
+        if trace is None:
+            self.trace.owner = self
+        for name, encoding in catalog.encodings().items():
+            is_plain = is_dtype(encoding)
+            self[name] = self.trace.source(name) if is_plain else _packed(self.trace, catalog, name)
+        for name in self.lacks.held:
+            self[name] = self._absent(name)
+
+    @classmethod
+    def open(cls, files: list[str]) -> Checkpoint:
+        """Reads headers only."""
+        catalog = inspect(files, allow_links=True, gguf_rank_max=RANK_MAX)
+        warn_of_findings(catalog.findings)
+        return cls(catalog)
+
+    def fresh(self, lacks: Lacks | None = None) -> Checkpoint:
+        """The same files, before any converter."""
+        return Checkpoint(self.catalog, lacks)
+
+    def __setitem__(self, key: str, value: torch.Tensor) -> None:
+        """As of a ``dict``; notes the prefix that a converter takes off a name."""
+        if isinstance(value, Symbol) and value.source.endswith(key) and value.source != key:
+            self.prefix = value.source[: -len(key)]
+        super().__setitem__(key, value)
+
+    def __missing__(self, key: str) -> torch.Tensor:
+        """An absent tensor for a name that converters are known to ask for in vain."""
+        if key not in self.lacks.asked and self.guess is not None:
+            self.guess(key)
+        if key in self.lacks.asked:
+            return self._absent(key)
+        raise make(
+            "plan.missing",
+            "the checkpoint lacks this name, which the library's converter of this class asks for",
+            tensor=key,
+        )
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """As ``dict.pop``; a missing name without a default is reported as such."""
+        return super().pop(key, *default) if default or key in self else self.__missing__(key)
+
+    def file_key(self, key: str) -> str:
+        """The name that the file should have for what a converter asks for."""
+        return file_key(key, self.lacks.held, self.prefix)
+
+    def _absent(self, key: str) -> AbsentSymbol:
+        return AbsentSymbol.make(self.trace, key, self.lacks.shape(key), key in self.lacks.guesses)
+
+    def as_numbers(self) -> Checkpoint:
+        """A copy in the same trace, with blocks dequantized as the library does it."""
+        same = Checkpoint(self.catalog, self.lacks, self.trace)
+        same.decode("gguf_half")
+        return same
+
+    def decode(self, kernel: str = "gguf") -> None:
+        """Dequantizes block formats to float32; casts come after."""
+        for name, symbol in self.items():
+            if is_packed(symbol):
+                packed: Any = symbol
+                self[name] = packed.decoded(kernel, torch.float32)
+
+
+def is_readable(files: list[str]) -> bool:
+    """Whether loadstone opens these files."""
+    return bool(files) and all(Path(file).suffix.lower() in READABLE for file in files)
+
+
+def is_packed(value: Any) -> bool:
+    """Whether a value is rows of quantization blocks."""
+    return isinstance(value, Symbol) and hasattr(value, "quant_type")
+
+
+def _packed(trace: Trace, catalog: Catalog, name: str) -> Symbol:
+    try:
+        from loadstone._adapters.diffusers.packed import packed
+    except ImportError as reason:  # diffusers works without it; files with blocks do not
+        message = f"block formats need the package gguf, as in diffusers: {reason}"
+        raise make("plan.options", message, tensor=name) from None
+    return packed(trace, catalog, name)

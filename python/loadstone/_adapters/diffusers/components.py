@@ -1,0 +1,238 @@
+"""Device maps of pipelines.
+
+The library's pipelines take a string. A map here names components, modules inside them, or both;
+for a strategy, accelerate computes the map over all components at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadstone._base.errors import make
+from loadstone._base.machine import MODES
+from loadstone._plan.placement import (
+    DeviceMap,
+    align_what_hooks_bring,
+    gathered,
+    main_device,
+    require_device,
+    require_paths,
+)
+
+
+class Placing:
+    """The device map of one call, from its argument to the devices of components.
+
+    Args:
+        device_map: a strategy, a device, or a map.
+        max_memory: for a strategy.
+        folder: where tensors on disk are written to; each component gets a folder in it.
+
+    Attributes:
+        components: for each component that is placed, a map with an entry for ``""``.
+        flat: the same as one map over the pipeline.
+    """
+
+    def __init__(self, device_map: Any, max_memory: Any = None, folder: Any = None) -> None:
+        self.device_map = device_map
+        self.max_memory = max_memory
+        self.folder = os.fspath(folder) if folder is not None else None
+        self.components: dict[str, DeviceMap] = {}
+        self.flat: DeviceMap = {}
+
+    @property
+    def is_strategy(self) -> bool:
+        """Return whether devices follow from sizes."""
+        return isinstance(self.device_map, str) and self.device_map in MODES
+
+    @property
+    def reported(self) -> DeviceMap | str | None:
+        """The pipeline's ``hf_device_map``: a map, or the device if there is only one."""
+        is_one = not self.is_strategy and not isinstance(self.device_map, Mapping)
+        return str(self.device_map) if is_one and self.device_map != "disk" else self.flat or None
+
+    def needs_sizes(self, name: str) -> bool:
+        """Whether a component has to be there, without memory, before it can be placed."""
+        if self.is_strategy:
+            return True
+        found = self.device_map if isinstance(self.device_map, Mapping) else {}
+        return isinstance(found.get(name), Mapping) or any(
+            isinstance(path, str) and path.startswith(f"{name}.") for path in found
+        )
+
+    def decide(
+        self,
+        names: Iterable[str],
+        others: Mapping[str, str],
+        empty: Mapping[str, torch.nn.Module],
+        dtypes: Mapping[str, torch.dtype],
+    ) -> None:
+        """Works out the places of all components.
+
+        Args:
+            names: of components that are models and are about to be loaded.
+            others: components that cannot be placed, and why.
+            empty: those of ``names`` that ``needs_sizes``, without memory.
+            dtypes: of tensors that will have another one than in ``empty``; in ``flat``'s paths.
+
+        Raises:
+            PlanError: a path or device that there is not (``plan.device_map``), or a part on disk
+                and no folder for it (``plan.offload_folder``).
+        """
+        if self.is_strategy:
+            self.components = _computed(empty, self.device_map, self.max_memory, dtypes)
+        elif isinstance(self.device_map, Mapping):
+            self.components = split(self.device_map, list(names), others)
+        else:
+            require_device(self.device_map, "")
+            self.components = {name: {"": self.device_map} for name in names}
+        for name, places in self.components.items():
+            if name in empty and not self.is_strategy:
+                require_paths(empty[name], places, name)
+        for name, places in self.components.items():
+            inner = {path: device for path, device in places.items() if path}
+            covers = name in empty and self.is_strategy and inner
+            self.flat.update({} if covers else {name: places[""]})
+            self.flat.update((f"{name}.{path}", device) for path, device in inner.items())
+        if self.folder is None and any(str(device) == "disk" for device in self.flat.values()):
+            raise make(
+                "plan.offload_folder",
+                "a part of the pipeline is placed on disk",
+                field="offload_folder",
+                found=", ".join(path for path, at in self.flat.items() if str(at) == "disk"),
+            )
+
+    def folder_of(self, name: str) -> str | None:
+        """Where a component's tensors go: names of tensors are the same in several of them."""
+        has_disk = "disk" in map(str, self.components.get(name, {}).values())
+        return str(Path(self.folder, name)) if self.folder is not None and has_disk else None
+
+    def settle(self, pipe: Any) -> None:
+        """Hooks for components that have none, beside others that have some.
+
+        A pipeline asks its components for the device that they compute on, and one that is on disk
+        only tells it by its hooks.
+        """
+        models = {
+            name: model
+            for name, model in pipe.components.items()
+            if isinstance(model, torch.nn.Module)
+        }
+        is_mixed = len(set(map(str, self.flat.values()))) > 1
+        if is_mixed or "disk" in map(str, self.flat.values()):
+            for name, model in models.items():
+                if not any(hasattr(module, "_hf_hook") for module in model.modules()):
+                    self._give_hooks(model, self.components.get(name, {}))
+        for model in models.values():
+            align_what_hooks_bring(model)
+
+    def _give_hooks(self, model: Any, places: Mapping[str, Any]) -> None:
+        from loadstone import accelerate
+
+        held = next(model.parameters(), None)
+        device = places.get("", None if held is None else held.device)
+        if device is None or str(device) == "meta":
+            return
+        main = main_device(self.flat)
+        is_brought = str(device) == "cpu" and str(main) != "cpu" and places
+        accelerate.dispatch_model(
+            model,
+            device_map={"": device},
+            main_device=main if is_brought else device,
+            state_dict=model.state_dict() if is_brought else None,
+            force_hooks=True,
+            skip_keys=getattr(model, "_skip_keys", None),
+        )
+
+
+def split(
+    device_map: Mapping[Any, Any], names: list[str], others: Mapping[str, str]
+) -> dict[str, DeviceMap]:
+    """A map over components, and inside them, by component.
+
+    Raises:
+        PlanError: ``plan.device_map``: a path that begins with no component, one that is there
+            twice, or no device.
+    """
+    found: dict[str, DeviceMap] = {}
+    rest: Any = None
+    for path, device in device_map.items():
+        if path == "":
+            require_device(device, path)
+            rest = device
+            continue
+        name, _, inner = str(path).partition(".")
+        if name not in names:
+            raise make(
+                "plan.device_map",
+                others.get(name, "the pipeline has no such component"),
+                field="device_map",
+                found=repr(str(path)),
+                expected=", ".join(names),
+            )
+        below = device if isinstance(device, Mapping) else {"": device}
+        for tail, place in below.items():
+            full = ".".join(part for part in (inner, str(tail)) if part)
+            require_device(place, f"{name}.{full}" if full else name)
+            if full in found.setdefault(name, {}):
+                message = "the map places this path twice"
+                raise make("plan.device_map", message, field="device_map", found=repr(path))
+            found[name][full] = place
+    memory = "cpu" if rest is None else rest
+    return {name: {"": memory, **found.get(name, {})} for name in names}
+
+
+def _computed(
+    models: Mapping[str, torch.nn.Module],
+    strategy: str,
+    max_memory: Any,
+    dtypes: Mapping[str, torch.dtype],
+) -> dict[str, DeviceMap]:
+    """The device maps that accelerate computes for all components as one model, largest first.
+
+    Empty if accelerate places all of them on the CPU.
+    """
+    from accelerate.utils import get_balanced_memory, get_max_memory, infer_auto_device_map
+
+    whole = torch.nn.Module()
+    sizes = {name: sum(each.nbytes for each in models[name].parameters()) for name in models}
+    for name in sorted(models, key=lambda name: -sizes[name]):
+        whole.add_module(name, models[name])
+    units = _unsplit(models.values())
+    if strategy == "sequential":
+        memory = get_max_memory(max_memory)
+    else:
+        is_low_zero = strategy == "balanced_low_0"
+        memory = get_balanced_memory(
+            whole, max_memory, no_split_module_classes=units, low_zero=is_low_zero
+        )
+    places = infer_auto_device_map(
+        whole, memory, no_split_module_classes=units, special_dtypes=dict(dtypes)
+    )
+    if set(map(str, places.values())) <= {"cpu"}:
+        return {}
+    result: dict[str, DeviceMap] = {}
+    for name, model in models.items():
+        own = {path: at for path, at in places.items() if path.partition(".")[0] == name}
+        inner = {path[len(name) + 1 :]: device for path, device in own.items()}
+        inner = gathered(model, inner or {"": places.get("", "cpu")})
+        result[name] = {"": main_device(places), **inner}
+    return result
+
+
+def _unsplit(models: Iterable[Any]) -> list[str]:
+    """Classes of modules that are computed as one; of a component that names none, its own."""
+    found: set[str] = set()
+    for model in models:
+        own = [
+            name
+            for module in model.modules()
+            for name in getattr(type(module), "_no_split_modules", None) or ()
+        ]
+        found.update(own or [type(model).__name__])
+    return sorted(found)

@@ -1,0 +1,222 @@
+"""The names that missing tensors should have in a file: guessed, and proved by the converter.
+
+A guess follows the model of a tensor that is there: of the same module, or of the same place in
+another block. It is reported only if the library's converter makes the missing target of a tensor
+with that name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Set
+from types import CodeType
+from typing import Any
+
+from loadstone._adapters.diffusers.absent import Conversion, Lacks, likely_shape, rehearse
+from loadstone.tracing._absent import AbsentSymbol, leaves
+
+# Each round is one run of the converter, with a guess for each target.
+ROUNDS_MAX = 8
+TARGETS_MAX = 512
+# Names from a converter's code go in together; where it stops at one of them, in smaller parts.
+PARTS_MAX = 15
+
+# How far numbers of a file's names may go on while those of the model's go on by one.
+_STEPS = (1, 2, 3, 4, -1)
+
+_NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
+
+
+class OverlookedError(Exception):
+    """A converter passes over tensors that are there, because others are not.
+
+    Attributes:
+        lacks: with these it takes them.
+    """
+
+    def __init__(self, lacks: Lacks) -> None:
+        super().__init__()
+        self.lacks = lacks
+
+
+def expected_keys(
+    targets: list[str], keys: Mapping[str, str], conversion: Conversion, lacks: Lacks
+) -> dict[str, str]:
+    """Missing targets and their names in the file, as far as they can be derived.
+
+    Args:
+        targets: the missing ones, by the model's names.
+        keys: target and file's name of tensors that are there.
+        lacks: what the converter is known to ask for in vain.
+
+    Raises:
+        OverlookedError: some of the targets are not missing.
+    """
+    trials = _Trials(set(targets[:TARGETS_MAX]), conversion, lacks)
+    known = set(conversion.catalog.tensors)
+    waiting = {target: _unlike(known, guesses(target, keys)) for target in trials.targets}
+    for _ in range(ROUNDS_MAX):
+        names = {next(waiting[target], "") for target in waiting if target not in trials.found}
+        if not any(names):
+            break
+        trials.run_parts(sorted(names - {""}))
+    head = prefix(keys)
+    left = trials.targets - trials.found.keys()
+    if left:  # names that stand in the converter's own code
+        words = _words(conversion.function)
+        leaves_of = {target.rpartition(".")[2] for target in left}
+        words |= {f"{word.strip('.')}.{leaf}" for word in words for leaf in leaves_of}
+        trials.run_parts(sorted({f"{head}{word}" for word in words - left} - known))
+    kept = sum(key == f"{head}{target}" for target, key in keys.items())
+    if 2 * kept > len(keys):  # most names are the model's
+        trials.run({f"{head}{target}" for target in trials.targets - trials.found.keys()})
+    return trials.found
+
+
+def guesses(target: str, keys: Mapping[str, str]) -> Iterator[str]:
+    """Names that the file may have for a target, the likeliest first."""
+    parts = target.split(".")
+    yield from _like_siblings(target, len(parts) - 1, keys)
+    yield from _like_other_blocks(target, keys)
+    for depth in range(len(parts) - 2, 0, -1):
+        yield from _like_siblings(target, depth, keys)
+
+
+def prefix(keys: Mapping[str, str]) -> str:
+    """The prefix that names of the file have before those of the model."""
+    for target, key in keys.items():
+        if key != target and key.endswith(f".{target}"):
+            return key[: -len(target)]
+    firsts = {key.partition(".")[0] for key in keys.values()}
+    if len(firsts) != 1 or not keys:
+        return ""
+    parts = next(iter(keys.values())).split(".")
+    common = 0
+    while all(key.split(".")[: common + 1] == parts[: common + 1] for key in keys.values()):
+        common += 1
+    return ".".join(parts[:common]) + "."
+
+
+def _like_siblings(target: str, depth: int, keys: Mapping[str, str]) -> Iterator[str]:
+    """A bias stands beside its weight, and one projection of a module beside the others."""
+    parts = target.split(".")
+    head, tail = ".".join(parts[:depth]) + ".", ".".join(parts[depth:])
+    for other, key in keys.items():
+        rest = other[len(head) :]
+        if other.startswith(head) and key.endswith(f".{rest}"):
+            yield key[: -len(rest)] + tail
+            return
+
+
+def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
+    """The same tensor in another block, with the number of this one."""
+    for match in _NUMBER.finditer(target):
+        like = re.compile(
+            re.escape(target[: match.start()]) + r"(\d+)" + re.escape(target[match.end() :]) + "$"
+        )
+        others = [(int(hit[1]), key) for name, key in keys.items() if (hit := like.match(name))]
+        number = int(match[0])
+        others = sorted(others, key=lambda each: abs(each[0] - number))[:2]
+        if len(others) == 2:
+            yield from _continued(number, *others)
+        for other, key in others:
+            places = list(_NUMBER.finditer(key))
+            places.sort(key=lambda place: int(place[0]) != other)  # the same number first
+            for step in _STEPS:
+                for place in places:
+                    value = int(place[0]) + step * (number - other)
+                    if value >= 0:
+                        yield f"{key[: place.start()]}{value}{key[place.end() :]}"
+
+
+def _continued(number: int, first: tuple[int, str], second: tuple[int, str]) -> Iterator[str]:
+    """The name that goes on as two others do, which differ in one number."""
+    (one, key), (two, other) = first, second
+    places, others = list(_NUMBER.finditer(key)), list(_NUMBER.finditer(other))
+    if len(places) != len(others):
+        return
+    changed = [pair for pair in zip(places, others, strict=True) if pair[0][0] != pair[1][0]]
+    if len(changed) == 1:
+        place, like = changed[0]
+        step, rest = divmod(int(like[0]) - int(place[0]), two - one)
+        value = int(place[0]) + step * (number - one)
+        if rest == 0 and value >= 0:
+            yield f"{key[: place.start()]}{value}{key[place.end() :]}"
+
+
+def _unlike(there: Set[str], names: Iterator[str]) -> Iterator[str]:
+    seen = set(there)
+    for name in names:
+        if name not in seen:
+            seen.add(name)
+            yield name
+
+
+class _Trials:
+    """Runs of a converter on files that hold a little more."""
+
+    def __init__(self, targets: set[str], conversion: Conversion, lacks: Lacks) -> None:
+        self.targets = targets
+        self.found: dict[str, str] = {}
+        self._conversion = conversion
+        self._lacks = lacks
+
+    def run_parts(self, names: list[str]) -> None:
+        """Tries names that a converter may refuse, in halves until it accepts them."""
+        waiting = [names]
+        for _ in range(PARTS_MAX):
+            part = waiting.pop(0) if waiting else []
+            if part and not self.run(set(part)) and len(part) > 1:
+                middle = len(part) // 2
+                waiting += [part[:middle], part[middle:]]
+
+    def run(self, names: set[str]) -> bool:
+        """Notes which targets the converter makes of tensors of these names; False: it stops."""
+        if not names:
+            return True
+        shapes = {name: likely_shape(name, self._conversion) for name in names}
+        lacks = Lacks(dict(self._lacks.asked), dict(self._lacks.held), set(self._lacks.guesses))
+        lacks.held |= {name: shape for name, (shape, _) in shapes.items()}
+        lacks.guesses |= {name for name, (_, is_guess) in shapes.items() if is_guess}
+        try:
+            made = self._conversion.run(lacks)
+        except Exception:  # the converter refuses one of the names
+            return False
+        for target in self.targets & made.keys():
+            if isinstance(made[target], AbsentSymbol):
+                keys = [key for key in leaves(made[target])[1] if key in names]
+                if len(keys) == 1:
+                    self.found.setdefault(target, keys[0])
+        if self._are_there(made):
+            self._hold({key for key in self.found.values() if key in names})
+        return True
+
+    def _are_there(self, made: Mapping[str, Any]) -> bool:
+        values = [made.get(target) for target in self.targets]
+        return any(each is not None and not isinstance(each, AbsentSymbol) for each in values)
+
+    def _hold(self, names: set[str]) -> None:
+        """Holds these for good, if the converter then takes what it passed over."""
+        lacks = Lacks(dict(self._lacks.asked), dict(self._lacks.held), set(self._lacks.guesses))
+        for name in names:
+            lacks.held[name], is_guess = likely_shape(name, self._conversion)
+            if is_guess:
+                lacks.guesses.add(name)
+        lacks = rehearse(self._conversion, lacks)
+        if self._are_there(self._conversion.run(lacks)):
+            raise OverlookedError(lacks)
+
+
+def _words(function: Any) -> set[str]:
+    """The texts in a function's code that may be names."""
+    words: set[str] = set()
+    waiting: list[Any] = [getattr(function, "__code__", None)]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, CodeType):
+            waiting.extend(each.co_consts)
+        elif isinstance(each, tuple | frozenset):
+            waiting.extend(each)
+        elif isinstance(each, str) and re.fullmatch(r"[A-Za-z][\w.-]*\w", each):
+            words.add(each)
+    return words

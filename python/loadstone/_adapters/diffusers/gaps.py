@@ -1,0 +1,133 @@
+"""Findings for a model's tensors that a file does not hold."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from loadstone import _core
+from loadstone._adapters.diffusers.absent import Conversion, Shape
+from loadstone._adapters.diffusers.checkpoint import Checkpoint
+from loadstone._adapters.diffusers.expected import expected_keys, prefix
+from loadstone._adapters.diffusers.supplements import supplements
+from loadstone._base.dtypes import dtype_name
+from loadstone._execute.report import human_bytes
+from loadstone._plan.policies import policies_of
+from loadstone._plan.recipes import AdapterRecipes
+from loadstone.tracing._absent import AbsentSymbol, leaves
+
+
+class Gaps:
+    """The tensors of a model that a converted checkpoint lacks. For one plan.
+
+    Args:
+        model: whose tensors they are.
+        converted: the checkpoint's tensors by the model's names.
+        missing, missing_of: the policies of the caller, and of single tensors.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        converted: Mapping[str, Any],
+        missing: str | Mapping[str, str],
+        missing_of: Mapping[str, str],
+    ) -> None:
+        self.state = model.state_dict()
+        self.parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        self.absent = {
+            name: value for name, value in converted.items() if isinstance(value, AbsentSymbol)
+        }
+        self.names = [name for name in self.state if name not in converted or name in self.absent]
+        self._policies = policies_of(self.names, missing, missing_of)
+
+    def report(
+        self,
+        traced: AdapterRecipes,
+        checkpoint: Checkpoint,
+        keys: Mapping[str, str],
+        conversion: Conversion | None,
+    ) -> None:
+        """Adds findings and expected names for them to a trace.
+
+        Args:
+            keys: of the tensors that are there, by the model's names.
+            conversion: of the file; ``None``: it has the model's names.
+        """
+        for name in self.absent.keys() & set(self.names):
+            self._report_absent(traced, checkpoint, name)
+        others = [name for name in self.names if name not in self.absent]
+        if others and conversion is not None:
+            for key, target in supplements().items():
+                if target in others:
+                    traced.expected[target] = prefix(keys) + key
+            traced.expected |= expected_keys(others, keys, conversion, checkpoint.lacks)
+        used = {key for name in self.absent if name in self.state for key in self._lacks(name)}
+        for key in (*checkpoint.lacks.asked, *checkpoint.lacks.held):
+            if key not in used:
+                traced.findings.append(_unused(checkpoint.file_key(key)))
+
+    def pair(self, traced: AdapterRecipes, shapes: Mapping[str, Shape]) -> None:
+        """Pairs a missing and an unexpected tensor that alone have the same shape.
+
+        Args:
+            shapes: of the unexpected ones, by the names that the converter left them under.
+        """
+        wanted = {name: tuple(self.state[name].shape) for name in self.names}
+        missing, unexpected = Counter(wanted.values()), Counter(shapes.values())
+        sources = dict(traced.unexpected)
+        for name, shape in wanted.items():
+            if missing[shape] != 1 or unexpected[shape] != 1 or name in traced.reported_missing:
+                continue
+            other = next(each for each in shapes if shapes[each] == shape)
+            source = sources[other]
+            traced.pairs[other] = name
+            if self._policies[name] != "error":
+                continue
+            message = (
+                f"{self._words(name)} is not in the checkpoint; {source!r}, which nothing in the "
+                "model is made of, has the same shape"
+            )
+            traced.reported_missing.append(name)
+            hint = f"if they are one, rename {source!r} in the file"
+            finding = _core.Finding("error", "plan.missing", name, [source], message, hint)
+            traced.findings.append(finding)
+
+    def _report_absent(self, traced: AdapterRecipes, checkpoint: Checkpoint, name: str) -> None:
+        present, lacks = leaves(self.absent[name])
+        names = [checkpoint.file_key(key) for key in lacks]
+        traced.expected[name] = names[0]
+        if not present and len(names) == 1:
+            return
+        listed = ", ".join(map(repr, names))
+        there = ", ".join(map(repr, present))
+        made = f"'{name}' is made of {there + ', which is there, and of ' if present else ''}"
+        message = f"{made}{listed}, which the checkpoint lacks"
+        if self._policies[name] == "error":
+            traced.reported_missing.append(name)
+            traced.findings.append(_core.Finding("error", "plan.missing", name, names, message))
+        else:
+            message += ": all of it is filled"
+            traced.findings.append(_core.Finding("info", "plan.missing", name, names, message))
+
+    def _lacks(self, name: str) -> list[str]:
+        return leaves(self.absent[name])[1]
+
+    def _words(self, name: str) -> str:
+        tensor: torch.Tensor = self.state[name]
+        kind = "parameter" if name in self.parameters else "persistent buffer"
+        size = tensor.element_size() * math.prod(tensor.shape)
+        dtype = dtype_name(tensor.dtype)
+        return f"'{name}' ({kind} {dtype} {list(tensor.shape)}, {human_bytes(size)})"
+
+
+def _unused(key: str) -> _core.Finding:
+    message = (
+        f"the library's converter asks for {key!r}, which the checkpoint lacks; nothing in the "
+        "model is made of it"
+    )
+    return _core.Finding("info", "plan.missing", "", [key], message)

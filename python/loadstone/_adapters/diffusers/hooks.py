@@ -1,0 +1,440 @@
+"""Hooks on the loaders of diffusers.
+
+They replace the reading of a file (its tensors become symbols, on which the library's own
+converters run), the context in which a model is built (a skeleton: buffers stay real), the step
+that puts tensors into the model, and two later steps that lose values: the cast of the whole model,
+and the device map that the library forgets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadstone._adapters.diffusers.absent import Conversion, Lacks, rehearse
+from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
+from loadstone._adapters.diffusers.expected import OverlookedError
+from loadstone._adapters.diffusers.load import (
+    DEFAULTS,
+    Load,
+    Request,
+    WrongConfigError,
+    conversion_of,
+    has_own_names,
+    require_series,
+    skip_keys,
+)
+from loadstone._adapters.diffusers.mismatch import Places
+from loadstone._adapters.diffusers.pipelines import (
+    CONVERTING,
+    DEFERRED,
+    ConvertedError,
+    PipelineHooks,
+)
+from loadstone._adapters.diffusers.quantized import (
+    QuantizerHooks,
+    hand_on,
+    is_bitsandbytes,
+    is_known,
+    sized,
+)
+from loadstone._adapters.diffusers.supplements import supplement
+from loadstone._adapters.patch import Hook, Hooks, gated, held, suspended
+from loadstone._adapters.sites.diffusers import SITES
+from loadstone._base.errors import PlanError, make
+from loadstone._base.machine import MODES
+from loadstone._base.torch_modes import constructing, in_turn, ordinary_tensors
+from loadstone._plan.placement import expanded, gathered, require_paths
+from loadstone._skeleton.construction import skeleton_in_turn
+from loadstone.peft import with_adapters
+
+# The config may turn out to be another, and the converter to ask for what is not there or to pass
+# over what is: the latter twice, as another config makes another converter.
+ATTEMPTS_MAX = 6
+
+# Whether the library's `from_single_file` takes a device map.
+PLACES_FILES = SITES.is_since("0.36")
+
+OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
+_current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
+
+
+@functools.cache
+def hooks() -> Hooks:
+    """The places in diffusers that are replaced while a load runs on loadstone."""
+    import accelerate
+    from diffusers import configuration_utils
+    from diffusers.loaders import single_file_model, single_file_utils
+    from diffusers.loaders.peft import PeftAdapterMixin
+    from diffusers.models import modeling_utils
+
+    places: list[tuple[Any, str, Any]] = [
+        (single_file_model.FromOriginalModelMixin, "from_single_file", _model_from_single_file),
+        (single_file_model, "init_empty_weights", _init_empty_weights),
+        (single_file_model, "load_model_dict_into_meta", _load_dict),
+        (single_file_model, "_get_mapping_function_kwargs", _mapping_arguments),
+        (single_file_model, "_should_convert_state_dict_to_diffusers", _should_convert),
+        (single_file_model, "dispatch_model", _dispatch_model),
+        (single_file_utils, "load_state_dict", _load_state_dict),
+        (single_file_utils, "init_empty_weights", _init_empty_weights),
+        (single_file_utils, "load_model_dict_into_meta", _load_dict),
+        (modeling_utils, "_determine_device_map", _determine_device_map),
+        (modeling_utils, "dispatch_model", _dispatch_model_of_folder),
+        (modeling_utils.ModelMixin, "to", _to),
+        (modeling_utils.ModelMixin, "from_pretrained", _model_from_pretrained),
+        (modeling_utils.ModelMixin, "_load_pretrained_model", _load_pretrained_model),
+        (modeling_utils, "load_state_dict", _load_state_dict),
+        (accelerate, "init_empty_weights", _init_empty_weights),
+        (PeftAdapterMixin, "load_lora_adapter", with_adapters),
+        (PeftAdapterMixin, "add_adapter", with_adapters),
+        *QuantizerHooks(lambda: _current.get() is not None).places(),
+    ]
+    if PLACES_FILES:
+        places.append((single_file_model, "_determine_device_map", _determine_device_map))
+    turns = [
+        Hook(modeling_utils.ModelMixin, "_set_default_torch_dtype", in_turn(_set_dtype_later)),
+        Hook(configuration_utils.ConfigMixin, "from_config", in_turn(_from_config)),
+    ]
+    return Hooks(
+        [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places] + turns,
+        "diffusers",
+        PipelineHooks(OPTIONS.get, _load).late,
+    )
+
+
+@contextlib.contextmanager
+def _load() -> Iterator[Load]:
+    with ordinary_tensors(), held(_current, Load(OPTIONS.get())) as load:
+        yield load
+
+
+# --- construction --------------------------------------------------------------------------------
+
+# The default dtype that the library wants in the construction that comes next.
+_wanted_dtype: ContextVar[torch.dtype | None] = ContextVar("loadstone_dtype", default=None)
+
+
+def _set_dtype_later(original: Any, cls: Any, dtype: torch.dtype) -> None:
+    """Defers the setting: the library does not restore it if the construction fails."""
+    with constructing():
+        original(cls, dtype)  # raises for a dtype that models cannot have
+    _wanted_dtype.set(dtype)
+
+
+def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
+    dtype = _wanted_dtype.get()
+    if dtype is None and _current.get() is None:
+        return original(*args, **kwargs)
+    _wanted_dtype.set(None)
+    with constructing(dtype):
+        model = original(*args, **kwargs)
+    load = _current.get()
+    if load is not None and load.model is None and not PLACES_FILES:
+        load.model = model  # not a twin of it, built for values that are missing
+    return model
+
+
+# --- single files --------------------------------------------------------------------------------
+
+
+def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    source = args[0] if args else kwargs.pop("pretrained_model_link_or_path_or_dict", None)
+    is_direct = OPTIONS.get().is_direct
+    if kwargs.get("device_map") is not None and not PLACES_FILES and is_direct:
+        message = "this release of diffusers has no device map for single files"
+        raise make("plan.options", message, field="device_map", expected="diffusers 0.36 or later")
+    if isinstance(source, Checkpoint) or is_readable([str(source)]):
+        kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
+    with contextlib.ExitStack() as stack:
+        lacks = Lacks()
+        for _ in range(ATTEMPTS_MAX - 1):
+            try:
+                return _attempt(original, cls, source, kwargs, lacks)
+            except WrongConfigError as wrong:
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                text = json.dumps(wrong.config, default=str)
+                (Path(folder) / "config.json").write_text(text)
+                kwargs |= {"config": folder, "subfolder": None}
+                lacks = Lacks()  # another config, another converter
+            except OverlookedError as overlooked:
+                lacks = overlooked.lacks
+            except _StumbledError as stumbled:
+                lacks = rehearse(stumbled.conversion)
+                if not lacks:
+                    raise stumbled.reason from None
+        return _attempt(original, cls, source, kwargs, lacks)
+
+
+class _StumbledError(Exception):
+    """A converter failed because the file lacks something."""
+
+    def __init__(self, conversion: Conversion, reason: Exception) -> None:
+        super().__init__()
+        self.conversion, self.reason = conversion, reason
+
+
+def _attempt(original: Any, cls: Any, source: Any, kwargs: dict[str, Any], lacks: Lacks) -> Any:
+    with _load() as load:
+        load.lacks = lacks
+        load.places = Places(kwargs.get("config"), kwargs.get("cache_dir"))
+        try:
+            model = original(cls, _prepared(load, source, kwargs), **kwargs)
+        except (PlanError, KeyError) as reason:
+            if load.conversion is None or lacks:
+                raise
+            raise _StumbledError(load.conversion, reason) from None
+        load.finish(model)
+    return model
+
+
+def _prepared(load: Load, source: Any, kwargs: dict[str, Any]) -> Any:
+    """The source for a converter; a path stays one, which the library opens later."""
+    config = kwargs.get("quantization_config")
+    load.keeps_blocks = config is not None and not is_bitsandbytes(config)
+    if not isinstance(source, Checkpoint):
+        return source
+    fresh = source.fresh(load.lacks)
+    if not load.keeps_blocks:
+        fresh.decode()
+    return fresh
+
+
+def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
+    """Notes the converter's arguments other than the checkpoint."""
+    arguments: dict[str, Any] = original(function, **kwargs)
+    load = _current.get()
+    if load is not None:
+        load.mapping = function, arguments
+    return arguments
+
+
+def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
+    """Notes the conversion before it runs, so that it can be rehearsed if it fails."""
+    load = _current.get()
+    if load is None or not isinstance(checkpoint, Checkpoint):
+        return original(state, checkpoint)
+    if has_own_names(state, checkpoint):
+        return False
+    require_series(checkpoint)
+    if load.mapping is not None and load.model is not None:
+        load.conversion = conversion_of(load.model, checkpoint, *load.mapping)
+    return True
+
+
+def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(checkpoint_file, dict) or not is_readable([str(checkpoint_file)]):
+        if OPTIONS.get().is_direct and not isinstance(checkpoint_file, dict):
+            raise make(
+                "plan.options",
+                "this file type is not supported: call the class's own function",
+                path=str(checkpoint_file),
+                field="file",
+            )
+        return original(checkpoint_file, *args, **kwargs)
+    checkpoint = Checkpoint.open([str(checkpoint_file)])
+    load = _current.get()
+    if load is not None and load.lacks:
+        checkpoint = checkpoint.fresh(load.lacks)
+    if load is not None and not load.keeps_blocks:
+        checkpoint.decode()
+    return checkpoint
+
+
+def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs) if _current.get() is None else skeleton_in_turn()
+
+
+def _determine_device_map(
+    original: Any, model: Any, device_map: Any, max_memory: Any = None, *rest: Any
+) -> Any:
+    """Notes the map, which the library forgets, in a form that hooks support."""
+    load = _current.get()
+    if load is not None:
+        load.model = model
+    if load is None or device_map is None:
+        return original(model, device_map, max_memory, *rest)
+    if load.options.max_memory is not None:
+        max_memory = load.options.max_memory
+    if isinstance(device_map, str) and device_map in MODES:
+        with sized(model):
+            found = original(model, device_map, max_memory, *rest)
+        load.device_map = gathered(model, found)
+        return load.device_map
+    places = device_map if isinstance(device_map, Mapping) else {"": device_map}
+    if load.options.is_direct:
+        require_paths(model, places)
+    load.device_map = expanded(model, places)
+    return load.device_map
+
+
+def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    if CONVERTING.get():
+        raise ConvertedError(state_dict)
+    checkpoint = _checkpoint_of(state_dict)
+    if checkpoint is None:
+        return original(model, state_dict, *args, **kwargs)
+    load = _current.get() or Load(OPTIONS.get())
+    conversion, load.conversion = load.conversion, None  # that is done
+    if load.conversion_of is not None:
+        conversion = load.conversion_of(model)
+    dtype = args[0] if args else kwargs.get("dtype")
+    # Converters that ask with a default write None for what the file lacks.
+    converted = {name: value for name, value in state_dict.items() if value is not None}
+    supplement(converted, model.state_dict())
+    unexpected = kwargs.get("unexpected_keys") or []  # the library warns of what is in it later
+    unexpected[:] = [name for name in unexpected if name in converted]
+    _read(
+        load,
+        Request(
+            model,
+            converted,
+            checkpoint,
+            dtype=dtype,
+            keeps=_kept_in_float32(model, dtype, kwargs.get("hf_quantizer")),
+            quantizer=kwargs.get("hf_quantizer"),
+            device_map=load.device_map or kwargs.get("device_map"),
+            conversion=conversion,
+        ),
+    )
+    return None, None
+
+
+def _read(load: Load, request: Request) -> None:
+    """Reads now, or defers until all components of the file are known."""
+    components = DEFERRED.get()
+    if components is None:
+        load.read(request)
+    else:
+        load.prepare(request)
+        components.add(load)
+
+
+def _dispatch_model(original: Any, model: Any, **kwargs: Any) -> Any:
+    load = _current.get()
+    if load is None or load.model is not model or (load.plan and load.device_map is None):
+        return original(model, **kwargs)
+    load.device_map = load.device_map or kwargs["device_map"]
+    load.dispatch()
+    return model
+
+
+def _to(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Skips the cast of a whole model after its load, which would round float32 modules."""
+    load = _current.get()
+    is_cast = any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values()))
+    if load is not None and load.is_traced and load.model is model and is_cast:
+        return model
+    return original(model, *args, **kwargs)
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("ignore_mismatched_sizes"):
+        if OPTIONS.get().is_direct:
+            message = "ignore_mismatched_sizes is not supported: call the library's from_pretrained"
+            raise make("plan.options", message, field="ignore_mismatched_sizes")
+        with suspended("diffusers"):
+            return original(cls, *args, **kwargs)
+    if kwargs.get("device_map") == "disk":
+        kwargs["device_map"] = {"": "disk"}
+    with _load() as load:
+        result = original(cls, *args, **kwargs)
+        load.finish(result[0] if isinstance(result, tuple) else result)
+    return result
+
+
+def _dispatch_model_of_folder(original: Any, model: Any, **kwargs: Any) -> Any:
+    """Adds ``skip_keys``, which the library passes for pipelines but not for models."""
+    if _current.get() is not None:
+        kwargs.setdefault("skip_keys", skip_keys(model))
+    return original(model, **kwargs)
+
+
+def _load_pretrained_model(
+    original: Any,
+    cls: Any,
+    model: Any,
+    state_dict: Any,
+    resolved_model_file: list[str],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    load = _current.get()
+    checkpoint = state_dict if isinstance(state_dict, Checkpoint) else None
+    if checkpoint is None and load is not None and is_readable(resolved_model_file):
+        checkpoint = Checkpoint.open(resolved_model_file)
+        model._fix_state_dict_keys_on_load(checkpoint)
+    quantizer = kwargs.get("hf_quantizer")
+    is_ours = quantizer is None or is_known(quantizer)
+    if load is None or checkpoint is None or not is_ours:
+        if load is not None and quantizer is not None:
+            hand_on(quantizer, kwargs.get("device_map"), load.options.is_direct)
+        return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
+    folder = kwargs.get("offload_folder")
+    if folder is not None:  # of this component, where the load is a pipeline's
+        load.options = dataclasses.replace(load.options, offload_folder=folder)
+    names = set(model.state_dict())
+    _read(
+        load,
+        Request(
+            model,
+            checkpoint,
+            checkpoint,
+            dtype=kwargs.get("dtype"),
+            keeps=tuple(kwargs.get("keep_in_fp32_modules") or ()),
+            quantizer=quantizer,
+            device_map=kwargs.get("device_map"),
+        ),
+    )
+    missing = sorted(names - set(checkpoint))
+    unexpected = _reportable(cls, sorted(set(checkpoint) - names))
+    if unexpected:
+        source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        logging.getLogger("diffusers.models.modeling_utils").warning(
+            f"Some weights of the model checkpoint at {source} were not used when initializing "
+            f"{cls.__name__}: {', '.join(unexpected)}"
+        )
+    return model, missing, unexpected, [], load.offload_index, []
+
+
+def _reportable(cls: Any, names: list[str]) -> list[str]:
+    """Returns the unexpected names that the class does not ignore."""
+    patterns = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
+
+
+def _checkpoint_of(state_dict: Any) -> Checkpoint | None:
+    """The checkpoint that the symbols of a converted dictionary come from."""
+    if isinstance(state_dict, Checkpoint):
+        return state_dict
+    from loadstone.tracing import Symbol
+
+    first = next((each for each in state_dict.values() if isinstance(each, Symbol)), None)
+    checkpoint: Checkpoint | None = None if first is None else first.tracer.owner
+    return checkpoint
+
+
+def _kept_in_float32(model: Any, dtype: Any, quantizer: Any) -> tuple[str, ...]:
+    """As the library's ``from_pretrained`` keeps them; its single files lose them in bfloat16.
+
+    Models of transformers keep them in float16 alone.
+    """
+    del quantizer
+    kept = getattr(type(model), "_keep_in_fp32_modules", None)
+    is_own = hasattr(type(model), "_fix_state_dict_keys_on_load")
+    if kept is None or dtype not in (torch.float16, torch.bfloat16 if is_own else None):
+        return ()
+    return tuple(kept) if isinstance(kept, list | tuple | set) else (kept,)

@@ -1,0 +1,482 @@
+"""The planning and reading in diffusers' loaders; one object for each call."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from accelerate import big_modeling
+
+from loadstone import _core
+from loadstone._adapters.diffusers.absent import Conversion, Lacks, rehearse
+from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_packed
+from loadstone._adapters.diffusers.gaps import Gaps
+from loadstone._adapters.diffusers.mismatch import Mismatch, Places, examine
+from loadstone._adapters.diffusers.quantized import parts_of, units_of
+from loadstone._adapters.diffusers.supplements import supplement
+from loadstone._base.dtypes import dtype_name, torch_dtype
+from loadstone._base.errors import PlanError, make
+from loadstone._execute import execute
+from loadstone._execute.audit import prove
+from loadstone._execute.report import Report
+from loadstone._files.weighted import Adapters
+from loadstone._model.model_lock import model_lock
+from loadstone._model.walk import walk
+from loadstone._plan.placement import align_what_hooks_bring, device_of
+from loadstone._plan.plan import Plan
+from loadstone._plan.planning import make_plan
+from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
+from loadstone.tracing import Symbol
+from loadstone.tracing._absent import AbsentSymbol
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffusersOptions:
+    """The arguments of loadstone's own functions that the library's do not have.
+
+    Attributes:
+        infers_config: a config that does not fit the file is corrected.
+        adapters: what is merged into the model; loads by name only.
+        is_direct: loadstone was called by name, so unsupported loads are refused; under a patch
+            they are left to the library.
+    """
+
+    missing: str | Mapping[str, str] = "error"
+    progress: bool | Callable[[int, int], object] = False
+    threads: int | None = None
+    max_memory: Mapping[Any, int | str] | None = None
+    offload_folder: str | os.PathLike[str] | None = None
+    infers_config: bool = False
+    is_direct: bool = dataclasses.field(default=False, kw_only=True)
+    adapters: Adapters | None = dataclasses.field(default=None, kw_only=True)
+    receipt: str | None = dataclasses.field(default=None, kw_only=True)
+
+
+DEFAULTS = DiffusersOptions()
+
+
+@dataclasses.dataclass
+class Request:
+    """A model that the library wants loaded.
+
+    Attributes:
+        converted: the checkpoint's tensors by the model's names.
+        dtype: of floating tensors; ``None``: the model's own.
+        keeps: parts of names that stay in float32.
+        quantizer: the library's, for block formats that stay packed.
+        device_map: module path to device; ``None``: all on the cpu.
+        conversion: how the checkpoint was converted; ``None``: its names were the model's.
+    """
+
+    model: Any
+    converted: Mapping[str, Any]
+    checkpoint: Checkpoint
+    dtype: torch.dtype | None = None
+    keeps: tuple[str, ...] = ()
+    quantizer: Any = None
+    device_map: Mapping[str, Any] | None = None
+    conversion: Conversion | None = None
+
+
+class Load:
+    """One call of a loader. For one thread."""
+
+    def __init__(self, options: DiffusersOptions) -> None:
+        self.options = options
+        self.model: Any = None
+        self.device_map: Any = None  # as asked for, once the library has worked it out
+        self.plan: Plan | None = None
+        self.keeps_blocks = False  # as blocks, where they are; else as the numbers they stand for
+        self.places = Places()  # where configs may be
+        self.lacks = Lacks()  # what the converter asks for in vain, where that is known
+        self.conversion: Conversion | None = None  # while the converter runs
+        # For models of another library: what the library does to the file for one.
+        self.conversion_of: Callable[[Any], Conversion] | None = None
+        self.mapping: tuple[Any, dict[str, Any]] | None = None  # the converter, and its arguments
+        self._device_map: Mapping[str, Any] | None = None  # as planned
+        self._core: _core.Report | None = None
+        self._request: Request | None = None
+        self._traced: AdapterRecipes | None = None
+
+    def read(self, request: Request) -> Plan:
+        """Plans and loads, and gives the model its tensors."""
+        self.prepare(request)
+        with model_lock(self.model):
+            self.make_plan(request.device_map)
+            return self.carry_out()
+
+    def prepare(self, request: Request) -> None:
+        """Traces; nothing is planned yet."""
+        self.model = request.model
+        self._request = request
+        self._traced = self.trace(request)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether this load gives the model its tensors, now or later."""
+        return self.plan is not None or self._traced is not None
+
+    def dtypes(self) -> Mapping[str, str]:
+        """The dtype of each target that the checkpoint gives; empty before the trace."""
+        return self._traced.dtypes if self._traced is not None else {}
+
+    def make_plan(self, device_map: Mapping[str, Any] | None) -> Plan:
+        """Plans what was traced; reads nothing."""
+        assert self._request is not None
+        devices = _devices(self.model, device_map)
+        units = self._traced.units if self._traced is not None else None
+        if devices is not None and units is not None:
+            for unit in units.stored.values():
+                devices[unit.name] = device_of(unit.name, devices, "cpu")
+            devices = units.devices(devices)
+        self._device_map = device_map
+        self.plan = make_plan(
+            self.model,
+            self._request.checkpoint.catalog,
+            self._traced,
+            adapters=self.options.adapters,
+            device_map=devices,
+            offload_folder=self.options.offload_folder,
+            missing=self.options.missing,
+            missing_of=self._left_to_constructor(self.model),
+            allows_unknown_modules=True,
+        )
+        return self.plan
+
+    def _left_to_constructor(self, model: Any) -> dict[str, str]:
+        """Under a patch, buffers that the library leaves to the constructor are left to it too."""
+        if self.options.is_direct or self.options.missing != "error":
+            return {}
+        saved = model.state_dict().keys()
+        buffers = [name for name, tensor in model.named_buffers() if not tensor.is_meta]
+        return {name: "initialise" for name in buffers if name in saved}
+
+    def carry_out(self) -> Plan:
+        """Reads what was planned, and gives the model its tensors."""
+        assert self.plan is not None
+        filled = execute.read_values(
+            self.plan,
+            self.model,
+            progress=self.options.progress,
+            threads=self.options.threads or 0,
+            receipt=self.options.receipt,
+        )
+        execute.install_values(self.plan, self.model, filled)
+        _as_planned_on_disk(self.plan, self.model)
+        if self.plan._units is not None:
+            from loadstone._adapters.bitsandbytes.installing import moves_weights, prepare_hooks
+
+            if moves_weights(self._device_map):
+                prepare_hooks(self.model, self.plan._units.offsets)
+        filled.offload.commit()
+        self._core = filled.core
+        self._request = self._traced = None
+        return self.plan
+
+    def dispatch(self) -> None:
+        """Attaches hooks for tensors that are not in memory; no effect before they are read."""
+        if self._core is None or self.plan is None or self.device_map is None:
+            return
+        devices = {str(device) for device in self.device_map.values()}
+        folder = self.options.offload_folder if "disk" in devices else None
+        dispatch: Any = big_modeling.dispatch_model
+        dispatch(
+            self.model,
+            self.device_map,
+            offload_dir=folder,
+            offload_index=self.offload_index,
+            skip_keys=skip_keys(self.model),
+        )
+
+    @property
+    def offload_index(self) -> dict[str, Any] | None:
+        """Where hooks find what is on disk, tied tensors under each of their names."""
+        return (self._core.offload.index() or None) if self._core is not None else None
+
+    def finish(self, model: Any) -> Report | None:
+        """Makes the report, and proves that every value has an origin."""
+        if self.plan is None or self._core is None:
+            return None
+        with model_lock(model):
+            report = execute.make_report(self.plan, model, self._core)
+            align_what_hooks_bring(model)
+            prove(model)
+        return report
+
+    def _examine(self, request: Request, converted: Mapping[str, Any]) -> Mismatch | None:
+        """A wrong config, where that is what disagrees."""
+        config = getattr(request.model, "config", None)
+        if not isinstance(config, Mapping):
+            return None
+        state = {name: tuple(each.shape) for name, each in request.model.state_dict().items()}
+        found = {
+            name: _shape(value)
+            for name, value in converted.items()
+            if not isinstance(value, AbsentSymbol)
+        }
+        checkpoint = request.checkpoint
+        return examine(type(request.model), dict(config), state, found, checkpoint, self.places)
+
+    def trace(self, request: Request) -> AdapterRecipes:
+        """Recipes for what the checkpoint gives, and findings for the rest."""
+        units = units_of(request.model, request.checkpoint.catalog, request.converted)
+        parts = parts_of(units, request.converted)
+        state = request.model.state_dict()
+        converted = {name: value for name, value in request.converted.items() if name not in parts}
+        supplement(converted, state)
+        mismatch = self._examine(request, converted)
+        fitting = None if mismatch is None else mismatch.fitting(dict(request.model.config))
+        if mismatch is not None and fitting is not None:
+            if self.options.infers_config:
+                raise WrongConfigError(fitting)
+            return AdapterRecipes(
+                recipes=request.checkpoint.trace.finish(),
+                reported_missing=list(state),
+                findings=[mismatch.finding()],
+            )
+        trace = request.checkpoint.trace
+        numbers = Numbers(request)
+        known = converted | {name: request.converted[name] for name in parts}
+        gaps = Gaps(
+            request.model, known, self.options.missing, self._left_to_constructor(request.model)
+        )
+        keys: dict[str, str] = {}
+        traced = AdapterRecipes(recipes=None, units=units)
+        for unit in units.stored.values() if units is not None else ():
+            for name, (dtype, _) in unit.targets().items():
+                trace.add(name, request.converted[name])
+                traced.dtypes[name] = dtype
+        for name, value in converted.items():
+            if isinstance(value, AbsentSymbol):
+                continue
+            if name not in state:
+                traced.unexpected.append((name, _source(value)))
+                continue
+            symbol = _as_wanted(request, numbers, name, value, state[name])
+            if symbol.shape != state[name].shape and not is_packed(symbol):
+                shapes = (symbol.shape, state[name].shape)
+                traced.findings.append(shape_mismatch(name, *shapes, [_source(symbol)]))
+                traced.reported_missing.append(name)
+                continue
+            if is_packed(symbol):
+                _make_room(request.model, name, symbol)
+            trace.add(name, symbol)
+            keys[name] = _source(value)
+            traced.dtypes[name] = dtype_name(symbol.dtype)
+        traced.dtypes |= {
+            name: dtype_name(_dtype(request, name, state[name].dtype)) for name in gaps.names
+        }
+        gaps.report(traced, request.checkpoint, keys, request.conversion)
+        gaps.pair(traced, {name: _shape(converted[name]) for name, _ in traced.unexpected})
+        if mismatch is not None:
+            traced.findings.append(mismatch.finding())
+        traced.recipes = trace.finish()
+        return traced
+
+
+def skip_keys(model: Any) -> Any:
+    """Arguments that hooks must not copy, because the model writes into them."""
+    return getattr(model, "_skip_keys", None)
+
+
+# Numbers in names up to this are counted to, however few tensors there are.
+NUMBERS_MIN = 10_000
+
+_DIGITS_MAX = 18
+_NUMBERS = re.compile(r"(?<![^._])[0-9]+(?![^._])")
+
+
+class WrongConfigError(Exception):
+    """Another config fits the file; the caller builds the model again with it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+
+
+def convert(
+    model: Any, checkpoint: Checkpoint, lacks: Lacks | None = None
+) -> tuple[Mapping[str, Any], Checkpoint, Conversion | None]:
+    """The checkpoint by the model's names: through the library's converter, where it needs one.
+
+    Args:
+        checkpoint: before any converter; block formats decoded.
+        lacks: what the converter is known to ask for in vain.
+
+    Returns:
+        The tensors by the model's names, the checkpoint that they belong to, and the conversion.
+    """
+    from diffusers.loaders import single_file_model
+
+    library: Any = single_file_model
+
+    kind = library._get_single_file_loadable_mapping_class(type(model))
+    if has_own_names(model.state_dict(), checkpoint) or kind is None:
+        return checkpoint, checkpoint, None
+    function = library.SINGLE_FILE_LOADABLE_CLASSES[kind]["checkpoint_mapping_fn"]
+    conversion = conversion_of(model, checkpoint, function, {})
+    try:
+        if lacks is not None:
+            checkpoint = conversion.open(lacks)
+        made = function(checkpoint=checkpoint, **conversion.arguments)
+    except (PlanError, KeyError):
+        found = rehearse(conversion, lacks)
+        if not found:
+            raise
+        checkpoint = conversion.open(found)
+        made = function(checkpoint=checkpoint, **conversion.arguments)
+    converted = {name: value for name, value in made.items() if value is not None}
+    return converted, checkpoint, conversion
+
+
+def has_own_names(state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bool:
+    """Whether a file is in the library's names already, whole or not, so that nothing converts it.
+
+    The library says so of whole files only, and runs its converters on all others.
+    """
+    return checkpoint.keys() <= state.keys() or state.keys() <= checkpoint.keys()
+
+
+def require_series(checkpoint: Checkpoint) -> None:
+    """Refuses numbers in names that no series of the file can reach: converters count up to them.
+
+    Raises:
+        PlanError: ``plan.conversion``, naming the tensor.
+    """
+    limit = max(NUMBERS_MIN, len(checkpoint.catalog.tensors))
+    for name in checkpoint.catalog.tensors:
+        for digits in _NUMBERS.findall(name):
+            if len(digits) > _DIGITS_MAX or int(digits) > limit:
+                raise make(
+                    "plan.conversion",
+                    "the library's converter counts up to the numbers in names, which exceed the "
+                    "count of tensors: the series has gaps",
+                    tensor=name,
+                    found=digits[:_DIGITS_MAX],
+                    expected=f"at most {limit}",
+                )
+
+
+def conversion_of(
+    model: Any, checkpoint: Checkpoint, function: Any, arguments: Mapping[str, Any]
+) -> Conversion:
+    """The run of a converter on a checkpoint, that can be repeated."""
+    require_series(checkpoint)
+
+    def opened(lacks: Lacks) -> Checkpoint:
+        fresh = checkpoint.fresh(lacks)
+        fresh.decode()
+        return fresh
+
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {"config": dict(model.config), **arguments}
+    return Conversion(checkpoint.catalog, function, given, wanted, opened)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.quant_shape if is_packed(value) else value.shape)
+
+
+class Numbers:
+    """Decodes the targets that the library dequantizes in a quantized model. For one trace.
+
+    Only whole tensors of the file can be decoded. For blocks that a converter has cut or joined, it
+    runs again on decoded tensors.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._converted: Mapping[str, Any] | None = None
+
+    def of(self, name: str, value: Any, dtype: torch.dtype) -> Any:
+        """The decoded value of a target."""
+        conversion = self._request.conversion
+        if value.source or conversion is None:
+            return value.decoded("gguf_half", dtype)
+        if self._converted is None:
+            numbers = self._request.checkpoint.as_numbers()
+            self._converted = conversion.function(checkpoint=numbers, **conversion.arguments)
+        return self._converted[name].to(dtype)
+
+
+def _as_wanted(
+    request: Request, numbers: Numbers, name: str, value: Any, target: torch.Tensor
+) -> Any:
+    """The value in the dtype that the library would give it."""
+    if is_packed(value):
+        excluded = getattr(request.quantizer, "modules_to_not_convert", None) or ()
+        parts = name.split(".")
+        if not any(each in parts for each in excluded):
+            return value
+        keeps_float32 = any(each in parts for each in request.keeps)
+        wanted = torch.float32 if keeps_float32 else request.quantizer.compute_dtype
+        return numbers.of(name, value, wanted)
+    if not value.is_floating_point():
+        return value if request.dtype is not None else value.to(target.dtype)
+    own = target.dtype if request.dtype is None else value.dtype
+    return value.to(_dtype(request, name, own))
+
+
+def _dtype(request: Request, name: str, own: torch.dtype) -> torch.dtype:
+    """The final dtype of a target whose own dtype is ``own``."""
+    if request.dtype is None or not own.is_floating_point:
+        return own
+    keeps_float32 = any(each in name.split(".") for each in request.keeps)
+    return torch.float32 if keeps_float32 else request.dtype
+
+
+def _make_room(model: Any, name: str, symbol: Any) -> None:
+    """A packed parameter in the place of the plain one, still without memory."""
+    from diffusers.quantizers.gguf.utils import GGUFParameter
+
+    path, _, leaf = name.rpartition(".")
+    if tuple(symbol.quant_shape) != tuple(model.get_parameter(name).shape):
+        found, expected = list(symbol.quant_shape), list(model.get_parameter(name).shape)
+        message = "the blocks decode to another shape"
+        raise make("plan.shape", message, tensor=name, found=str(found), expected=str(expected))
+    blank = torch.empty(symbol.shape, dtype=torch.uint8, device="meta")
+    module = model.get_submodule(path)
+    module._parameters[leaf] = GGUFParameter(  # type: ignore[no-untyped-call]
+        blank, quant_type=symbol.quant_type
+    )
+
+
+def _as_planned_on_disk(plan: Plan, model: torch.nn.Module) -> None:
+    """Gives meta tensors of values on disk the planned dtype, to which hooks cast."""
+    quantized = plan._units.names() if plan._units is not None else ()
+    planned = {
+        target.name: target.dtype
+        for target in plan.targets
+        if target.device == "disk" and target.name not in quantized
+    }
+    for slot in walk(model) if planned else ():
+        if slot.tensor.is_meta and slot.name in planned and slot.tie_of is None:
+            dtype = torch_dtype(planned[slot.name])
+            if hasattr(slot.tensor, "quant_type"):
+                from loadstone._adapters.diffusers.offloaded import offloaded
+
+                slot.replace(offloaded(slot.tensor))
+            elif slot.tensor.dtype != dtype:
+                slot.replace(slot.tensor.detach().to(dtype))
+
+
+def _devices(model: Any, device_map: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The device of every tensor; buffers of modules on disk stay in memory, as accelerate's do."""
+    if not device_map or {str(device) for device in device_map.values()} == {"cpu"}:
+        return None
+    devices: dict[str, Any] = {"": "cpu", **device_map}
+    for name, _ in model.named_buffers():
+        device = device_of(name, device_map, "cpu")
+        devices[name] = "cpu" if device == "disk" else device
+    return devices
+
+
+def _source(value: Any) -> str:
+    """The first tensor of the checkpoint that a value is made of."""
+    while isinstance(value, Symbol) and not value.source and value.parents:
+        value = value.parents[0]
+    return value.source if isinstance(value, Symbol) else ""

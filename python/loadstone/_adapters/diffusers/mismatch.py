@@ -1,0 +1,130 @@
+"""Finds out whether the config describes another model than the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadstone import _core
+from loadstone._adapters.diffusers.checkpoint import Checkpoint
+from loadstone._adapters.diffusers.diagnosis import (
+    Counts,
+    Diagnosis,
+    Shapes,
+    compare,
+    diagnose,
+    trial,
+)
+from loadstone._adapters.diffusers.known import Known, at_hand, by_name
+
+# Fewer disagreements are reported one by one, and not blamed on the config.
+DISAGREEMENTS_MIN = 4
+
+# Configs at hand are tried one by one: each makes a model, without memory.
+TRIALS_MAX = 16
+
+# Of the repositories that are known by name alone, this many are named.
+NAMES_MAX = 8
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where configs may be.
+
+    Attributes:
+        given: what the caller named as the config.
+        cache: the hub's cache folder, where it is not the usual one.
+    """
+
+    given: str | None = None
+    cache: str | None = None
+
+
+@dataclass
+class Mismatch:
+    """A config that does not fit the file, and configs that may.
+
+    Attributes:
+        before: the disagreements.
+        edited: changes of fields that fit better; ``None``: none were found.
+        known: configs at hand under which less disagrees, the best first.
+        untried: repositories of such models whose configs are not at hand.
+    """
+
+    before: Counts
+    edited: Diagnosis | None
+    known: list[tuple[Known, Counts]] = field(default_factory=list)
+    untried: list[str] = field(default_factory=list)
+
+    def fitting(self, old: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The config that fits wholly: one at hand, or the given one with its changes."""
+        if self.known and self.known[0][1].total == 0:
+            return dict(self.known[0][0].config)
+        if self.edited is not None and self.edited.is_complete:
+            return self.edited.config(old)
+        return None
+
+    def finding(self) -> _core.Finding:
+        """An error if a config is known to fit, else an info beside the single errors."""
+        fits = [known for known, counts in self.known if counts.total == 0]
+        is_edited = self.edited is not None and self.edited.is_complete
+        lines = [
+            f"{self.before.total} tensors of file and model disagree ({self.before}): the config "
+            "is another model's"
+        ]
+        if self.edited is not None:
+            rest = "all fit" if is_edited else f"{self.edited.after.total} disagree"
+            lines.append(f"with {self.edited} {rest}")
+        if fits:
+            lines.append(f"{' and '.join(map(str, fits))} {'fits' if len(fits) == 1 else 'fit'}")
+        elif self.known:
+            known, counts = self.known[0]
+            lines.append(f"with {known} {counts.total} disagree ({counts})")
+        if self.untried and not fits:
+            names = ", ".join(map(repr, self.untried[:NAMES_MAX]))
+            lines.append(
+                f"these configs, which diffusers knows by name, are not in the cache and were not "
+                f"tried: {names}"
+            )
+        severity, hint = "error" if fits or is_edited else "info", _advice(fits, is_edited)
+        return _core.Finding(severity, "plan.config_mismatch", "", [], "; ".join(lines), hint)
+
+
+def examine(
+    cls: Any,
+    config: Mapping[str, Any],
+    state: Shapes,
+    found: Shapes,
+    checkpoint: Checkpoint,
+    places: Places,
+) -> Mismatch | None:
+    """Looks for the config of a file, where much of it disagrees with the model.
+
+    Args:
+        state, found: names and shapes of the model and of the file, by the model's names.
+    """
+    before = compare(state, found)
+    if before.missing + before.clashes < DISAGREEMENTS_MIN:
+        return None
+    edited = diagnose(cls, config, found)
+    known = []
+    files = checkpoint.catalog.shards
+    for each in at_hand(cls, files, places.given, places.cache)[:TRIALS_MAX]:
+        counts = trial(cls, each.config, found)
+        if counts is not None and counts.total < before.total:
+            known.append((each, counts))
+    known.sort(key=lambda pair: pair[1].total)
+    original = checkpoint.fresh()
+    original.decode()
+    made = Mismatch(before, edited, known, by_name(original, places.cache))
+    return made if made.edited is not None or made.known else None
+
+
+def _advice(fits: list[Known], is_edited: bool) -> str:
+    advice = [f"pass {fits[0]}"] if fits else []
+    if is_edited:
+        advice.append("correct these fields of the config")
+    if advice:
+        advice.append("pass infer_config=True")
+    return ", or ".join(advice)

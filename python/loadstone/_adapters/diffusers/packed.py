@@ -1,0 +1,77 @@
+"""Tensors of block formats as the library keeps them: rows of bytes, with a type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import torch
+from diffusers.quantizers.gguf.utils import GGUFParameter
+
+from loadstone._base.dtypes import dtype_name
+from loadstone._files.catalog import Catalog
+from loadstone.tracing import Symbol, Trace
+from loadstone.tracing._symbol import refusal
+
+
+class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
+    """Rows of quantization blocks, as bytes; converters cut and join whole rows of them.
+
+    Attributes:
+        quant_type: the library's name for the block format.
+        quant_shape: the dequantized shape.
+    """
+
+    quant_type: Any
+    quant_shape: torch.Size
+
+    def _set_type(self, quant_type: Any) -> PackedSymbol:
+        elements, size = gguf.GGML_QUANT_SIZES[quant_type]
+        if self.shape and self.shape[-1] % size:
+            raise refusal("plan.untraceable", "a cut", [self], "goes through a quantization block")
+        self.quant_type = quant_type
+        self.quant_shape = torch.Size((*self.shape[:-1], self.shape[-1] // size * elements))
+        return self
+
+    def decoded(self, kernel: str, dtype: torch.dtype) -> Symbol:
+        """The dequantized tensor; only whole tensors of the file have one."""
+        if not self.source:
+            raise refusal("plan.untraceable", kernel, [self], "needs tensors as they are stored")
+        trace, shape = self.tracer, tuple(self.quant_shape)
+        source = trace.builder.source(self.source)
+        value = trace.builder.decode(kernel, [source], list(shape), dtype_name(dtype))
+        return Symbol(trace, value, trace.form(shape, dtype), (self,))
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The form of the numbers that the blocks stand for."""
+        return self.tracer.form(tuple(self.quant_shape), torch.float32)
+
+    def inherit(self, parents: list[Symbol], operation: str) -> None:
+        """Blocks of one format, in rows as they were; all else tears blocks apart."""
+        packed_parents = [each for each in parents if isinstance(each, PackedSymbol)]
+        types = {each.quant_type for each in packed_parents}
+        rows = {each.shape[-1:] for each in packed_parents}
+        if len(types) != 1 or len(packed_parents) != len(parents):
+            raise refusal(
+                "plan.untraceable", operation, parents, "joins blocks of different formats"
+            )
+        whole_rows = rows == {self.shape[-1:]} and operation not in _MOVES_COLUMNS
+        if not whole_rows:
+            raise refusal("plan.untraceable", operation, parents, "tears quantization blocks apart")
+        self._set_type(types.pop())
+
+
+# Operations after which the last dimension may be another one of the same size.
+_MOVES_COLUMNS = frozenset({"transpose", "permute", "t", "flip", "_to_copy"})
+
+
+def packed(trace: Trace, catalog: Catalog, name: str) -> PackedSymbol:
+    """The blocks of a tensor as rows of bytes."""
+    info = catalog.tensors[name]
+    kind = gguf.GGMLQuantizationType[info.encoding]
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    shape = (*info.shape[:-1], info.shape[-1] // elements * size)
+    value = trace.builder.decode("bytes", [trace.builder.source(name)], list(shape), "U8")
+    symbol = PackedSymbol(trace, value, trace.form(shape, torch.uint8), (), name)
+    return symbol._set_type(kind)

@@ -1,0 +1,375 @@
+"""Where loadstone enters the library's pipelines.
+
+A folder's pipeline gets its places where the library works out its own, and each component is
+loaded by its class. Of a file that holds several components the reading is put off: the library
+builds them all, then all plans are made, and if they are good the file is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from loadstone._adapters.diffusers.absent import Conversion, Lacks
+from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
+from loadstone._adapters.diffusers.components import Placing
+from loadstone._adapters.diffusers.expected import OverlookedError
+from loadstone._adapters.diffusers.load import DiffusersOptions, Load, skip_keys
+from loadstone._adapters.patch import Hook, gated, held
+from loadstone._adapters.sites import is_known
+from loadstone._adapters.sites.diffusers import SITES
+from loadstone._base.dtypes import torch_dtype
+from loadstone._base.errors import PlanError
+from loadstone._base.torch_modes import ordinary_tensors
+from loadstone._execute.audit import last_report
+from loadstone._plan.placement import expanded
+
+_placing: ContextVar[Placing | None] = ContextVar("loadstone_diffusers_placing", default=None)
+# Whether only the converted state dict is wanted, and no model.
+CONVERTING: ContextVar[bool] = ContextVar("loadstone_diffusers_converting", default=False)
+# The components whose reading is deferred; None: reads are not deferred.
+DEFERRED: ContextVar[Deferred | None] = ContextVar("loadstone_diffusers_deferred", default=None)
+
+
+_MODULE = "diffusers.pipelines.pipeline_utils"
+
+
+class Deferred:
+    """The components of one file, built and traced, and not read yet.
+
+    Attributes:
+        name: of the component that the library is about to load.
+        loads: by the component's name.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.loads: dict[str, Load] = {}
+
+    def add(self, load: Load) -> None:
+        """Defers the reading of a prepared load."""
+        self.loads[self.name] = load
+
+
+class PipelineHooks:
+    """The hooks on the library's pipelines.
+
+    Args:
+        options: those of the call under way.
+        load: opens a load, for the components that have no loader of their own.
+    """
+
+    def __init__(
+        self,
+        options: Callable[[], DiffusersOptions],
+        load: Callable[[], AbstractContextManager[Load]],
+    ) -> None:
+        self.options = options
+        self.load = load
+
+    def late(self) -> tuple[Hook, ...]:
+        """The hooks, where somebody has imported pipelines: the import alone takes longer than
+        many a model's load.
+        """
+        is_there = hasattr(sys.modules.get(_MODULE), "DiffusionPipeline")
+        return self._hooks if is_there and is_known("diffusers") else ()
+
+    @functools.cached_property
+    def _hooks(self) -> tuple[Hook, ...]:
+        from diffusers.loaders import single_file
+        from diffusers.pipelines import pipeline_loading_utils, pipeline_utils
+
+        places: list[tuple[Any, str, Any]] = [
+            (pipeline_utils.DiffusionPipeline, "from_pretrained", self._from_pretrained),
+            (pipeline_utils, "_get_final_device_map", _final_device_map),
+            (pipeline_utils, "load_sub_model", _load_component),
+            (pipeline_loading_utils, "remove_hook_from_module", _unless_placing),
+            (pipeline_loading_utils, "dispatch_model", _unless_placing),
+            (single_file.FromSingleFileMixin, "from_single_file", self._from_single_file),
+            (single_file, "create_diffusers_clip_model_from_ldm", self._text_encoder),
+            (single_file, "create_diffusers_t5_model_from_checkpoint", self._text_encoder),
+            (single_file, "load_single_file_sub_model", _load_sub_model),
+        ]
+        return tuple(Hook(owner, name, gated("diffusers", each)) for owner, name, each in places)
+
+    # --- folders ---------------------------------------------------------------------------------
+
+    def _from_pretrained(self, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_ours(kwargs.get("device_map")):
+            return original(cls, *args, **kwargs)
+        memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
+        placing = Placing(kwargs["device_map"], memory, folder)
+        kwargs["device_map"] = "balanced"  # a placeholder: placing answers in its stead
+        with ordinary_tensors(), held(_placing, placing):
+            pipe = original(cls, *args, **kwargs)
+            placing.settle(pipe)
+        return pipe
+
+    # --- single files ----------------------------------------------------------------------------
+
+    def _from_single_file(self, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        source = args[0] if args else kwargs.get("pretrained_model_link_or_path")
+        if not is_readable([str(source)]):
+            return original(cls, *args, **kwargs)
+        chosen = self.options()
+        memory = kwargs.pop("max_memory", None) or chosen.max_memory
+        folder = kwargs.pop("offload_folder", None) or chosen.offload_folder
+        device_map = kwargs.pop("device_map", None)
+        placing = Placing(device_map, memory, folder) if device_map is not None else None
+        with ordinary_tensors():
+            with held(DEFERRED, Deferred()) as components:
+                pipe = original(cls, *args, **kwargs)
+            _finish(pipe, components, placing, kwargs)
+        return pipe
+
+    def _text_encoder(self, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        """Loads a component of another library's class from the pipeline's file."""
+        source = kwargs.pop("checkpoint", None)
+        build = functools.partial(original, cls, *args, **kwargs)
+        if not isinstance(source, Checkpoint):
+            return build(checkpoint=source)
+        try:
+            return self._attempt(build, source, Lacks())
+        except OverlookedError as overlooked:
+            return self._attempt(build, source, overlooked.lacks)
+
+    def _attempt(self, build: Callable[..., Any], source: Checkpoint, lacks: Lacks) -> Any:
+        def opened(lacks: Lacks) -> Checkpoint:
+            fresh = source.fresh(lacks)
+            fresh.decode()
+            return fresh
+
+        def convert(checkpoint: Any) -> Mapping[str, Any]:
+            """Converts only; the library has no function for that, so its load is stopped."""
+            with held(CONVERTING, True):
+                try:
+                    build(checkpoint=checkpoint)
+                except ConvertedError as done:
+                    return done.state
+            return {}
+
+        def conversion(model: Any) -> Conversion:
+            wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+            return Conversion(source.catalog, convert, {}, wanted, opened)
+
+        with self.load() as load:
+            load.lacks, load.conversion_of = lacks, conversion
+            model = build(checkpoint=opened(lacks)).eval()  # the library forgets it of T5
+            load.finish(model)
+        return model
+
+
+class ConvertedError(Exception):
+    """Stops a load after the conversion of its file.
+
+    Attributes:
+        state: its tensors by the model's names.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.state = {name: value for name, value in state.items() if value is not None}
+
+
+def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Each component of a combined file sees all of its tensors."""
+    checkpoint, components = kwargs.get("checkpoint"), DEFERRED.get()
+    if components is not None:
+        components.name = kwargs["name"]
+    if isinstance(checkpoint, Checkpoint):
+        kwargs["checkpoint"] = checkpoint.fresh()
+    return original(*args, **kwargs)
+
+
+def _is_ours(device_map: Any) -> bool:
+    """Whether the library has no answer of its own to a map; on a CPU alone it has one."""
+    from diffusers.pipelines import pipeline_utils
+    from diffusers.utils import torch_utils
+
+    if device_map is None:
+        return False
+    is_known = isinstance(device_map, str) and device_map in pipeline_utils.SUPPORTED_DEVICE_MAP
+    get_device: Any = torch_utils.get_device
+    return not is_known or (device_map == "balanced" and get_device() == "cpu")
+
+
+def _final_device_map(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """The places of all components, with what the library knows of them at this point."""
+    placing = _placing.get()
+    if placing is None:
+        return original(*args, **kwargs)
+    passed = kwargs["passed_class_obj"]
+    others = {name: "it is not loaded: it was given" for name in passed}
+    classes: dict[str, tuple[str, str]] = {}
+    for name, (library, class_name) in kwargs["init_dict"].items():
+        if name in passed:
+            continue
+        cls = _class_of(name, library, class_name, kwargs["cached_folder"])
+        if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
+            classes[name] = (library, class_name)
+        else:
+            others[name] = "it is no model"
+    empty = {
+        name: _empty(name, library, class_name, kwargs)
+        for name, (library, class_name) in classes.items()
+        if placing.needs_sizes(name)
+    }
+    placing.decide(list(classes), others, empty, _kept_in_float32(empty))
+    return placing.reported
+
+
+def _kept_in_float32(models: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    """Tensors that their class keeps in float32, by their path in the pipeline."""
+    return {
+        f"{component}.{name}": torch.float32
+        for component, model in models.items()
+        for name, parameter in model.named_parameters()
+        if set(name.split(".")) & set(getattr(model, "_keep_in_fp32_modules", None) or ())
+        and parameter.is_floating_point()
+    }
+
+
+def _class_of(name: str, library: str, class_name: str, folder: Any) -> Any:
+    from diffusers import pipelines
+    from diffusers.pipelines import pipeline_loading_utils
+
+    found: Any = pipeline_loading_utils.get_class_obj_and_candidates(
+        library,
+        class_name,
+        pipeline_loading_utils.ALL_IMPORTABLE_CLASSES,
+        pipelines,
+        hasattr(pipelines, library),
+        component_name=name,
+        cache_dir=folder,
+    )
+    return found[0]
+
+
+def _empty(name: str, library: str, class_name: str, known: Mapping[str, Any]) -> Any:
+    """The library's own model without memory, in the dtype that it will have."""
+    from diffusers import pipelines
+    from diffusers.pipelines import pipeline_loading_utils
+
+    keyword = "dtype" if SITES.is_since("0.40") else "torch_dtype"
+    dtype = known[keyword]
+    if isinstance(dtype, dict):
+        dtype = dtype.get(name, dtype.get("default", torch.float32))
+    handed_on = ("force_download", "proxies", "local_files_only", "token", "revision")
+    make_empty: Any = pipeline_loading_utils._load_empty_model
+    return make_empty(
+        library_name=library,
+        class_name=class_name,
+        importable_classes=pipeline_loading_utils.ALL_IMPORTABLE_CLASSES,
+        pipelines=pipelines,
+        is_pipeline_module=hasattr(pipelines, library),
+        pipeline_class=known["pipeline_class"],
+        name=name,
+        cached_folder=known["cached_folder"],
+        **{keyword: dtype},
+        **{each: known.get(each) for each in handed_on},
+    )
+
+
+def _load_component(original: Any, *args: Any, **kwargs: Any) -> Any:
+    placing = _placing.get()
+    if placing is None:
+        model = original(*args, **kwargs)
+        if isinstance(kwargs.get("device_map"), dict):
+            _note_moved(model)
+        return model
+    name = kwargs["name"]
+    kwargs["device_map"] = placing.components.get(name)
+    kwargs["max_memory"], kwargs["offload_folder"] = None, placing.folder_of(name)
+    return original(*args, **kwargs)
+
+
+def _note_moved(model: Any) -> None:
+    """The library has placed a component anew, after its load."""
+    report = last_report(model) if isinstance(model, torch.nn.Module) else None
+    if report is not None:
+        from loadstone import accelerate
+
+        accelerate._note_moved(model, report)
+
+
+def _unless_placing(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """A component that was placed by its own loader stays so."""
+    return None if _placing.get() is not None else original(*args, **kwargs)
+
+
+# --- reading what was put off --------------------------------------------------------------------
+
+
+def _finish(
+    pipe: Any, components: Deferred, placing: Placing | None, kwargs: Mapping[str, Any]
+) -> None:
+    """Plans all components of a file, then reads them."""
+    loads = components.loads
+    if placing is not None:
+        models = {
+            name: model
+            for name, model in pipe.components.items()
+            if isinstance(model, torch.nn.Module) and name not in kwargs
+        }
+        others = {name: "it is no model that is loaded" for name in pipe.components}
+        dtypes = {path: dtype for name in loads for path, dtype in _dtypes(name, loads[name])}
+        placing.decide(list(models), others, models, dtypes)
+    failures: dict[str, PlanError] = {}
+    for name, load in loads.items():
+        places = placing.components.get(name) if placing is not None else None
+        if placing is not None:
+            load.options = dataclasses.replace(load.options, offload_folder=placing.folder_of(name))
+        if places is not None:
+            load.device_map = expanded(load.model, places)
+        try:
+            load.make_plan(load.device_map).require_ok()
+        except PlanError as failure:
+            failures[name] = failure
+    if failures:
+        raise _joined(failures)
+    for load in loads.values():
+        load.carry_out()
+        load.dispatch()
+        load.finish(load.model)
+    if placing is not None:
+        _place_the_rest(pipe, loads, placing)
+        pipe.hf_device_map = placing.reported
+
+
+def _dtypes(name: str, load: Load) -> Iterator[tuple[str, torch.dtype]]:
+    for target, dtype in load.dtypes().items():
+        yield f"{name}.{target}", torch_dtype(dtype)
+
+
+def _place_the_rest(pipe: Any, loads: Mapping[str, Load], placing: Placing) -> None:
+    """Components that the file lacks were loaded from a folder, into memory."""
+    from loadstone import accelerate
+
+    for name, places in placing.components.items():
+        model = getattr(pipe, name)
+        if name not in loads and set(map(str, places.values())) != {"cpu"}:
+            accelerate.dispatch_model(
+                model,
+                device_map=places,
+                offload_dir=placing.folder_of(name),
+                skip_keys=skip_keys(model),
+            )
+    placing.settle(pipe)
+
+
+def _joined(failures: Mapping[str, PlanError]) -> PlanError:
+    """One error for all components of a file."""
+    if len(failures) == 1:
+        return next(iter(failures.values()))
+    first = next(iter(failures.values()))
+    texts = [f"{name}: {failure}" for name, failure in failures.items()]
+    joined = PlanError("\n".join(texts), first.code, first.message, tensor=first.tensor)
+    joined.findings = [finding for failure in failures.values() for finding in failure.findings]
+    return joined

@@ -1,0 +1,111 @@
+"""Arrays without data, for the half of llama.cpp's converter that works on NumPy's.
+
+The converter hands each finished tensor to ``gguf`` as an array, which casts or quantizes it and
+notes it for the file. What stands there at the end says which tensor it is, and in which type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone._base.errors import make
+from loadstone.tracing._symbol import refusal
+
+if TYPE_CHECKING:
+    from loadstone._adapters.llama_cpp.weights import Weight
+
+# Types of GGUF that are dtypes of torch's, by the names that ``gguf`` has for them.
+PLAIN = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+}
+
+
+def array_class(gguf: Any, numpy: Any) -> Any:
+    """The class of arrays for one release of ``gguf``; ``of(symbol)`` makes one.
+
+    It is one of the library's lazy arrays, so that the library's own functions take it, and does
+    nothing but change its dtype.
+    """
+    base: Any = gguf.LazyNumpyTensor
+
+    class Array(base):  # type: ignore[misc]
+        """The array of a symbol."""
+
+        _tensor_type = numpy.ndarray
+
+        @classmethod
+        def of(cls, symbol: Weight) -> Any:
+            """The array that has a symbol's shape and dtype."""
+            name = str(symbol.dtype).removeprefix("torch.")
+            if not hasattr(numpy, name):
+                raise refusal(
+                    "plan.untraceable", "numpy", [symbol], f"is {name}, which NumPy lacks"
+                )
+            meta = cls.meta_with_dtype_and_shape(numpy.dtype(name), tuple(symbol.shape))
+            array: Any = cls(meta=meta, func=lambda: cls._refuse(array, "reading"))
+            array.symbol = symbol
+            return array
+
+        @classmethod
+        def _wrap_fn(cls, fn: Any, *, use_self: Any = None, meta_noop: Any = False) -> Any:
+            def refused(*args: Any, **kwargs: Any) -> Any:
+                given = (use_self, *args)
+                found = next(each for each in given if isinstance(each, cls))
+                found._refuse(getattr(fn, "__name__", "an operation"))
+
+            return refused
+
+        def _refuse(self, operation: str) -> None:
+            raise refusal("plan.untraceable", f"{operation} (numpy)", [self.symbol])
+
+        def astype(self, dtype: Any, *_: Any, **__: Any) -> Any:
+            """The array in another dtype."""
+            name = numpy.dtype(dtype).name
+            return type(self).of(self.symbol.to(getattr(torch, name)))
+
+    return Array
+
+
+def symbol_in(array: Any, array_type: Any) -> Weight | None:
+    """The symbol of an array as ``gguf`` holds it for the file; ``None``: it is another's.
+
+    ``gguf`` quantizes arrays without data to an array of its own class, made of one of ours.
+    """
+    if isinstance(array, array_type):
+        found: Weight = array.symbol
+        return found
+    is_quantized = isinstance(array, array_type.__base__) and len(array._args) == 1
+    if is_quantized and isinstance(array._args[0], array_type):
+        found = array._args[0].symbol
+        return found
+    return None
+
+
+def constant(name: str, array: Any, encoding: str, numpy: Any) -> torch.Tensor:
+    """A real tensor for an array that the converter made by itself.
+
+    Raises:
+        PlanError: its type is one that a constant cannot have (``plan.untraceable``).
+    """
+    dtype = PLAIN.get(encoding)
+    if dtype is None or type(array) is not numpy.ndarray or array.dtype == object:
+        raise make(
+            "plan.untraceable",
+            "llama.cpp's converter works out the bytes of a tensor, which no recipe can say",
+            tensor=name,
+            found=f"{type(array).__name__} for {encoding}",
+        )
+    raw = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8)
+    shape = array.shape
+    if array.dtype == numpy.uint8 and dtype.itemsize > 1:
+        shape = (*shape[:-1], shape[-1] // dtype.itemsize)
+    return raw.view(dtype).reshape(shape)

@@ -1,0 +1,145 @@
+"""llama.cpp's converter in a folder: found, checked, and imported for the length of a trace.
+
+It is a script and two packages, ``conversion`` and the release of ``gguf`` that it needs, and takes
+top-level names and ``sys.path`` for itself. Both are its own only inside :meth:`Converter.entered`:
+a process that uses another release of ``gguf`` keeps that. It is made to convert one model and end,
+and its classes remember things of a model, so it is imported anew each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from loadstone._adapters.sites.llama_cpp import ConverterSites
+from loadstone._base.errors import make
+
+_PACKAGES = ("conversion", "gguf")
+_MARK = Path("conversion", "base.py")
+# Where llama.cpp stands in a checkout, and in the source package of llama-cpp-python.
+_INSIDE = (Path(), Path("vendor", "llama.cpp"))
+_ADVICE = (
+    "pass converter= (on the command line --converter), a checkout of llama.cpp or the unpacked "
+    "source package that `pip download --no-deps --no-binary :all: llama-cpp-python` gets"
+)
+
+_lock = threading.RLock()
+
+
+class Converter:
+    """The converter of one folder.
+
+    Thread safety: one trace at a time runs in a process; others wait.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._paths = [str(folder)]
+        if (folder / "gguf-py" / "gguf").is_dir():
+            self._paths.append(str(folder / "gguf-py"))
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[Converter]:
+        """Its modules are the process's while the block runs.
+
+        Raises:
+            Error: ``plan.options``: a module is missing, or lacks what the table of sites names.
+        """
+        with _lock:
+            others = _taken()
+            path = list(sys.path)
+            sys.path[:0] = self._paths
+            try:
+                self._import()
+                self._check()
+                yield self
+            finally:
+                _taken()
+                sys.modules.update(others)
+                for each in self._paths:  # it adds them by itself, too
+                    while sys.path.count(each) > path.count(each):
+                        sys.path.remove(each)
+
+    def module(self, name: str) -> Any:
+        """One of its modules; inside :meth:`entered`."""
+        return importlib.import_module(name)
+
+    def version(self) -> str:
+        """The release of its ``gguf`` package; "?" where nothing says it."""
+        project = self.folder / "gguf-py" / "pyproject.toml"
+        try:
+            said = tomllib.loads(project.read_text(encoding="utf-8"))
+            return f"gguf {said['tool']['poetry']['version']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                return f"gguf {importlib.metadata.version('gguf')}"
+        return "?"
+
+    def _import(self) -> None:
+        for name in _PACKAGES:
+            if importlib.util.find_spec(name) is None:
+                raise _missing(f"llama.cpp's converter needs the package '{name}'", self.folder)
+            try:
+                importlib.import_module(name)
+            except ImportError as reason:
+                raise needs(reason, self.folder) from reason
+
+    def _check(self) -> None:
+        sites = ConverterSites(self.version(), str(self.folder))
+        if sites.lacking():
+            raise sites.refusal()
+
+
+def converter_at(path: str | os.PathLike[str] | None) -> Converter:
+    """The converter in a folder; ``None``: the one whose folder is in ``sys.path``.
+
+    Raises:
+        Error: ``plan.options``: there is none.
+    """
+    if path is not None:
+        given = Path(os.fsdecode(path)).expanduser().absolute()
+        for inside in _INSIDE:
+            if (given / inside / _MARK).is_file():
+                return Converter(given / inside)
+        raise _missing(f"llama.cpp's converter is not there: no {_MARK}", given)
+    for each in sys.path:
+        if (Path(each) / _MARK).is_file():
+            return Converter(Path(each).absolute())
+    raise _missing(f"llama.cpp's converter ({_MARK}) is not installed", None)
+
+
+def needs(reason: ImportError, folder: Path) -> Exception:
+    """The error for a package that the converter imports and nobody installed."""
+    name = reason.name or str(reason)
+    return make(
+        "plan.options",
+        f"llama.cpp's converter needs the package '{name}': {reason}",
+        path=str(folder),
+        field="converter",
+        expected=f"`pip install {name.partition('.')[0]}`",
+    )
+
+
+def _missing(message: str, folder: Path | None) -> Exception:
+    return make(
+        "plan.options",
+        f"{message}; {_ADVICE}",
+        field="converter",
+        found=str(folder) if folder is not None else "",
+    )
+
+
+def _taken() -> dict[str, ModuleType]:
+    """Takes the modules of both packages out of the process."""
+    names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
+    return {name: sys.modules.pop(name) for name in names}

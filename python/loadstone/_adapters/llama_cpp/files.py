@@ -1,0 +1,116 @@
+"""The checkpoint's tensors as llama.cpp's converter finds them: names, dtypes and shapes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from loadstone._base.dtypes import is_dtype
+from loadstone._base.errors import make
+
+if TYPE_CHECKING:
+    from loadstone._adapters.llama_cpp.weights import Weight, Weights
+    from loadstone._files.catalog import Catalog
+
+# Weights that are stored in another encoding are shown as the numbers that are decoded.
+_NUMBERS = "F32"
+
+
+class LocalTensor:
+    """One tensor of a file, in place of ``gguf.utility.LocalTensor``.
+
+    Attributes:
+        name: in the checkpoint.
+        dtype: by its safetensors name.
+        shape: outermost dimension first.
+    """
+
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...], weights: Weights) -> None:
+        self.name, self.dtype, self.shape = name, dtype, shape
+        self._weights = weights
+
+    def symbol(self) -> Weight:
+        """The tensor, without its data."""
+        return self._weights.source(self.name)
+
+    def mmap_bytes(self) -> NoReturn:
+        """Refused: nothing of it is read."""
+        raise make(
+            "plan.data_dependent",
+            "llama.cpp's converter reads the tensor's bytes, and a plan is made before any is read",
+            tensor=self.name,
+            found="mmap_bytes",
+        )
+
+
+class Files:
+    """The files of a checkpoint, by name.
+
+    Args:
+        catalog: the checkpoint.
+        weights: makes the symbols.
+    """
+
+    def __init__(self, catalog: Catalog, weights: Weights) -> None:
+        _require_safetensors(catalog)
+        self._by_file: dict[str, dict[str, LocalTensor]] = {
+            Path(shard).name: {} for shard in catalog.shards
+        }
+        hidden = set(catalog._core.companions()) | weights.quantized.components
+        for info in catalog.tensors.values():
+            if info.name in hidden:
+                continue
+            tensor = LocalTensor(info.name, info.encoding, info.shape, weights)
+            self._of(info.shard)[info.name] = tensor
+        for name, (shape, data) in weights.quantized.readable.items():
+            shard = catalog.tensors[data].shard
+            self._of(shard)[name] = LocalTensor(name, _NUMBERS, shape, weights)
+        self._require_dtypes()
+
+    def _of(self, shard: str) -> dict[str, LocalTensor]:
+        return self._by_file[Path(shard).name]
+
+    def _require_dtypes(self) -> None:
+        for tensors in self._by_file.values():
+            for tensor in tensors.values():
+                if not is_dtype(tensor.dtype):
+                    message = "llama.cpp's converter reads tensors of plain dtypes"
+                    raise make("plan.encoding", message, tensor=tensor.name, found=tensor.dtype)
+
+    def reader(self) -> type:
+        """The class that stands in place of ``gguf.utility.SafetensorsLocal``."""
+        by_file = self._by_file
+
+        class SafetensorsLocal:
+            """The tensors of one file in the order of their names, as the library has them."""
+
+            def __init__(self, filename: str | os.PathLike[str]) -> None:
+                name = Path(filename).name
+                if name not in by_file:
+                    raise make(
+                        "plan.options",
+                        "llama.cpp's converter reads a file that is not one of the checkpoint's",
+                        path=str(filename),
+                        expected=", ".join(sorted(by_file)),
+                    )
+                self.tensors = dict(sorted(by_file[name].items()))
+
+            def __enter__(self) -> dict[str, LocalTensor]:
+                return self.tensors
+
+            def __exit__(self, *_: Any) -> None:
+                pass
+
+        return SafetensorsLocal
+
+
+def _require_safetensors(catalog: Catalog) -> None:
+    for shard in catalog.shards:
+        if not shard.endswith(".safetensors"):
+            raise make(
+                "plan.options",
+                "llama.cpp's converter is traced from safetensors; `loadstone convert` makes them",
+                path=shard,
+                field="model_folder",
+            )

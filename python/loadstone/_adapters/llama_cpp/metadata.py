@@ -1,0 +1,150 @@
+"""Keys and values of a GGUF file with their types, and the JSON in which they are handed on."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadstone._base.errors import make
+
+FORMAT = "loadstone-gguf-metadata"
+VERSION = 1
+
+# Names of types in ``gguf``, and in the JSON.
+_TYPES = {
+    "UINT8": "u8",
+    "INT8": "i8",
+    "UINT16": "u16",
+    "INT16": "i16",
+    "UINT32": "u32",
+    "INT32": "i32",
+    "UINT64": "u64",
+    "INT64": "i64",
+    "FLOAT32": "f32",
+    "FLOAT64": "f64",
+    "BOOL": "bool",
+    "STRING": "string",
+    "ARRAY": "array",
+}
+
+
+@dataclass(frozen=True)
+class MetadataEntry:
+    """One key of a GGUF file.
+
+    Attributes:
+        key: its name.
+        type: of the value: ``"u32"``, ``"f32"``, ``"bool"``, ``"string"``, ``"array"`` ...
+        value: an ``int``, ``float``, ``bool`` or ``str``, or a list of such. A float of 32 bits is
+            the number that the file holds, not the longer one that it was made of.
+        items: the type of an array's items; "" for what is no array.
+    """
+
+    key: str
+    type: str
+    value: Any
+    items: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as it stands in the file."""
+        items = {"items": self.items} if self.items else {}
+        return {"key": self.key, "type": self.type, **items, "value": _json_value(self.value)}
+
+
+def to_json(entries: Iterable[MetadataEntry]) -> str:
+    """The text of ``NAME.metadata.json``; an entry a line."""
+    rows = (json.dumps(each.to_json(), ensure_ascii=False, allow_nan=False) for each in entries)
+    head = json.dumps({"format": FORMAT, "version": VERSION})[:-1]
+    return head + ', "entries": [\n' + ",\n".join(rows) + "\n]}\n"
+
+
+def entries_of(
+    pairs: Iterable[tuple[str, Any]], type_of: Callable[[Any], Any]
+) -> tuple[MetadataEntry, ...]:
+    """Entries in the order of the file.
+
+    Args:
+        pairs: keys with the values of ``gguf``'s writer: ``value``, ``type`` and ``sub_type``.
+        type_of: ``gguf``'s own word for the type of an array's item.
+
+    Raises:
+        PlanError: a value is not of its type, or no text (``plan.conversion``).
+    """
+    return tuple(_entry(key, found, type_of) for key, found in pairs)
+
+
+def _entry(key: str, found: Any, type_of: Callable[[Any], Any]) -> MetadataEntry:
+    kind = _TYPES[found.type.name]
+    if kind != "array":
+        return MetadataEntry(key, kind, _value(key, kind, found.value))
+    value = found.value
+    if not isinstance(value, Sequence) or len(value) == 0:
+        raise _misfit(key, "array", value)
+    if found.sub_type is not None:
+        items = _TYPES[found.sub_type.name]
+    elif isinstance(value, bytes):
+        items = "u8"
+    else:
+        types = {type_of(each) for each in value}
+        items = _TYPES[next(iter(types)).name] if len(types) == 1 else ""
+    if items in ("", "array"):
+        raise make(
+            "plan.conversion",
+            "llama.cpp's converter wants an array of arrays, or of several types",
+            field=key,
+            found=repr(value)[:80],
+        )
+    return MetadataEntry(key, "array", [_value(key, items, each) for each in value], items)
+
+
+def _value(key: str, kind: str, value: Any) -> Any:
+    """The value that the file has: a whole number in range, the nearest float, or text."""
+    if kind == "string":
+        return _text(key, value)
+    if kind == "bool":
+        return bool(value)
+    try:
+        if kind in ("f32", "f64"):
+            form = "<f" if kind == "f32" else "<d"
+            return struct.unpack(form, struct.pack(form, value))[0]
+        number = int(value.__index__())
+    except (AttributeError, TypeError, OverflowError, struct.error):
+        raise _misfit(key, kind, value) from None
+    bits = int(kind[1:])
+    least, most = (0, 2**bits - 1) if kind[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    if not least <= number <= most:
+        raise _misfit(key, kind, value)
+    return number
+
+
+def _text(key: str, value: Any) -> str:
+    """Text of UTF-8; tokens of some vocabularies are bytes."""
+    try:
+        if isinstance(value, str):
+            value.encode("utf-8")
+            return value
+        return bytes(value).decode("utf-8")
+    except (TypeError, ValueError):
+        raise _misfit(key, "string", value) from None
+
+
+def _misfit(key: str, kind: str, value: Any) -> Exception:
+    return make(
+        "plan.conversion",
+        "llama.cpp's converter gives a value that is not of its type",
+        field=key,
+        found=repr(value)[:80],
+        expected=kind,
+    )
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_json_value(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value

@@ -1,0 +1,274 @@
+"""One run of llama.cpp's converter on tensors without data."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadstone._adapters.llama_cpp.arrays import PLAIN, array_class, constant, symbol_in
+from loadstone._adapters.llama_cpp.converter import Converter, needs
+from loadstone._adapters.llama_cpp.files import Files
+from loadstone._adapters.llama_cpp.metadata import MetadataEntry, entries_of, to_json
+from loadstone._adapters.llama_cpp.weights import Weight, Weights
+from loadstone._base.dtypes import dtype_argument, dtype_name
+from loadstone._base.errors import Error, make
+from loadstone._base.text import write_text
+from loadstone._files.catalog import Catalog
+from loadstone._files.gguf_metadata import Metadata, metadata_text
+from loadstone._plan.recipes import AdapterRecipes
+
+# File types of ``gguf`` for the dtypes that the converter writes, and for the one it finds out.
+_FILE_TYPES = {"": "GUESSED", "F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
+
+
+@dataclass
+class GgufTraced(AdapterRecipes):
+    """The recipes of a GGUF file's tensors, in their order, and its keys and values.
+
+    Attributes:
+        catalog: the checkpoint that it was traced with.
+        architecture: the model's class, by the word of its ``config.json``.
+        metadata: keys and values in their order.
+        unused: tensors of the checkpoint that the converter makes nothing of.
+    """
+
+    catalog: Catalog = field(kw_only=True)
+    architecture: str = field(kw_only=True)
+    metadata: tuple[MetadataEntry, ...] = field(kw_only=True)
+    unused: tuple[str, ...] = field(kw_only=True)
+
+    def recipes_json(self) -> str:
+        """The text of ``NAME.recipes.json``."""
+        text: str = self.recipes.to_json(self.catalog._core)
+        return text
+
+    def metadata_json(self) -> str:
+        """The text of ``NAME.metadata.json``."""
+        return to_json(self.metadata)
+
+    def save(self, name: str | os.PathLike[str]) -> tuple[Path, Path]:
+        """Writes both files; see :func:`loadstone.llama_cpp.save_recipes`."""
+        recipes = Path(f"{os.fsdecode(name)}.recipes.json")
+        metadata = Path(f"{os.fsdecode(name)}.metadata.json")
+        write_text(recipes, self.recipes_json())
+        write_text(metadata, self.metadata_json())
+        return recipes, metadata
+
+    def metadata_with(self, given: Metadata | None) -> dict[str, Any]:
+        """The keys for :func:`loadstone.convert`, with those that its caller adds or replaces."""
+        entries = [each.to_json() for each in self.metadata]
+        if given is not None:
+            try:
+                entries += json.loads(metadata_text(given))["entries"]
+            except (ValueError, TypeError, KeyError):
+                message = "no metadata as docs/formats/gguf.md has it"
+                raise make("plan.options", message, field="metadata") from None
+        return {each["key"]: each for each in entries}
+
+
+def trace_model(
+    folder: Path, catalog: Catalog, converter: Converter, dtype: Any, computed_bytes_max: int
+) -> GgufTraced:
+    """Runs the converter for one model; see :func:`loadstone.llama_cpp.trace`."""
+    wanted = "" if dtype is None else dtype_argument(dtype)
+    if wanted not in _FILE_TYPES:
+        expected = "float32, float16, bfloat16, or None for the checkpoint's"
+        message = "llama.cpp's converter writes no such dtype"
+        raise make("plan.dtype", message, field="dtype", found=wanted, expected=expected)
+    with converter.entered(), torch.no_grad():
+        run = _Run(folder, catalog, converter, computed_bytes_max)
+        try:
+            return run.done(_FILE_TYPES[wanted])
+        finally:
+            run.weights.close()
+
+
+class _Run:
+    """One trace, while the modules of the converter are at hand."""
+
+    def __init__(
+        self, folder: Path, catalog: Catalog, converter: Converter, computed_bytes_max: int
+    ) -> None:
+        self.folder = folder
+        self.catalog = catalog
+        self.converter = converter
+        self.conversion = converter.module("conversion")
+        self.base = converter.module("conversion.base")
+        self.gguf = converter.module("gguf")
+        self.numpy: Any = importlib.import_module("numpy")
+        self.array = array_class(self.gguf, self.numpy)
+        self.weights = Weights(catalog, computed_bytes_max, self.array.of)
+        self.files = Files(catalog, self.weights)
+        self.architecture = ""
+        self.writers: list[Any] = []
+
+    def done(self, file_type: str) -> GgufTraced:
+        """The recipes and keys of the one file that the converter would write."""
+        with self._errors(), _replaced(self._places()):
+            self._write(file_type)
+            if self.weights.trace.refused:  # also what the library's own code has caught
+                raise self.weights.trace.refused[0]
+            writer = self._writer()
+            dtypes = self._add_tensors(writer)
+            constants = self.converter.module("gguf.constants")
+            metadata = entries_of(writer.kv_data[0].items(), constants.GGUFValueType.get_type)
+        recipes = self.weights.trace.finish()
+        recipes.note_values(self.catalog._core, self.weights.computed_from())
+        return GgufTraced(
+            recipes,
+            dtypes,
+            catalog=self.catalog,
+            architecture=self.architecture,
+            metadata=metadata,
+            unused=self.weights.unused(),
+        )
+
+    def _write(self, file_type: str) -> None:
+        """The converter's own steps, as its script takes them."""
+        hparams = self.base.ModelBase.load_hparams(self.folder, False)
+        text = self.conversion.ModelType.TEXT
+        self.architecture = self.conversion.get_model_architecture(hparams, text)
+        model_class = self.conversion.get_model_class(self.architecture)
+        options = {}
+        if self.weights.quantized.readable:  # it is shown the numbers
+            options["hparams"] = {
+                key: value for key, value in hparams.items() if key != "quantization_config"
+            }
+        kind = getattr(self.gguf.LlamaFileType, file_type)
+        model_class(self.folder, kind, Path("model.gguf"), **options).write()
+
+    def _places(self) -> list[tuple[Any, str, Any]]:
+        """Functions of the converter that read or write files, and what stands in for them."""
+        base, writer = self.base, self.gguf.GGUFWriter
+        prepare = base.ModelBase.prepare_metadata
+
+        def note(found: Any, path: Any = None) -> None:
+            self.writers.append(found)
+
+        def prepare_plain(model: Any, vocab_only: bool) -> Any:
+            if self.weights.quantized.readable:  # the file is one of numbers
+                model._is_nvfp4 = model._is_mxfp4 = False
+            return prepare(model, vocab_only)
+
+        return [
+            (self.converter.module("gguf.utility"), "SafetensorsLocal", self.files.reader()),
+            (base.LazyTorchTensor, "from_local_tensor", lambda tensor: tensor.symbol()),
+            (base.ModelBase, "prepare_metadata", prepare_plain),
+            (writer, "write_header_to_file", note),
+            (writer, "write_kv_data_to_file", lambda _: None),
+            (writer, "write_tensors_to_file", lambda _, progress=False: None),
+        ]
+
+    def _writer(self) -> Any:
+        if len(self.writers) == 1 and len(self.writers[0].tensors) == 1:
+            return self.writers[0]
+        raise make(
+            "plan.conversion",
+            "llama.cpp's converter writes several files for this model, or none",
+            found=f"{len(self.writers)} files",
+            expected="one file",
+        )
+
+    def _add_tensors(self, writer: Any) -> dict[str, str]:
+        """Adds a recipe for each tensor of the file; returns their dtypes."""
+        dtypes: dict[str, str] = {}
+        trace = self.weights.trace
+        for name, info in writer.tensors[0].items():
+            symbol = symbol_in(info.tensor, self.array)
+            if symbol is None:
+                value = constant(name, info.tensor, info.dtype.name, self.numpy)
+            else:
+                value = self._typed(name, symbol, info)
+                self.weights.use(symbol)
+            trace.add(name, value)
+            dtypes[name] = dtype_name(value.dtype)
+        return dtypes
+
+    def _typed(self, name: str, symbol: Weight, info: Any) -> torch.Tensor:
+        """The tensor in the type that the converter gives it."""
+        encoding = info.dtype.name
+        if encoding in PLAIN and tuple(info.shape) == tuple(symbol.shape):
+            return symbol.to(PLAIN[encoding])
+        raise make(
+            "plan.encoding",
+            "llama.cpp's converter wants this tensor in blocks, which no recipe can say",
+            tensor=name,
+            found=f"{encoding} {list(info.shape)}",
+        )
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Names the architecture where the converter fails or asks for what cannot be had."""
+        try:
+            yield
+        except Error as error:
+            if error.code not in ("plan.untraceable", "plan.data_dependent"):
+                raise
+            message = f"{self.architecture}: {error.message}"
+            raise make(error.code, message, tensor=error.tensor, found=error.found) from error
+        except ImportError as reason:
+            raise needs(reason, self.converter.folder) from reason
+        except Exception as reason:
+            who = self.architecture or self.folder.name
+            told = f"{type(reason).__name__}: {reason}".removesuffix(": ")
+            message = f"llama.cpp's converter fails for {who}: {told} ({self._place_of(reason)})"
+            raise make("plan.conversion", message, path=str(self.folder)) from reason
+
+    def _place_of(self, reason: Exception) -> str:
+        """The innermost line of the converter's own code that an error passed."""
+        passed = traceback.extract_tb(reason.__traceback__)
+        own = [each for each in passed if Path(each.filename).is_relative_to(self.converter.folder)]
+        if not own:
+            return "outside its own code"
+        file = Path(own[-1].filename).relative_to(self.converter.folder)
+        return f"{file}:{own[-1].lineno}"
+
+
+@contextlib.contextmanager
+def _replaced(places: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Attributes of the converter's own modules, which nobody else holds, while a trace runs."""
+    own = [(owner, name, vars(owner)[name]) for owner, name, _ in places]
+    try:
+        for owner, name, stand_in in places:
+            is_bound = isinstance(vars(owner)[name], classmethod | staticmethod)
+            setattr(owner, name, staticmethod(stand_in) if is_bound else stand_in)
+        yield
+    finally:
+        for owner, name, value in own:
+            setattr(owner, name, value)
+
+
+def require_no_code(folder: Path) -> None:
+    """Refuses a folder whose tokenizer is Python code, which the converter would run.
+
+    Raises:
+        PlanError: a config names such code (``plan.options``).
+    """
+    for name in ("tokenizer_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            config = json.loads(path.read_bytes())
+        except ValueError:
+            continue  # whoever needs it says so
+        named = config.get("auto_map") if isinstance(config, dict) else None
+        code = named.get("AutoTokenizer") if isinstance(named, dict) else named
+        if code:
+            raise make(
+                "plan.options",
+                "llama.cpp's converter would run the tokenizer's own Python code, which this file "
+                "names; pass trust_code=True if you trust it",
+                path=str(path),
+                field="trust_code",
+                found=json.dumps(code)[:80],
+            )

@@ -1,0 +1,217 @@
+"""Tensors of the checkpoint in llama.cpp's converter: symbols, which become boxes.
+
+The converter computes with some small ones: it adds 1 to Gemma's norms, and takes -exp of Mamba's
+``A_log``. A box cannot say that. Where the caller allows it, such tensors are read, the converter's
+own operation runs on their values, and the result is a constant of the recipes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone._base.dtypes import torch_dtype
+from loadstone._base.errors import Error, make
+from loadstone.tracing import Symbol, Trace
+from loadstone.tracing._symbol import refusal
+from loadstone.tracing._trace import symbols_in
+
+if TYPE_CHECKING:
+    from loadstone._files.catalog import Catalog
+
+_Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+class Weight(Symbol):
+    """A tensor of the checkpoint, or one that the converter made of such.
+
+    Attributes:
+        call: the operation that made it, with its arguments; ``None`` for a tensor of the
+            checkpoint.
+        place: which of the operation's results it is; ``None`` where there is one.
+    """
+
+    call: _Call | None = None
+    place: int | None = None
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Writes an operation down; where no box can say it, it may run on the values."""
+        call = (func, args, kwargs or {})
+        try:
+            made = cls.operate(*call)
+        except Error as refused:
+            return _weights_of(args, kwargs).computed(call, refused)
+        if isinstance(made, Weight):
+            made.call = call
+        elif isinstance(made, list | tuple):
+            for place, each in enumerate(made):
+                each.call, each.place = call, place
+        return made
+
+    def numpy(self, **_: Any) -> Any:
+        """The array of it, which has no data either."""
+        weights: Weights = self.tracer.owner
+        return weights.array(self)
+
+    def tolist(self) -> Any:
+        """Its values, where they may be read."""
+        weights: Weights = self.tracer.owner
+        values = weights.values(self, refusal("plan.data_dependent", "tolist", [self]))
+        return values.tolist()
+
+
+class Quantized:
+    """The tensors that the checkpoint keeps in other encodings.
+
+    Attributes:
+        readable: the shape of the numbers, and the tensor that holds the data, by name.
+        components: names of all tensors that they consist of.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.readable: dict[str, tuple[tuple[int, ...], str]] = {}
+        self.components: set[str] = set()
+        for name, encoding, shape, components in catalog._core.quantized():
+            self.components.update(components.values())
+            if shape is None:
+                message = "the numbers of a quantized tensor cannot be read"
+                raise make("plan.encoding", message, tensor=name, found=encoding)
+            self.readable[name] = (tuple(shape), next(iter(components.values())))
+
+
+class Weights:
+    """All tensors of one trace. For one thread.
+
+    Args:
+        catalog: the checkpoint.
+        computed_bytes_max: so many bytes of tensors may be read in all, to compute with them.
+        array: makes the converter's array of a symbol.
+    """
+
+    def __init__(
+        self, catalog: Catalog, computed_bytes_max: int, array: Callable[[Weight], Any]
+    ) -> None:
+        self.catalog = catalog
+        self.array = array
+        self.quantized = Quantized(catalog)
+        self.trace = Trace(catalog)
+        self.trace.owner = self
+        self.bytes_left = computed_bytes_max
+        self._sources: dict[str, Weight] = {}
+        self._read: dict[str, torch.Tensor] = {}
+        self._used: set[str] = set()
+
+    def source(self, name: str) -> Weight:
+        """A tensor of the checkpoint; of a quantized one its numbers, in float32."""
+        if name not in self._sources:
+            builder = self.trace.builder
+            if name in self.quantized.readable:
+                value = builder.numbers(self.catalog._core, name, "F32")
+            else:
+                value = builder.source(name)
+            shape, dtype = tuple(builder.shape(value)), torch_dtype(builder.dtype(value))
+            form = self.trace.form(shape, dtype)
+            self._sources[name] = Weight(self.trace, value, form, (), name)
+        return self._sources[name]
+
+    def use(self, symbol: Weight) -> None:
+        """Notes the tensors of the checkpoint that a target is made of."""
+        self._used |= _sources_of(symbol)
+
+    def unused(self) -> tuple[str, ...]:
+        """Tensors of the checkpoint that no target is made of, in its order."""
+        used = self._used | self._read.keys() | self.quantized.components
+        used.update(self.catalog._core.companions())
+        return tuple(name for name in self.catalog.tensors if name not in used)
+
+    def computed_from(self) -> list[str]:
+        """Tensors of the checkpoint whose values were read."""
+        return list(self._read)
+
+    def close(self) -> None:
+        """The end of the symbols: they and the trace refer to each other, and would go late."""
+        self._sources.clear()
+        self._read.clear()
+        self.trace.owner = None
+        del self.trace.builder
+
+    def computed(self, call: _Call, refused: Error) -> Any:
+        """The result of an operation on values, of tensors that are small enough to be read."""
+        func, args, kwargs = call
+        if func._schema.is_mutable:  # the tensor would have to change, not the copy of it
+            raise refused
+        symbols = symbols_in((args, kwargs))
+        self._require_small(symbols, refused)
+        made = func(*self._real(args), **self._real(kwargs))
+        self.trace.refused.remove(refused)
+        return made
+
+    def values(self, symbol: Weight, refused: Error) -> torch.Tensor:
+        """The values of one tensor, if they may be read; else the error is raised."""
+        self._require_small([symbol], refused)
+        self.trace.refused.remove(refused)
+        return self._value(symbol)
+
+    def _require_small(self, symbols: list[Symbol], refused: Error) -> None:
+        wanted = {name for symbol in symbols for name in _sources_of(symbol)} - self._read.keys()
+        if any(name in self.quantized.readable for name in wanted):
+            raise refused
+        size = sum(self.catalog.tensors[name].nbytes for name in wanted)
+        if size > self.bytes_left:
+            raise refused
+        self.bytes_left -= size
+
+    def _value(self, symbol: Weight) -> torch.Tensor:
+        if symbol.call is None:
+            return self._source_value(symbol)
+        func, args, kwargs = symbol.call
+        made = func(*self._real(args), **self._real(kwargs))
+        value: torch.Tensor = made if symbol.place is None else made[symbol.place]
+        return value
+
+    def _source_value(self, symbol: Weight) -> torch.Tensor:
+        value = self._read.get(symbol.source)
+        if value is None:
+            raw, shape, dtype = self.catalog._core.read(symbol.source)
+            value = torch.empty(shape, dtype=torch_dtype(dtype))
+            if math.prod(shape):
+                flat = torch.frombuffer(bytearray(raw), dtype=value.dtype)
+                value.copy_(flat.reshape(shape))
+            self._read[symbol.source] = value
+        return value
+
+    def _real(self, value: Any) -> Any:
+        """Arguments of an operation with values in place of symbols."""
+        if isinstance(value, Weight):
+            return self._value(value)
+        if isinstance(value, list | tuple):
+            return type(value)(self._real(each) for each in value)
+        if isinstance(value, dict):
+            return {key: self._real(each) for key, each in value.items()}
+        return value
+
+
+def _weights_of(args: Any, kwargs: Any) -> Weights:
+    weights: Weights = symbols_in((args, kwargs or {}))[0].tracer.owner
+    return weights
+
+
+def _sources_of(symbol: Symbol) -> set[str]:
+    """Names of all tensors of the checkpoint that it is made of."""
+    found: set[str] = set()
+    waiting, seen = [symbol], {id(symbol)}
+    while waiting:
+        each = waiting.pop()
+        if each.source:
+            found.add(each.source)
+        for parent in each.parents:
+            if id(parent) not in seen:
+                seen.add(id(parent))
+                waiting.append(parent)
+    return found

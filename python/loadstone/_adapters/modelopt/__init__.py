@@ -1,0 +1,5 @@
+"""The implementation of ``loadstone.modelopt``."""
+
+from loadstone._adapters.sites import sites_of
+
+sites_of("modelopt").require()

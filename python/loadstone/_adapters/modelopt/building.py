@@ -1,0 +1,47 @@
+"""Models of transformers without memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadstone._base.errors import make
+from loadstone._skeleton.construction import skeleton_in_turn
+
+
+def skeleton_of(
+    cls: Any, folder: Path, config: Any, dtype: Any, trust_remote_code: bool
+) -> torch.nn.Module:
+    """A model of a class of transformers' for a checkpoint.
+
+    Args:
+        config: the library's; ``None``: the folder's.
+        dtype: ``None`` and ``"auto"``: the one that the config names.
+    """
+    from transformers import AutoConfig, PreTrainedModel
+
+    if config is None:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    wanted = dtype if dtype not in (None, "auto") else getattr(config, "dtype", None)
+    is_model = issubclass(cls, PreTrainedModel)
+    with skeleton_in_turn():
+        if is_model:
+            made: torch.nn.Module = cls._from_config(config, dtype=wanted)
+        else:
+            made = cls.from_config(config, dtype=wanted, trust_remote_code=trust_remote_code)
+    return made
+
+
+def require_blank(model: torch.nn.Module) -> None:
+    """Refuses a model whose parameters hold memory, which the library would compress."""
+    for name, parameter in model.named_parameters():
+        if not parameter.is_meta:
+            raise make(
+                "plan.options",
+                "the model holds memory already; build it under loadstone.skeleton(), or call "
+                "mtq.quantize and mtq.compress",
+                field="model",
+                tensor=name,
+            )

@@ -1,0 +1,101 @@
+"""Hooks on ``init_quantized_weights`` of ModelOpt.
+
+The library builds the model without memory, places the quantizers, and lets accelerate read the
+checkpoint by verbatim keys. The hooks replace the building (by a skeleton), the device map (the
+library's counts experts unpacked) and the reading. The library looks these three up in its own
+module when it calls them, so a script that imported ``init_quantized_weights`` before is covered
+too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from loadstone._adapters.modelopt.loading import DEFAULTS, load_into, resolved
+from loadstone._adapters.patch import Hook, Hooks, gated, held
+from loadstone._base.errors import make
+from loadstone._skeleton.construction import skeleton_in_turn
+
+LIBRARY = "modelopt"
+
+OPTIONS = ContextVar("loadstone_modelopt_options", default=DEFAULTS)
+_capacities: ContextVar[dict[Any, Any] | None] = ContextVar(
+    "loadstone_modelopt_capacities", default=None
+)
+
+# Arguments of `from_pretrained` that the library's function would pass to accelerate.
+_OURS = ("device_map", "max_memory", "attn_implementation")
+
+
+@functools.cache
+def hooks() -> Hooks:
+    """The functions of ModelOpt's plugin that are replaced."""
+    from modelopt.torch.quantization.plugins import accelerate as plugin
+
+    ours: dict[str, Any] = {
+        "init_empty_weights": _init_empty_weights,
+        "infer_auto_device_map": _infer_auto_device_map,
+        "load_checkpoint_and_dispatch": _load_checkpoint_and_dispatch,
+        "init_quantized_weights": _init_quantized_weights,
+    }
+    return Hooks([Hook(plugin, name, gated(LIBRARY, each)) for name, each in ours.items()], LIBRARY)
+
+
+def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return skeleton_in_turn()
+
+
+def _infer_auto_device_map(original: Any, model: Any, max_memory: Any = None, **_: Any) -> Any:
+    """Notes the capacities only: the plan computes the map, as it knows packed sizes."""
+    _capacities.set(dict(max_memory or {}))
+    return {"": "cpu"}
+
+
+def _load_checkpoint_and_dispatch(
+    original: Any, model: Any, checkpoint: Any, device_map: Any = None, **kwargs: Any
+) -> Any:
+    chosen = OPTIONS.get()
+    room = _capacities.get() or {}
+    _capacities.set(None)
+    if chosen.device_map is None and any(name != "cpu" for name in room):
+        sizes = {name: int(size) for name, size in room.items()}
+        chosen = replace(chosen, device_map="auto", max_memory=chosen.max_memory or sizes)
+    known = {"dtype", "torch_dtype", "revision"}
+    for name, value in kwargs.items():
+        if name not in known and value is not None:
+            raise make("plan.options", "this load has no such argument", field=name)
+    load_into(model, resolved(checkpoint, kwargs.get("revision")), chosen)
+    return model.eval()
+
+
+@contextlib.contextmanager
+def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    """The library's own, in which ``from_pretrained`` takes a device map too."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
+    before = vars(auto).get("from_pretrained")
+    try:
+        with original(*args, **kwargs):
+            library: Any = vars(auto)["from_pretrained"]
+
+            def from_pretrained(cls: Any, /, *given: Any, **named: Any) -> Any:
+                ours = {name: named.pop(name) for name in _OURS if name in named}
+                if named.get("dtype", named.get("torch_dtype")) == "auto":
+                    named.pop("dtype", None), named.pop("torch_dtype", None)
+                with held(OPTIONS, replace(OPTIONS.get(), **ours)):
+                    return library.__func__(cls, *given, **named)
+
+            auto.from_pretrained = classmethod(functools.wraps(library.__func__)(from_pretrained))
+            yield
+    finally:
+        # The library puts a bound method in the place of what the class inherits.
+        if before is None:
+            del auto.from_pretrained
+        else:
+            auto.from_pretrained = before

@@ -1,0 +1,258 @@
+"""Loads weights into a skeleton with ModelOpt's quantizers: renamed, fused and packed.
+
+The model does not change until all bytes are read. Then parameters and the quantizers' state are
+installed together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
+
+from loadstone._adapters.modelopt import export, formats, targets
+from loadstone._adapters.modelopt.experts import PackedExperts
+from loadstone._adapters.modelopt.targets import Weight
+from loadstone._base.dtypes import dtype_name, torch_dtype
+from loadstone._base.errors import make
+from loadstone._execute import execute
+from loadstone._execute.audit import prove
+from loadstone._execute.report import Provenance, Report
+from loadstone._files.catalog import Catalog, inspect
+from loadstone._model.model_lock import model_lock, slots_of
+from loadstone._model.targets import PlannedTarget
+from loadstone._plan.plan import Plan
+from loadstone._plan.planning import make_plan
+from loadstone._plan.recipes import AdapterRecipes
+
+
+@dataclass(frozen=True)
+class ModelOptOptions:
+    """The arguments of loadstone's own functions that the library's do not have.
+
+    Attributes:
+        mode: ``"modelopt-compat"``, ``"modelopt-export"`` or ``"exact"``.
+        missing: policy for what the checkpoint lacks.
+        device_map, max_memory: as :func:`loadstone.plan` takes them.
+        attn_implementation: of transformers.
+        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
+    """
+
+    mode: str = "modelopt-compat"
+    missing: str | Mapping[str, str] = "error"
+    device_map: Any = None
+    max_memory: Mapping[Any, int | str] | None = None
+    attn_implementation: Any = None
+    progress: bool | Callable[[int, int], object] = False
+    threads: int | None = None
+    receipt: str | None = None
+
+
+DEFAULTS = ModelOptOptions()
+
+
+def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The folder of a checkpoint; a name that is no folder is one of the hub's."""
+    if Path(name).exists():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
+    return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
+
+
+def check(model: torch.nn.Module, catalog: Catalog, options: ModelOptOptions) -> None:
+    """Raises if the checkpoint is incomplete, before quantizers are placed in the model."""
+    _planned(model, catalog, options, {}).require_ok()
+
+
+def load_into(model: Any, checkpoint: str | os.PathLike[str], options: ModelOptOptions) -> Report:
+    """Fills a model that ModelOpt has quantized and compressed on meta.
+
+    Raises:
+        PlanError: something is missing or does not fit; nothing was read, and the model is as it
+            was.
+        Error: ``plan.quantize``: an unsupported quantizer, named.
+    """
+    if options.attn_implementation is not None:
+        model.set_attn_implementation(options.attn_implementation)
+    export.register()
+    with model_lock(model):
+        return _loaded(model, targets.find(model, options.mode), inspect(checkpoint), options)
+
+
+def _loaded(
+    model: Any, weights: list[Weight], catalog: Catalog, options: ModelOptOptions
+) -> Report:
+    with _Blank(model) as blank:
+        quantize = {each.name: each.quantization(options.mode) for each in weights}
+        plan = _planned(model, catalog, options, quantize)
+        filled = execute.read_values(
+            plan,
+            model,
+            progress=options.progress,
+            threads=options.threads or 0,
+            receipt=options.receipt,
+        )
+        packing = _Packing(plan, filled, weights, options.mode)
+        execute.install_values(plan, model, filled)
+        packing.install()
+        blank.keep()
+    _dispatch(model, plan)
+    report = execute.make_report(plan, model, filled.core)
+    packing.add_provenance(report, blank.configured)
+    if report.receipt is not None:
+        report.receipt = report.receipt.with_held(slots_of(model), report.provenance)
+    prove(model, report)
+    return report
+
+
+def _planned(
+    model: Any, catalog: Catalog, options: ModelOptOptions, quantize: Mapping[str, Any]
+) -> Plan:
+    plan = make_plan(
+        model,
+        catalog,
+        _trace(model, catalog),
+        device_map=options.device_map,
+        max_memory=options.max_memory,
+        missing=options.missing,
+        quantize=quantize,
+    )
+    for target in plan.targets:
+        if target.device in ("disk", "meta"):
+            raise make(
+                "plan.device_map",
+                "packed weights must be in memory: ModelOpt has no hook that loads them with their "
+                "scales",
+                tensor=target.name,
+                found=target.device,
+                expected="cpu or an accelerator",
+            )
+    return plan
+
+
+def _trace(model: Any, catalog: Catalog) -> AdapterRecipes | None:
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return None
+    from loadstone.transformers import trace
+
+    return trace(model, catalog)
+
+
+class _Blank:
+    """Removes buffers of quantizers, which no checkpoint has, during a load.
+
+    Restores those that a config sets; those measured on meta only if the load fails.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.configured: dict[str, torch.Tensor] = {}  # set by the config, by name in the model
+        self._taken: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+
+    def __enter__(self) -> _Blank:
+        for path, quantizer in targets.quantizers_of(self.model):
+            calibrator = getattr(quantizer, "_calibrator", None)
+            measured = {} if calibrator is None else vars(calibrator)
+            for name, value in measured.items():
+                if isinstance(value, torch.Tensor) and value.is_meta:
+                    self._taken.append((measured, name, value))
+                    measured[name] = None
+            buffers = quantizer._buffers
+            for name, value in list(buffers.items()):
+                if value is not None:
+                    self._taken.append((buffers, name, buffers.pop(name)))
+                    if not value.is_meta:
+                        self.configured[f"{path}.{name}"] = value
+        return self
+
+    def keep(self) -> None:
+        """Drops buffers measured on meta: the load has succeeded."""
+        self._taken = [each for each in self._taken if not each[2].is_meta]
+
+    def __exit__(self, *_: object) -> None:
+        for holder, name, value in self._taken:
+            if holder.get(name) is None:
+                holder[name] = value
+
+
+class _Packing:
+    """Parameters and quantizer states, made before the model changes."""
+
+    def __init__(
+        self, plan: Plan, filled: execute.Filled, weights: list[Weight], mode: str
+    ) -> None:
+        self.mode = mode
+        self.parameters: list[tuple[Weight, Any]] = []
+        self.states: list[tuple[Weight, str, dict[str, torch.Tensor]]] = []
+        indices = {target.name: index for index, target in enumerate(plan.targets)}
+        for weight in weights:
+            index = indices[weight.name]
+            parts, filled.values[index] = filled.values[index], None
+            self._prepare(weight, plan.targets[index], parts)
+
+    def _prepare(self, weight: Weight, target: PlannedTarget, parts: dict[str, Any]) -> None:
+        dtype = torch_dtype(target.dtype)
+        metadata = {
+            "shape": torch.Size(target.shape),
+            "dtype": dtype,
+            "qtensor_class": weight.form.holder_class(),
+        }
+        kind = PackedExperts if weight.is_stack else QTensorWrapper
+        self.parameters.append((weight, kind(parts["data"], metadata=metadata)))
+        scales = {name: part for name, part in parts.items() if name != "data"}
+        for index, inside in enumerate(weight.quantizers):
+            own = scales
+            if weight.is_stack:
+                own = {name: part[index] for name, part in scales.items()}
+            made = formats.state(weight.form, own, dtype, self.mode != "modelopt-compat")
+            self.states.append((weight, inside, made))
+
+    def install(self) -> None:
+        """Changes the model: it reads and computes nothing, and should not fail."""
+        for weight, parameter in self.parameters:
+            weight.module._parameters[weight.leaf] = parameter
+        for weight, inside, made in self.states:
+            quantizer = weight.quantizers[inside]
+            for name, value in made.items():
+                quantizer._buffers[name] = value
+                quantizer._non_persistent_buffers_set.discard(name)
+            quantizer._dequantize = True
+
+    def add_provenance(self, report: Report, configured: Mapping[str, torch.Tensor]) -> None:
+        """Adds the origin of the quantizers' state: the weight, or the config that set it."""
+        made = {
+            f"{weight.path}.{inside}.{name}".lstrip("."): (weight.name, value)
+            for weight, inside, state in self.states
+            for name, value in state.items()
+        }
+        for name, (weight, value) in made.items():
+            report.provenance[name] = dataclasses.replace(
+                report.provenance[weight],
+                target=name,
+                kind="persistent_buffer",
+                bytes_written=value.numel() * value.element_size(),
+            )
+        for name, value in configured.items():
+            form = (str(value.device), dtype_name(value.dtype), tuple(value.shape))
+            head = (name, "constructor", "persistent_buffer", "none", ())
+            item = Provenance(*head, *form, reason="set by the config of ModelOpt")
+            report.provenance.setdefault(name, item)
+
+
+def _dispatch(model: torch.nn.Module, plan: Plan) -> None:
+    """Attaches hooks that move activations, if there is more than one device."""
+    if len({target.device for target in plan.targets if target.origin != "tie"}) < 2:
+        return
+    from accelerate import dispatch_model
+
+    dispatch_model(model, dict(plan.device_map))

@@ -1,0 +1,178 @@
+"""The weights of a model that ModelOpt's quantizers pack, and their encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from modelopt.torch.quantization.nn import TensorQuantizer
+from modelopt.torch.quantization.plugins.huggingface import _QuantFusedExperts
+
+from loadstone._adapters.modelopt.formats import Format, format_of, is_packing
+from loadstone._base.errors import make
+from loadstone._model.modules import named_modules
+from loadstone._plan.quantization import Quantization
+
+MODES = ("modelopt-compat", "modelopt-export", "exact")
+
+# Layers that servers fuse into one, which then has one scale: by their names in a module.
+_FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)
+
+# Layers that take the same input: the library's export gives these one scale.
+_FED_ALIKE = (
+    *_FUSED[:-1],
+    ("q_a_proj", "kv_a_proj_with_mqa", "indexer.wk", "indexer.weights_proj"),
+    ("q_b_proj", "indexer.wq_b"),
+)
+
+
+@dataclass
+class Weight:
+    """One weight that is to be packed.
+
+    Attributes:
+        path, leaf: of its module, and the parameter's name in it.
+        quantizers: of each matrix, with the paths from the module.
+        is_stack: whether it is a stack of experts, with a quantizer for each.
+        group: weights of the same group share the largest magnitude; "" for none.
+    """
+
+    path: str
+    leaf: str
+    module: Any
+    form: Format
+    quantizers: dict[str, Any] = field(default_factory=dict)
+    is_stack: bool = False
+    group: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the parameter in the model."""
+        return f"{self.path}.{self.leaf}" if self.path else self.leaf
+
+    def quantization(self, mode: str) -> Quantization:
+        """The quantization for a plan; only fp8 has other bytes in exports than in models."""
+        is_export = mode == "modelopt-export" and self.form.encoding != "fp8"
+        dialect = "modelopt-compat" if is_export else mode
+        return Quantization(self.form.encoding, dialect=dialect, group=self.group)
+
+
+def quantizers_of(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """All tensor quantizers with their paths."""
+    for path, module in named_modules(model):
+        if isinstance(module, TensorQuantizer):
+            yield path, module
+
+
+def find(model: torch.nn.Module, mode: str) -> list[Weight]:
+    """The weights that are packed, once ``mtq.compress`` has set the quantizers.
+
+    Raises:
+        Error: ``plan.quantize``: an unsupported quantizer, named.
+    """
+    if mode not in MODES:
+        expected = ", ".join(MODES)
+        raise make("plan.options", "unknown mode", field="mode", found=mode, expected=expected)
+    found: list[Weight] = []
+    for path, module in named_modules(model):
+        if isinstance(module, _QuantFusedExperts):
+            found += _stacks(path, module)
+        elif isinstance(getattr(module, "weight_quantizer", None), TensorQuantizer):
+            found += _single(path, module)
+    _require_all(model, found)
+    _require_alone(model, found)
+    if mode == "exact":
+        _join(found, _FUSED, ("fp8", "nvfp4"))
+    elif mode == "modelopt-export":
+        _join(found, _FED_ALIKE, ("nvfp4",))
+    return found
+
+
+def _single(path: str, module: Any) -> list[Weight]:
+    quantizer = module.weight_quantizer
+    weight = module._parameters.get("weight")
+    if weight is None or not is_packing(quantizer):
+        return []
+    name = f"{path}.weight"
+    if weight.dim() != 2:
+        raise _refused(name, f"a weight of {weight.dim()} dimensions", "a matrix")
+    return [Weight(path, "weight", module, _form(name, quantizer), {"weight_quantizer": quantizer})]
+
+
+def _stacks(path: str, module: Any) -> list[Weight]:
+    found = []
+    for leaf in (module._first_proj_attr, "down_proj"):
+        quantizers = dict(enumerate(getattr(module, f"{leaf}_weight_quantizers")))
+        packing = [each for each in quantizers.values() if is_packing(each)]
+        if not packing:
+            continue
+        name = f"{path}.{leaf}"
+        forms = {_form(name, each) for each in packing}
+        if len(packing) != len(quantizers) or len(forms) != 1:
+            raise _refused(name, "experts of one stack in several formats", "one for all")
+        inside = {f"{leaf}_weight_quantizers.{index}": each for index, each in quantizers.items()}
+        found.append(Weight(path, leaf, module, forms.pop(), inside, is_stack=True))
+    return found
+
+
+def _form(name: str, quantizer: Any) -> Format:
+    form = format_of(quantizer)
+    if form is None:
+        config = {"num_bits": quantizer.num_bits, "axis": quantizer.axis}
+        blocks = dict(quantizer.block_sizes or {})
+        raise _refused(name, f"{config | ({'block_sizes': blocks} if blocks else {})}")
+    return form
+
+
+def _require_all(model: torch.nn.Module, found: list[Weight]) -> None:
+    """Refuses packing quantizers of unknown modules, which would fail when the model runs."""
+    known = {id(each) for weight in found for each in weight.quantizers.values()}
+    for path, quantizer in quantizers_of(model):
+        if "weight_quantizer" in path and is_packing(quantizer) and id(quantizer) not in known:
+            raise _refused(path, "a quantizer of a module of another kind")
+
+
+def _require_alone(model: torch.nn.Module, found: list[Weight]) -> None:
+    """Refuses tied weights, which would be packed for both modules."""
+    owners: dict[int, str] = {}
+    for path, module in named_modules(model):
+        for leaf, parameter in module._parameters.items():
+            name = f"{path}.{leaf}" if path else leaf
+            owners.setdefault(id(parameter), name)
+            if owners[id(parameter)] != name and any(
+                weight.name in (name, owners[id(parameter)]) for weight in found
+            ):
+                raise _refused(name, f"tied to {owners[id(parameter)]!r}", "a weight of its own")
+
+
+def _join(
+    found: list[Weight], partners: tuple[tuple[str, ...], ...], encodings: tuple[str, ...]
+) -> None:
+    """Groups layers of one module that have one scale each."""
+    by_path = {weight.path: weight for weight in found if not weight.is_stack}
+    for parent in sorted({path.rpartition(".")[0] for path in by_path}):
+        for names in partners:
+            paths = [f"{parent}.{name}" if parent else name for name in names]
+            others = [by_path[each] for each in paths if each in by_path]
+            forms = {each.form for each in others}
+            if len(others) > 1 and len(forms) == 1 and others[0].form.encoding in encodings:
+                for each in others:
+                    each.group = f"{parent}.{names[0]}"
+
+
+def _refused(name: str, found: str, expected: str = "") -> Exception:
+    return make(
+        "plan.quantize",
+        "this format of ModelOpt's config is not supported; exclude it with "
+        '{"quantizer_name": ..., "enable": False}, or load it with ModelOpt itself',
+        tensor=name,
+        found=found,
+        expected=expected or "FP8, INT8, INT4, NVFP4, MXFP4 or MXFP8, as in mtq's own configs",
+    )

@@ -1,0 +1,381 @@
+"""Replaces entry points of libraries while they are patched, and restores the same objects.
+
+A wrapper is *installed* in a library for the whole process, and *active* in the contexts that asked
+for it. An installed wrapper that is not active calls the library's own function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import importlib
+import importlib.util
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from loadstone._adapters.sites import LIBRARIES, is_known
+from loadstone._base.errors import make, unknown
+
+_ABSENT = object()
+_lock = threading.RLock()
+
+
+class Hook:
+    """A function, method or attribute of a library that is replaced while somebody asks for it.
+
+    Args:
+        owner: the module or class that holds it.
+        name: the attribute's name.
+        wrap: takes the present value (for classes the raw descriptor, so that a ``classmethod``
+            object stays one) and returns its replacement. It is called again when another hook on
+            the same attribute is removed, and must have no side effects. See :func:`gated`.
+
+    Thread safety: ``install`` and ``uninstall`` may be called from any thread; one lock guards all.
+    """
+
+    def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        self.owner = owner
+        self.name = name
+        self.wrap = wrap
+
+    def install(self) -> None:
+        """Wraps the present value of the attribute."""
+        with _lock:
+            key = (id(self.owner), self.name)
+            site = _sites.get(key) or _Site(self.owner, self.name)
+            site.add(self)
+            _sites[key] = site
+
+    def uninstall(self) -> None:
+        """Removes the wrapper; the last one restores the library's own object."""
+        with _lock:
+            key = (id(self.owner), self.name)
+            site = _sites[key]
+            site.remove(self)
+            if not site.hooks:
+                del _sites[key]
+
+    def __repr__(self) -> str:
+        return f"Hook({getattr(self.owner, '__name__', self.owner)}.{self.name})"
+
+
+class _Site:
+    """One attribute of a library with its hooks, innermost first."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner = owner
+        self.name = name
+        self.hooks: list[Hook] = []
+        getattr(owner, name)  # modules that import on demand have it in their dictionary now
+        self.own = vars(owner).get(name, _ABSENT)  # _ABSENT: inherited, there is nothing of its own
+        self.standing = self.own
+
+    def add(self, hook: Hook) -> None:
+        self._put(hook.wrap(self._or_inherited(vars(self.owner).get(self.name, _ABSENT))))
+        self.hooks.append(hook)
+
+    def remove(self, hook: Hook) -> None:
+        """Wraps again without one hook, unless a third party has replaced the attribute."""
+        self.hooks.remove(hook)
+        if vars(self.owner).get(self.name, _ABSENT) is not self.standing:
+            return
+        value = self.own
+        for each in self.hooks:
+            value = each.wrap(self._or_inherited(value))
+        self._put(value)
+
+    def _or_inherited(self, value: Any) -> Any:
+        if value is not _ABSENT:
+            return value
+        above = self.owner.__mro__[1:] if isinstance(self.owner, type) else (type(self.owner),)
+        return next(vars(each)[self.name] for each in above if self.name in vars(each))
+
+    def _put(self, value: Any) -> None:
+        if value is not _ABSENT:
+            setattr(self.owner, self.name, value)
+        elif self.name in vars(self.owner):
+            delattr(self.owner, self.name)
+        self.standing = value
+
+
+_sites: dict[tuple[int, str], _Site] = {}
+
+
+class Hooks(list[Hook]):
+    """Hooks that are installed together, while there are users.
+
+    Args:
+        hooks: in the order in which they are installed.
+        library: the library that :func:`active` checks; "" for hooks with another gate.
+        late: returns the hooks on modules that may be imported later, the same objects each time;
+            called by :meth:`acquire` and :meth:`refresh`.
+
+    Thread safety: ``acquire`` and ``release`` count under a lock; any thread may call them.
+    """
+
+    def __init__(
+        self,
+        hooks: Iterable[Hook] = (),
+        library: str = "",
+        late: Callable[[], Iterable[Hook]] = tuple,
+    ) -> None:
+        super().__init__(hooks)
+        self.library = library
+        self.late = late
+        self._installed: list[Hook] = []
+        self._users = 0
+
+    def acquire(self) -> None:
+        """Adds a user; installs all hooks that are not installed, or none if that fails."""
+        with _lock:
+            self._users += 1
+            try:
+                self.refresh()
+            except BaseException:
+                self.release()
+                raise
+
+    def refresh(self) -> None:
+        """Installs late hooks whose module is there by now; no effect without users."""
+        with _lock:
+            for hook in (*self, *self.late()) if self._users else ():
+                if hook not in self._installed:
+                    hook.install()
+                    self._installed.append(hook)
+
+    def release(self) -> None:
+        """Undoes one :meth:`acquire`; the last one uninstalls all hooks."""
+        with _lock:
+            if self._users == 0:
+                raise RuntimeError("hooks were released more often than acquired")
+            self._users -= 1
+            if self._users == 0:
+                self._uninstall()
+
+    def _uninstall(self) -> None:
+        while self._installed:
+            self._installed.pop().uninstall()
+
+
+class _Entry:
+    """Libraries switched on or off in a context, until it is ended."""
+
+    def __init__(self, libraries: Iterable[str], on: bool, owner: Any = None) -> None:
+        self.libraries = frozenset(libraries)
+        self.on = on
+        self.owner = owner
+        self.alive = True
+
+
+_entries: contextvars.ContextVar[tuple[_Entry, ...]] = contextvars.ContextVar(
+    "loadstone_patch", default=()
+)
+_everywhere: Counter[str] = Counter()  # library: how many start() are not stopped
+
+
+def active(library: str) -> bool:
+    """Whether the caller's context, or the whole process, has a library patched.
+
+    Thread safety: reads a context variable and one counter; any thread may call it.
+    """
+    for entry in reversed(_entries.get()):
+        if entry.alive and library in entry.libraries:
+            return entry.on
+    return _everywhere[library] > 0
+
+
+def _begin(entry: _Entry) -> None:
+    _entries.set((*(each for each in _entries.get() if each.alive), entry))
+
+
+def _end(entry: _Entry) -> None:
+    """Ends an entry, also in contexts that were copied meanwhile (tasks)."""
+    entry.alive = False
+    _entries.set(tuple(each for each in _entries.get() if each.alive))
+
+
+@contextlib.contextmanager
+def held(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
+    """Sets a context variable inside the block."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
+@contextlib.contextmanager
+def hooked(hooks: Hooks) -> Iterator[None]:
+    """Installs hooks and makes their library active in this context, for one call.
+
+    Thread safety: other threads' calls go to the library's own functions.
+    """
+    hooks.acquire()
+    entry = _Entry([hooks.library] if hooks.library else [], on=True)
+    _begin(entry)
+    try:
+        yield
+    finally:
+        _end(entry)
+        hooks.release()
+
+
+@contextlib.contextmanager
+def suspended(*libraries: str) -> Iterator[None]:
+    """Restores the libraries' own functions in this context, to pass a call on to them.
+
+    Thread safety: concerns this context alone.
+    """
+    entry = _Entry(libraries, on=False)
+    _begin(entry)
+    try:
+        yield
+    finally:
+        _end(entry)
+
+
+def gated(library: str, replacement: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return the ``wrap`` of a :class:`Hook` for a function, ``classmethod`` or ``staticmethod``.
+
+    Code that dynamo traces (``torch.compile``, ``torch.export``) gets the library's own function:
+    dynamo cannot trace a context variable, and would break the graph.
+
+    Args:
+        replacement: called with the library's own function and then the call's arguments, where
+            ``library`` is active.
+    """
+
+    def wrap(original: Any) -> Any:
+        if isinstance(original, classmethod | staticmethod):
+            return type(original)(wrap(original.__func__))
+        from torch.compiler import is_dynamo_compiling  # every library patched has imported torch
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling() or not active(library):
+                return original(*args, **kwargs)
+            return replacement(original, *args, **kwargs)
+
+        return wrapper
+
+    return wrap
+
+
+class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
+    """Makes the libraries' own loaders run on loadstone.
+
+    >>> with loadstone.patch("transformers", "accelerate"):
+    ...     model = AutoModelForCausalLM.from_pretrained("folder")
+    >>> patched = loadstone.patch("accelerate").start()    # the whole process, until patched.stop()
+
+    As a context manager it concerns the context that entered it: this thread, and under asyncio
+    this task and those that it starts inside. Other threads get the libraries' own behaviour. It
+    may be nested, entered again and shared by threads. When the last user leaves, every attribute
+    of the libraries is the same object as before.
+
+    A name that was imported earlier from the library's module (``from accelerate import
+    load_checkpoint_in_model``) cannot be patched.
+
+    Args:
+        libraries: one or more of ``"transformers"``, ``"diffusers"``, ``"accelerate"``,
+            ``"bitsandbytes"``, ``"modelopt"``, ``"peft"``.
+
+    Raises:
+        Error: ``plan.options``: a library is unknown or not installed.
+
+    Thread safety: any thread may enter, leave, start and stop, at the same time too.
+    """
+
+    def __init__(self, *libraries: str) -> None:
+        self.libraries = libraries
+        self._hooks = providers(libraries)
+        self._open: list[_Entry] = []
+        self._started = False
+
+    def __enter__(self) -> patch:
+        self._acquire()
+        entry = _Entry(self.libraries, on=True, owner=self)
+        with _lock:
+            self._open.append(entry)
+        _begin(entry)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            here = [each for each in _entries.get() if each.alive and each.owner is self]
+            entry = (here or self._open)[-1]  # entered in one context and left in another
+            self._open.remove(entry)
+        _end(entry)
+        self._release()
+
+    def start(self) -> patch:
+        """Patches for the whole process until :meth:`stop`. No effect if already started."""
+        with _lock:
+            if not self._started:
+                self._acquire()
+                _everywhere.update(self.libraries)
+                self._started = True
+        return self
+
+    def stop(self) -> None:
+        """Ends :meth:`start`. No effect if not started."""
+        with _lock:
+            if self._started:
+                _everywhere.subtract(self.libraries)
+                self._started = False
+                self._release()
+
+    def _acquire(self) -> None:
+        held: list[Hooks] = []
+        try:
+            for hooks in self._hooks:
+                hooks.acquire()
+                held.append(hooks)
+        except BaseException:
+            for hooks in reversed(held):
+                hooks.release()
+            raise
+
+    def _release(self) -> None:
+        for hooks in reversed(self._hooks):
+            hooks.release()
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(name) for name in self.libraries)
+        return f"loadstone.patch({names})"
+
+
+def providers(libraries: Iterable[str]) -> list[Hooks]:
+    """The hooks of each library, from the adapter that has its name.
+
+    Raises:
+        Error: ``plan.options``, naming the libraries that can be patched.
+    """
+    wanted = list(dict.fromkeys(libraries))
+    if not wanted:
+        raise _refused("no library is given", "")
+    for name in wanted:
+        if name not in LIBRARIES:
+            raise unknown("patch", "library", name, LIBRARIES)
+        if importlib.util.find_spec(name) is None:
+            raise _refused("this library is not installed", name)
+    known = list(filter(is_known, wanted))
+    with _lock:
+        return [_provider(name) for name in known]
+
+
+@functools.cache
+def _provider(name: str) -> Hooks:
+    adapter = importlib.import_module(f"loadstone.{name}")
+    if not hasattr(adapter, "patches"):
+        raise _refused("this library cannot be patched", name)
+    hooks: Hooks = adapter.patches()
+    return hooks
+
+
+def _refused(message: str, name: str) -> Exception:
+    known = ", ".join(LIBRARIES)
+    return make("plan.options", message, field="patch", found=repr(name), expected=known)

@@ -1,0 +1,5 @@
+"""The inside of ``loadstone.peft``."""
+
+from loadstone._adapters.sites import sites_of
+
+sites_of("peft").require()

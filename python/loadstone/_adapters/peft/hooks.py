@@ -1,0 +1,230 @@
+"""Where loadstone enters PEFT: the device that an adapter goes to, and a look at what was made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.utils import transformers_weight_conversion
+
+from loadstone._adapters.patch import Hook, Hooks, gated
+from loadstone._adapters.peft.offloaded import bring_weights_for, hooks_of
+from loadstone._adapters.transformers import adapters
+from loadstone._base.errors import Error, counted, make
+
+LIBRARY = "peft"
+
+
+def hooks() -> Hooks:
+    """The places in PEFT, and the one in transformers that reads adapters."""
+    places: list[tuple[Any, str, Callable[..., Any]]] = [
+        (BaseTunerLayer, "_get_base_layer_device_and_dtype", _device_and_dtype),
+        (BaseTuner, "inject_adapter", _inject),
+        (PeftModel, "from_pretrained", _peft_model),
+        (transformers_weight_conversion, "build_peft_weight_mapping", _weight_mapping),
+        (transformers_weight_conversion, "convert_peft_config_for_transformers", _convert_config),
+        *((cls, "_replace_module", _replace) for cls in _tuners(BaseTuner)),
+    ]
+    found = [Hook(owner, name, gated(LIBRARY, call)) for owner, name, call in places]
+    return Hooks([*found, adapters.reading(_load_into)], LIBRARY)
+
+
+def _device_and_dtype(original: Any, layer: Any, base_layer: Any) -> tuple[Any, Any]:
+    """Of an offloaded layer the device that it runs on."""
+    device, dtype = original(layer, base_layer)
+    if device is not None and device.type == "meta":
+        device = _execution_device(base_layer) or device
+    return device, dtype
+
+
+def _tuners(cls: Any) -> Iterator[type]:
+    """Classes with a way of their own to put a layer with an adapter into the model."""
+    if "_replace_module" in vars(cls):
+        yield cls
+    for each in cls.__subclasses__():
+        yield from _tuners(each)
+
+
+def _replace(
+    original: Any, tuner: Any, parent: Any, child_name: str, new_module: Any, child: Any
+) -> None:
+    """PEFT moves the new adapter to the device of the layer's weight, which may be meta."""
+    held = [(each._parameters, dict(each._parameters)) for each in new_module.modules()]
+    held += [(each._buffers, dict(each._buffers)) for each in new_module.modules()]
+    original(tuner, parent, child_name, new_module, child)
+    for now, before in held:
+        for name, tensor in before.items():
+            if tensor is not None and not tensor.is_meta and now[name].is_meta:
+                now[name] = tensor
+
+
+def _inject(original: Any, tuner: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        result = original(tuner, model, *args, **kwargs)
+    except RuntimeError as reason:
+        if isinstance(reason, Error) or not _runs_by_hooks(model):
+            raise
+        raise _refused(f"the initialiser needs an offloaded weight: {reason}", "", "") from reason
+    low_memory = kwargs.get("low_cpu_mem_usage", args[2] if len(args) > 2 else False)
+    _require_reachable(model)
+    if not low_memory:  # else the adapter is on meta until it is read
+        _require_memory(model)
+    for _, layer in _tuned(model):
+        bring_weights_for(layer)
+    return result
+
+
+def _convert_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+    """PEFT multiplies rank and alpha by the number of modules that it joins.
+
+    rsLoRA divides alpha by the root of the rank.
+    """
+    before = dict(getattr(config, "alpha_pattern", None) or {})
+    original(config, *args, **kwargs)
+    if not getattr(config, "use_rslora", False):
+        return
+    for pattern, alpha in config.alpha_pattern.items():
+        if before.get(pattern) != alpha:
+            joined = config.rank_pattern[pattern] / config.r
+            config.alpha_pattern[pattern] = alpha / math.sqrt(joined)
+
+
+class _Mapping(list[Any]):
+    """Transforms for the names of an adapter's file, with the adapter's name."""
+
+    adapter: str = ""
+
+
+def _weight_mapping(
+    original: Any, weight_conversions: Any, adapter_name: str, *args: Any, **kwargs: Any
+) -> Any:
+    """PEFT's own, and the rule for DoRA's magnitudes that it has for its own reading alone.
+
+    Files hold them without ``.weight``, and transformers would initialise them.
+    """
+    found = _Mapping(original(weight_conversions, adapter_name, *args, **kwargs))
+    found.adapter = adapter_name
+    name = f"lora_magnitude_vector.{adapter_name}"
+    if found:
+        found.append(adapters.renaming(f"{re.escape(name)}$", f"{name}.weight"))
+    return found
+
+
+def _load_into(
+    original: Any, model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, **rest: Any
+) -> Any:
+    """An adapter is read to where its layers run, not to where their weights are offloaded."""
+    devices = load_config.device_map
+    layers = dict(_tuned(model)) if devices is not None else {}
+    if layers:
+        places = {path: "cpu" if device == "disk" else device for path, device in devices.items()}
+        for path, layer in layers.items():
+            device = _execution_device(layer.get_base_layer())
+            if device is not None:
+                places[path] = device
+        load_config = dataclasses.replace(load_config, device_map=places)
+    result = original(model, state_dict, checkpoint_files, load_config, **rest)
+    if layers:
+        _require_memory(model)
+    _require_read(result[0], getattr(load_config.weight_mapping, "adapter", ""))
+    return result
+
+
+def _require_read(info: Any, adapter: str) -> None:
+    """Check that no value of an adapter's file is left out while a tensor of the adapter has none.
+
+    The library reports both, and leaves the tensor as its initialiser made it.
+    """
+    missing = [name for name in sorted(info.missing_keys) if adapter in name.split(".")]
+    unused = sorted(info.unexpected_keys)
+    if adapter and missing and unused:
+        raise make(
+            "plan.missing",
+            f"the adapter's file has no value for it under a known name, and "
+            f"{counted(len(unused), 'tensor', 'tensors')} that nothing uses",
+            tensor=missing[0],
+            found=", ".join(unused[:4]),
+            expected=", ".join(missing[:4]),
+        )
+
+
+def _peft_model(original: Any, cls: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """PEFT takes all hooks away and dispatches the model anew, which fails for what is on disk."""
+    try:
+        return original(cls, model, *args, **kwargs)
+    except NotImplementedError as reason:
+        if "disk" not in (getattr(model, "hf_device_map", None) or {}).values():
+            raise
+        raise make(
+            "plan.options",
+            "PeftModel dispatches the model anew and cannot bring what is on disk; call the "
+            "model's own load_adapter()",
+            field="adapter",
+        ) from reason
+
+
+def _tuned(model: Any) -> Iterator[tuple[str, Any]]:
+    for path, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            yield path, module
+
+
+def _runs_by_hooks(model: Any) -> bool:
+    return any(next(hooks_of(module), None) is not None for module in model.modules())
+
+
+def _execution_device(module: Any) -> torch.device | None:
+    """Where a hook brings the weights of an offloaded module; ``None``: no hook does."""
+    for hook in hooks_of(module):
+        if hook.execution_device is not None:
+            return torch.empty(0, device=hook.execution_device).device
+    return None
+
+
+def _require_reachable(model: Any) -> None:
+    """A hook on a module around a layer asks the offloaded values for the adapter's, too."""
+    around = [
+        path
+        for path, module in model.named_modules()
+        if any(each.place_submodules for each in hooks_of(module))
+    ]
+    for path, _ in _tuned(model):
+        for outer in around:
+            if not outer or path.startswith(f"{outer}."):
+                raise _refused(
+                    "the layer is offloaded by a hook on a module around it "
+                    "(preload_module_classes), which does not know the adapter",
+                    path,
+                    outer,
+                )
+
+
+def _require_memory(model: Any) -> None:
+    """Of a model that runs by hooks, all tensors of an adapter hold memory."""
+    if not _runs_by_hooks(model):
+        return  # a model that is on meta by its maker's wish
+    for path, layer in _tuned(model):
+        for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+            if tensor.is_meta and not name.startswith("base_layer."):
+                raise _refused(
+                    "the adapter's tensor is on meta, where it has no value: PEFT makes it from "
+                    "the weight of the layer, or on its device, and the weight is offloaded",
+                    f"{path}.{name}",
+                    "meta",
+                )
+
+
+def _refused(message: str, tensor: str, found: str) -> Exception:
+    return make(
+        "plan.options",
+        f"{message}; load the model without offloading this layer",
+        field="adapter",
+        tensor=tensor,
+        found=found,
+    )

@@ -1,0 +1,133 @@
+"""Tensors as an offline conversion would write them, made in memory while a model takes them.
+
+The files of the conversion are never written. They are made one after the other, each as large as a
+part of the memory that may be used, and their tensors are handed out.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from loadstone import _core
+from loadstone._adapters.serving.options import Changes
+from loadstone._adapters.serving.threads import unrecorded
+from loadstone._base.dtypes import torch_dtype
+from loadstone._base.errors import PlanError, make
+from loadstone._convert.quantize import BNB_ENCODINGS
+from loadstone._files.catalog import inspect
+from loadstone._files.output import folder_of, format_rows
+from loadstone._files.weighted import adapters
+
+
+def conversion(
+    path: str, changes: Changes, threads: int = 0, group_bytes: int | None = None
+) -> _core.Conversion:
+    """Plans the conversion of a folder; nothing is read but headers.
+
+    Raises:
+        PlanError: it cannot be made (all ``findings`` attached), or the checkpoint is a GGUF file,
+            whose names are not those of the model (``plan.options``).
+        FormatError: the checkpoint breaks a rule of its format.
+    """
+    base, loras = inspect(path), adapters(changes.lora)
+    if "general.architecture" in base.metadata:
+        message = "a GGUF file is served as it is: convert it first to quantize it, or to merge"
+        raise make("plan.options", message, field="quantize", path=base.shards[0])
+    merge = None
+    if loras.catalogs:
+        rows = list(loras.rows)
+        merge = _core.merge_options([1.0], rows, "linear", None, None, None, None)
+    made = _core.make_conversion(
+        loras.behind(base),
+        formats=format_rows(changes.quantize or None),
+        style=_style(changes),
+        include=list(changes.include),
+        exclude=list(changes.exclude),
+        folder=folder_of(path),
+        one_file=False,
+        shard_bytes_max=group_bytes,
+        threads=threads,
+        merge=merge,
+    )
+    for finding in made.findings:
+        if finding.code == "merge.tie":
+            message = f"{finding.message}; a server reads the config of the base, which ties them"
+            raise make("merge.tie", message, tensor=finding.target)
+    try:
+        made.require_ok()
+    except PlanError as error:
+        error.findings = made.findings
+        raise
+    return made
+
+
+def _style(changes: Changes) -> str:
+    """ModelOpt's static encodings need scales of activations, which are measured and not there."""
+    names = (
+        changes.quantize.values() if isinstance(changes.quantize, Mapping) else [changes.quantize]
+    )
+    has_own = any(name.lower().partition(":")[0] in BNB_ENCODINGS for name in names)
+    return changes.style or ("compressed-tensors" if changes.quantize and not has_own else "")
+
+
+def quantization_config(made: _core.Conversion) -> dict[str, Any] | None:
+    """The field of this name that the offline folder's ``config.json`` would have."""
+    text = made.extra_text("config.json")
+    found: dict[str, Any] | None = json.loads(text or "{}").get("quantization_config")
+    return found
+
+
+class Converted:
+    """Hands out the tensors of a conversion, in memory that is bounded.
+
+    What is yielded stands in fresh memory that nobody else writes to, so whoever keeps it has it:
+    the bound is then theirs to break.
+    """
+
+    def __init__(self, made: _core.Conversion) -> None:
+        self._conversion = made
+        self._files = made.files
+        self.bytes_read = 0
+
+    def tensors(
+        self, wants: Callable[[str], bool] = lambda name: True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """All that are wanted by their names; the next file is made while one is taken."""
+        files = [
+            index
+            for index, (_, rows) in enumerate(self._files)
+            if any(wants(row[0]) for row in rows)
+        ]
+        with concurrent.futures.ThreadPoolExecutor(1, "loadstone") as ahead:
+            coming = self._begun(ahead, files[:1])
+            for at in range(len(files)):
+                tensors = coming.pop().result()
+                coming = self._begun(ahead, files[at + 1 : at + 2])
+                while tensors:
+                    name = next(iter(tensors))
+                    tensor = tensors.pop(name)  # so that nobody here keeps it
+                    if wants(name):
+                        yield name, tensor
+                    del tensor
+
+    def _begun(self, ahead: concurrent.futures.Executor, files: list[int]) -> list[Any]:
+        with unrecorded():
+            return [ahead.submit(self._made, index) for index in files]
+
+    def _made(self, index: int) -> dict[str, torch.Tensor]:
+        byte_count, rows = self._files[index]
+        # Straight from the system, which has it back at once: a heap would keep some.
+        memory = torch.frombuffer(mmap.mmap(-1, max(byte_count, 1)), dtype=torch.uint8)
+        self.bytes_read += _core.convert_in_memory(
+            self._conversion, index, memory.data_ptr(), byte_count
+        )
+        return {
+            name: memory[begin:end].view(torch_dtype(encoding)).view(shape)
+            for name, shape, encoding, begin, end in rows
+        }

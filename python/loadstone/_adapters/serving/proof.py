@@ -1,0 +1,65 @@
+"""Every parameter of a served model has been written, by name and range, before it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from loadstone._adapters.serving.written import Hole, Writes
+from loadstone._base.errors import listed, make
+
+# The constructor makes them of the config: no checkpoint has them.
+_OF_THE_CONFIG = ("input_scale_ub",)
+
+
+def require_written(
+    model: torch.nn.Module,
+    writes: Writes,
+    path: str,
+    is_exempt: Callable[[str, torch.nn.Module], bool] = lambda name, module: False,
+) -> None:
+    """Raises where a parameter has elements that nobody wrote.
+
+    Buffers are the constructor's, and so are parameters without elements.
+
+    Args:
+        is_exempt: modules, by name, whose parameters others give values to.
+
+    Raises:
+        AuditError: ``audit.unaccounted``, which names parameters, experts and how much is missing.
+    """
+    lacking = [
+        (name, parameter, hole)
+        for name, parameter in _proved(model, is_exempt)
+        if (hole := writes.hole(parameter)) is not None
+    ]
+    if not lacking:
+        return
+    described = listed(lacking, 4, lambda each: _described(*each), by="; ")
+    raise make(
+        "audit.unaccounted",
+        f"the checkpoint left parameters of the model without values: {described}",
+        path=path,
+        tensor=lacking[0][0],
+        found=f"{len(lacking)} of {sum(1 for _ in model.parameters())} parameters",
+    )
+
+
+def _proved(
+    model: torch.nn.Module, is_exempt: Callable[[str, torch.nn.Module], bool]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, module in model.named_modules():
+        if is_exempt(path, module):
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if name not in _OF_THE_CONFIG and not parameter.is_meta:
+                yield f"{path}.{name}" if path else name, parameter
+
+
+def _described(name: str, parameter: torch.Tensor, hole: Hole) -> str:
+    if hole.count == parameter.numel():
+        return f"'{name}'"
+    is_stack = parameter.dim() > 2
+    place = f"expert {hole.index[0]}" if is_stack else f"row {hole.index[0]}"
+    return f"'{name}' from {place} on ({hole.count} of {parameter.numel()} elements)"

@@ -1,0 +1,92 @@
+"""What a served model was made of and holds, by content."""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadstone import _core
+from loadstone._base.dtypes import dtype_name
+from loadstone._files.receipt import Receipt
+
+# Where a copy went: its address, its size in bytes, and the tensors of the checkpoint it was of.
+Place = tuple[int, int, tuple[str, ...]]
+
+
+def receipt_of(
+    model: torch.nn.Module,
+    digest: str,
+    checkpoints: Sequence[Iterable[str]],
+    places: Iterable[Place],
+) -> Receipt:
+    """The receipt of a load: sources as they were read, targets as the model holds them now.
+
+    Args:
+        digest: of the targets.
+        checkpoints: for each, the receipts of its reads, as JSON.
+        places: of all copies.
+    """
+    head: dict[str, Any] = {}
+    sources = []
+    for number, texts in enumerate(checkpoints):
+        files: dict[str, dict[str, Any]] = {}
+        for document in map(json.loads, texts):
+            head = head or document
+            for file in document["sources"]:
+                known = files.setdefault(file["path"], file | {"tensors": []})
+                known["tensors"] += [t for t in file["tensors"] if t not in known["tensors"]]
+        of_several = {"checkpoint": number} if len(checkpoints) > 1 else {}
+        sources += [file | of_several for file in files.values()]
+    made_of = _Origins(places)
+    held = [*model.named_parameters(), *model.named_buffers()]
+    targets = [
+        _entry(name, tensor, digest, made_of.of(tensor)) for name, tensor in held if tensor.numel()
+    ]
+    return Receipt(json.dumps(head | {"sources": sources, "outputs": [], "targets": targets}))
+
+
+def save(receipt: Receipt, folder: str, rank: int, is_drafter: bool = False) -> Path:
+    """Writes ``receipt-RANK.json``, or ``receipt-drafter-RANK.json``; makes the folder."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder, f"receipt-{'drafter-' if is_drafter else ''}{rank}.json")
+    receipt.save(path)
+    return path
+
+
+def current_rank() -> int:
+    """That of this process; 0 where there is one."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+class _Origins:
+    def __init__(self, places: Iterable[Place]) -> None:
+        self._places = sorted(places)
+        self._begins = [begin for begin, _, _ in self._places]
+
+    def of(self, tensor: torch.Tensor) -> list[str]:
+        """The tensors that went to the memory of this one, in the order of their places."""
+        storage = tensor.untyped_storage()
+        begin = storage.data_ptr()
+        first = bisect.bisect_left(self._begins, begin)
+        last = bisect.bisect_left(self._begins, begin + storage.nbytes())
+        names = (name for _, _, each in self._places[first:last] for name in each)
+        return list(dict.fromkeys(names))
+
+
+def _entry(name: str, tensor: torch.Tensor, digest: str, sources: list[str]) -> dict[str, Any]:
+    held = tensor.detach().cpu().contiguous()
+    return {
+        "name": name,
+        "encoding": dtype_name(tensor.dtype),
+        "shape": list(tensor.shape),
+        "begin": 0,
+        "end": held.nbytes,
+        "digest": _core.digest_memory(digest, held.data_ptr(), held.nbytes),
+        "recipe": "held",
+        "sources": sources,
+    }

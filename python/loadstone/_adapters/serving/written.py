@@ -1,0 +1,220 @@
+"""Ranges of memory that a model's own loading code has written, and those that it has not."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from loadstone._base.torch_modes import DispatchMode
+from loadstone.tracing import Symbol
+
+# Offsets of bytes in a storage, with a row for each run: where it begins, and where it ends.
+_Runs = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hole:
+    """The first elements of a tensor that nobody wrote.
+
+    Attributes:
+        index: of the first one.
+        count: of elements that nobody wrote, in all of the tensor.
+    """
+
+    index: tuple[int, ...]
+    count: int
+
+
+# Their results hold no values yet.
+_WITHOUT_VALUES = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_permuted",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::resize_",
+    "aten::set_",
+}
+
+
+class Writes(DispatchMode):
+    """Notes each range that an operation writes to, while it is entered as a context.
+
+    What an operation makes anew has values as well, and counts where a model keeps it. Memory that
+    is used again begins anew with the operation that makes it. Writes past torch are not seen.
+    Thread-safe.
+
+    Args:
+        before: told of each operation and its arguments, before it is done.
+
+    Attributes:
+        is_over: nothing more is noted.
+    """
+
+    is_over = False
+
+    def __init__(
+        self, before: Callable[[Any, Any, Any], None] = lambda func, args, kwargs: None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._before = before
+        self._runs: dict[int, list[_Runs]] = defaultdict(list)
+        self._lock = threading.RLock()  # the collector may run other code
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        self._before(func, args, given)
+        made = func(*args, **given)
+        if self.is_over:
+            return made
+        schema = func._schema
+        named = zip((each.name for each in schema.arguments), args, strict=False)
+        values = dict(named) | given
+        has_values = schema.name not in _WITHOUT_VALUES
+        for argument in schema.arguments if schema.is_mutable and has_values else ():
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _tensors(values.get(argument.name)):
+                    self.note(tensor)
+        given_storages = {storage_of(each) for value in values.values() for each in _tensors(value)}
+        results = made if len(schema.returns) > 1 else (made,)
+        for result, tensors in zip(schema.returns, results, strict=False):
+            for tensor in _tensors(tensors) if result.alias_info is None else ():
+                if storage_of(tensor) not in given_storages:
+                    with self._lock:
+                        self._runs.pop(storage_of(tensor), None)
+                    if has_values:
+                        self.note(tensor)
+        return made
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """This tensor has all its values."""
+        if tensor.numel():
+            runs = _runs_of(tensor)
+            with self._lock:
+                self._runs[storage_of(tensor)].append(runs)
+
+    def hole(self, tensor: torch.Tensor) -> Hole | None:
+        """The elements of a tensor that were not written; ``None``: all were."""
+        if not tensor.numel():
+            return None
+        with self._lock:
+            runs = list(self._runs.get(storage_of(tensor), ()))
+        wanted = _runs_of(tensor)
+        gaps = _without(wanted, np.concatenate(runs) if runs else np.empty((0, 2), np.int64))
+        if not len(gaps):
+            return None
+        width = tensor.element_size()
+        count = int((gaps[:, 1] - gaps[:, 0]).sum()) // width
+        return Hole(_index(tensor, int(gaps[0, 0])), count)
+
+
+# They give a tensor's memory to code whose reads and writes bypass torch's operations.
+_GIVES_MEMORY = {torch.Tensor.__cuda_array_interface__.__get__} | {
+    getattr(torch.Tensor, name)
+    for name in (
+        *("__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "apply_", "const_data_ptr"),
+        *("data_ptr", "map_", "map2_", "numpy", "share_memory_", "storage", "tolist"),
+        "untyped_storage",
+    )
+    if hasattr(torch.Tensor, name)  # the oldest torch lacks one
+}
+
+
+class Handing(TorchFunctionMode):
+    """Reports each tensor whose memory is given to others, while it is entered as a context.
+
+    Args:
+        before: gets the tensors, before the memory is given.
+    """
+
+    def __init__(self, before: Callable[[list[torch.Tensor]], None]) -> None:
+        super().__init__()
+        self._before = before
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _GIVES_MEMORY:
+            self._before(_tensors(args))
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Those with memory in a value of an operation."""
+    among = value if isinstance(value, list | tuple) else (value,)
+    return [
+        each
+        for each in among
+        if isinstance(each, torch.Tensor)
+        and not isinstance(each, Symbol)
+        and each.layout is torch.strided
+        and not each.is_meta
+    ]
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage, without notice to :class:`Handing`."""
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage().data_ptr()
+
+
+def _runs_of(tensor: torch.Tensor) -> _Runs:
+    """The bytes of a tensor in its storage, as few runs as there are, in their order."""
+    width = tensor.element_size()
+    dims = sorted(
+        (stride, extent)
+        for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)
+        if extent > 1 and stride > 0
+    )
+    length: int = 1
+    while dims and dims[0][0] <= length:  # those that overlap are one run as well
+        stride, extent = dims.pop(0)
+        length += stride * (extent - 1)
+    begins = np.zeros(1, np.int64)
+    for stride, extent in reversed(dims):
+        begins = (begins[:, None] + np.arange(extent, dtype=np.int64) * int(stride)).reshape(-1)
+    begins = (begins + int(tensor.storage_offset())) * width
+    return np.stack([begins, begins + length * width], axis=1)
+
+
+def _without(wanted: _Runs, written: _Runs) -> _Runs:
+    """The parts of sorted runs that no other run covers."""
+    if not len(written):
+        return wanted
+    written = written[np.argsort(written[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(written[:, 1])
+    starts = np.ones(len(written), bool)
+    starts[1:] = written[1:, 0] > ends[:-1]
+    first = np.flatnonzero(starts)
+    last = np.append(first[1:], len(written)) - 1
+    joined = np.stack([written[first, 0], ends[last]], axis=1)
+    gaps = []
+    for begin, end in wanted:
+        at = int(np.searchsorted(joined[:, 1], begin, side="right"))
+        while begin < end and at < len(joined) and joined[at, 0] < end:
+            if joined[at, 0] > begin:
+                gaps.append((begin, joined[at, 0]))
+            begin = max(begin, joined[at, 1])
+            at += 1
+        if begin < end:
+            gaps.append((begin, end))
+    return np.array(gaps, np.int64).reshape(-1, 2)
+
+
+def _index(tensor: torch.Tensor, offset: int) -> tuple[int, ...]:
+    """Where in a tensor the element at this byte of its storage is."""
+    rest = offset // tensor.element_size() - tensor.storage_offset()
+    index = [0] * tensor.dim()
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    for dim in order:
+        stride = tensor.stride(dim)
+        if stride > 0:
+            index[dim] = min(rest // stride, tensor.shape[dim] - 1)
+            rest -= index[dim] * stride
+    return tuple(index)

@@ -1,0 +1,145 @@
+"""The loader, as SGLang asks for it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.layers.quantization.kv_cache import BaseKVCacheMethod
+from sglang.srt.model_loader.loader import DefaultModelLoader
+
+from loadstone._adapters.serving.loading import Loading
+from loadstone._adapters.serving.options import Options
+from loadstone._adapters.serving.receipts import current_rank, save
+from loadstone._base.dtypes import dtype_name
+from loadstone._base.errors import make
+from loadstone._base.progress import shown
+
+logger = logging.getLogger("sglang.loadstone")
+
+# A model that drafts tokens gets these from the model that it drafts for, after loading.
+_OF_THE_TARGET = (".embed_tokens", ".lm_head")
+
+
+class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
+    """Brings the tensors of a checkpoint to a model's own ``load_weights``, and proves the result.
+
+    That code is given tensors that are not read yet. Each rank reads what it keeps of them, after
+    the proof that all parameters will have values.
+    """
+
+    def __init__(self, load_config: Any) -> None:
+        given = load_config.model_loader_extra_config
+        self.options = Options.of(given["loadstone"])
+        try:
+            others = {key: value for key, value in given.items() if key != "loadstone"}
+            load_config.model_loader_extra_config = others  # SGLang's own loader refuses ours
+            super().__init__(load_config)
+        finally:
+            load_config.model_loader_extra_config = given
+        self._loading: Loading | None = None  # while a load is under way
+        self._model_config: Any = None
+
+    def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
+        """As SGLang's own loader; what stays without values is an error.
+
+        Raises:
+            FormatError, LoadError: the checkpoint cannot be read.
+            PlanError: ``plan.shape``: the model's code does not take a tensor; ``plan.options``:
+                the model's layers want codes, and numbers are asked for, or the other way round.
+            AuditError: ``audit.unaccounted``: parameters have no values.
+        """
+        self._require_agreement(model_config)
+        self._model_config = model_config
+        self._loading = Loading(self.options, dtype_name(model_config.dtype))
+        try:
+            model: torch.nn.Module = super().load_model(
+                model_config=model_config, device_config=device_config
+            )
+        finally:
+            self._loading = None
+        return model
+
+    def load_weights_and_postprocess(
+        self, model: Any, weights: Iterable[tuple[str, torch.Tensor]], target_device: Any
+    ) -> None:
+        """As SGLang's own loader, with the proof between the two."""
+        loading = self._loading
+        if loading is None:  # a load that SGLang begins in another way
+            super().load_weights_and_postprocess(model, weights, target_device)
+            return
+        load = model.load_weights
+
+        def load_and_prove(given: Iterable[tuple[str, torch.Tensor]]) -> Any:
+            results: list[Any] = []
+            with shown(True, "loading") as progress:
+                line, is_proved = loading.carry_out(
+                    lambda: results.append(load(given)),
+                    model,
+                    str(self._model_config.model_path),
+                    self._is_exempt,
+                    progress,
+                    repeats=False,
+                )
+            (logger.info if is_proved else logger.warning)(line)
+            if self.options.receipt:
+                is_drafter = bool(self._model_config.is_draft_model)
+                save(loading.receipt(model), self.options.receipt, current_rank(), is_drafter)
+            return results[0]
+
+        model.load_weights = load_and_prove
+        try:
+            super().load_weights_and_postprocess(model, weights, target_device)
+        finally:
+            del model.load_weights
+
+    def _get_weights_iterator(self, source: Any, **_: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        path = str(source.model_or_path)
+        dtype = dtype_name((source.model_config or self._model_config).dtype)
+        stream = self._loading or Loading(self.options, dtype, is_proved=False)
+        is_own = self._model_config is not None and path == str(self._model_config.model_path)
+        tensors = itertools.chain.from_iterable(
+            stream.tensors(each, lambda name: True, is_beside=not is_own)
+            for each in self._paths_of(source, path, is_own)
+        )
+        if self.load_config.draft_model_idx is not None:
+            index = self.load_config.draft_model_idx
+            return iter(self._filter_mtp_weights(tensors, source.prefix, index))
+        return ((source.prefix + name, tensor) for name, tensor in tensors)
+
+    def _paths_of(self, source: Any, path: str, is_own: bool) -> list[str]:
+        patterns = source.allow_patterns_overrides
+        if self.options.weights and is_own:
+            return [self.options.weights]
+        if Path(path).exists() and patterns is None:
+            return [path]
+        folder, files, *_ = self._prepare_weights(
+            path, source.revision, source.fall_back_to_pt, patterns
+        )
+        return [str(folder)] if patterns is None else sorted(files)
+
+    def _is_exempt(self, name: str, module: torch.nn.Module) -> bool:
+        """Scales of caches, which checkpoints may leave out, and what a drafter is given."""
+        if isinstance(getattr(module, "quant_method", None), BaseKVCacheMethod):
+            return True
+        return bool(self._model_config.is_draft_model) and f".{name}".endswith(_OF_THE_TARGET)
+
+    def _require_agreement(self, model_config: Any) -> None:
+        """SGLang makes its layers of the config alone."""
+        if self.options.changes.quantize:
+            message = "SGLang makes layers for what the folder holds: convert the folder first"
+            raise make("plan.options", message, field="quantize", path=model_config.model_path)
+        makes_numbers = self.options.dequantize or self.options.changes.lora
+        if makes_numbers and model_config.quantization is not None:
+            raise make(
+                "plan.options",
+                "the model's layers take codes, and these options make numbers; add "
+                "--json-model-override-args '{\"quantization_config\": null}'",
+                field="model_loader_extra_config",
+                found=f"quantization {model_config.quantization}",
+                path=model_config.model_path,
+            )

@@ -1,0 +1,71 @@
+"""Where loadstone enters llama.cpp's converter, which is no installed package."""
+
+from __future__ import annotations
+
+from loadstone._adapters.sites import Sites
+from loadstone._base.errors import Error, make
+
+_TABLE = """
+conversion
+    ModelType.TEXT
+    call get_model_architecture(hparams, model_type)
+    call get_model_class(name)
+conversion.base
+    call ModelBase.load_hparams(dir_model, is_mistral_format)
+    ModelBase.__init__(self, dir_model, ftype, fname_out, hparams)
+    call ModelBase.prepare_metadata(self, vocab_only)
+    call ModelBase.write(self)
+    LazyTorchTensor.from_local_tensor(t)
+gguf
+    LlamaFileType.GUESSED
+    LlamaFileType.ALL_F32
+    LlamaFileType.MOSTLY_F16
+    LlamaFileType.MOSTLY_BF16
+gguf.constants
+    call GGUFValueType.get_type(val)
+gguf.gguf_writer
+    GGUFValue(value, type, sub_type)
+    GGUFWriter.add_tensor_info(self, name, tensor_shape, tensor_dtype, tensor_nbytes, raw_dtype)
+    GGUFWriter.write_header_to_file(self, path)
+    GGUFWriter.write_kv_data_to_file(self)
+    GGUFWriter.write_tensors_to_file(self, progress)
+    TensorInfo(shape, dtype, nbytes, tensor)
+gguf.lazy
+    LazyNumpyTensor.astype(self, dtype)
+    inherited LazyNumpyTensor._wrap_fn(fn, use_self, meta_noop)
+    LazyNumpyTensor.meta_with_dtype_and_shape(dtype, shape)
+gguf.utility
+    SafetensorsLocal(filename)
+"""
+
+
+class ConverterSites(Sites):
+    """The table, for the converter of one folder; asked while its modules are at hand.
+
+    Args:
+        release: the version that stands in the folder, in words.
+        folder: where it lies.
+    """
+
+    otherwise = "write the file with the library's own script"
+
+    def __init__(self, release: str, folder: str) -> None:
+        super().__init__("llama.cpp", "gguf 0.19, of llama-cpp-python 0.3.36", _TABLE)
+        self.release = release
+        self.folder = folder
+
+    def version(self) -> str:
+        """That of the ``gguf`` package beside the converter, which has none of its own."""
+        return self.release
+
+    def refusal(self) -> Error:
+        """The error for a converter with other functions, which names its folder."""
+        known = super().refusal()
+        return make(
+            known.code,
+            known.message,
+            path=self.folder,
+            field=known.field,
+            found=known.found,
+            expected=known.expected,
+        )

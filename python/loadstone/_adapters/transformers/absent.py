@@ -1,0 +1,201 @@
+"""The keys that an incomplete group of experts lacks, by the names that they should have."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from loadstone import _core
+from loadstone._base.errors import listed
+
+# First target: the library's transform, and the checkpoint's keys by the pattern that they matched.
+Groups = dict[str, tuple[Any, dict[str, list[str]]]]
+
+# More absent keys of one target than this are counted, not listed.
+LISTED_MAX = 64
+
+# Of a number in a key; longer ones belong to no series.
+_DIGITS_MAX = 18
+
+
+# A target, the first keys that it lacks, how many it lacks, and keys outside the series.
+Lacking = tuple[str, list[str], int, list[str]]
+
+
+def series_gaps(derivation: Any, first: str) -> tuple[Lacking | None, list[_core.Finding]]:
+    """Return why the members of a group cannot be put together by their numbers, if they cannot.
+
+    The library stacks the members of each pattern in the order of their numbers and pairs them by
+    their places, so a gap in one of them pairs what does not belong together.
+
+    Args:
+        derivation: with ``groups``, ``state`` and ``rename``.
+        first: the group's first target.
+
+    Returns:
+        What the group lacks; or an error, if no missing name can be derived.
+    """
+    _, members = derivation.groups[first]
+    read = [
+        Series(pattern, keys, derivation) for pattern, keys in members.items() if "*" in pattern
+    ]
+    series = [each for each in read if each.keys]  # the others stand for something else
+    counts = {len(each.keys) for each in series}
+    if len(counts) < 2 and all(each.is_whole for each in series):
+        return None, []
+    lacking = absent_keys(derivation, first)
+    if lacking is not None:
+        return lacking, []
+    odd = [key for each in series for key in (*each.odd, *each.beyond(min(counts)))]
+    message = (
+        f"'{first}' is made of series of tensors whose numbers have to go from 0 on without a gap, "
+        "each once, and be the same in all series; these do not fit in: "
+        f"{listed(odd, 4, repr, more=' ...')}"
+    )
+    suggestion = "remove these tensors from the checkpoint, or give them the numbers that they lack"
+    finding = _core.Finding(
+        "error", "plan.conversion", first, odd[:LISTED_MAX], message, suggestion
+    )
+    return None, [finding]
+
+
+def absent_keys(derivation: Any, first: str) -> Lacking | None:
+    """Return what a group lacks, seen by its other members and other layers' groups.
+
+    Returns:
+        ``None`` if no missing name can be derived.
+    """
+    mapping, members = derivation.groups[first]
+    patterns = [pattern for pattern in mapping.source_patterns if "*" in pattern]
+    if not patterns:
+        return None
+    present = {
+        pattern: Series(pattern, members.get(pattern, ()), derivation) for pattern in patterns
+    }
+    count = _count(derivation, first, present)
+    absent = [
+        name
+        for pattern, each in present.items()
+        for number in each.missing(count)
+        if (name := _expected(derivation, first, pattern, number, present)) is not None
+    ]
+    if not absent:
+        return None
+    total = sum(count - each.below(count) for each in present.values())
+    beyond = [key for each in present.values() for key in (*each.odd, *each.beyond(count))]
+    return first, absent[:LISTED_MAX], total, beyond[:LISTED_MAX]
+
+
+class Series:
+    """The keys that one pattern matched, by their numbers.
+
+    Attributes:
+        keys: number and key.
+        odd: keys without a number, or with one that another key has (``01`` and ``1``).
+    """
+
+    def __init__(self, pattern: str, keys: Iterable[str], derivation: Any) -> None:
+        self.keys: dict[int, str] = {}
+        self.odd: list[str] = []
+        head = tail = ""
+        for key in keys:
+            digits = key[len(head) : len(key) - len(tail)]
+            is_alike = head and key.startswith(head) and key.endswith(tail)
+            if not (is_alike and digits.isascii() and digits.isdigit()):
+                position = _position(pattern, key, derivation)
+                if position is None:
+                    self.odd.append(key)
+                    continue
+                head, digits, tail = key[: position[0]], key[slice(*position)], key[position[1] :]
+            number = int(digits[:_DIGITS_MAX])
+            if number in self.keys:
+                self.odd.append(key)
+            else:
+                self.keys[number] = key
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the numbers go from 0 on without a gap, each once."""
+        return not self.odd and max(self.keys, default=-1) + 1 == len(self.keys)
+
+    def missing(self, count: int) -> list[int]:
+        """The first numbers below ``count`` that are not there; a count is only a claim."""
+        lacking = (number for number in range(count) if number not in self.keys)
+        return list(itertools.islice(lacking, LISTED_MAX))
+
+    def below(self, count: int) -> int:
+        """How many numbers are below ``count``."""
+        return sum(number < count for number in self.keys)
+
+    def beyond(self, count: int) -> list[str]:
+        """The keys with other numbers."""
+        return [key for number, key in sorted(self.keys.items()) if number >= count]
+
+
+def _count(derivation: Any, first: str, present: dict[str, Series]) -> int:
+    """How many experts a complete group has: the model's, or as many as the largest of its kind."""
+    shape = derivation.state[first].shape
+    if len(shape) == 3:  # a stack of matrices
+        return int(shape[0])
+    counts = [len(each.keys) for each in present.values()]
+    for _, members in derivation.groups.values():
+        counts += [len(members[pattern]) for pattern in present if pattern in members]
+    highest = max((number for each in present.values() for number in each.keys), default=-1) + 1
+    largest = max(counts)
+    return highest if largest < highest <= largest + LISTED_MAX else largest
+
+
+def _position(pattern: str, key: str, derivation: Any) -> tuple[int, int] | None:
+    """Where the expert's number stands in a key of the checkpoint.
+
+    The pattern speaks of the renamed key. The number is the one that can be another without the
+    key going elsewhere; the last such, as layers stand before experts.
+    """
+    target = derivation.rename(key)
+    for match in reversed(list(re.finditer(r"(?<=[._])\d+(?=\.)", key))):
+        number = int(match[0][:_DIGITS_MAX]) + 1
+        other = f"{key[: match.start()]}{number}{key[match.end() :]}"
+        if derivation.rename(other) == target:
+            return match.span()
+    return None
+
+
+def _expected(
+    derivation: Any, first: str, pattern: str, index: int, present: dict[str, Series]
+) -> str | None:
+    """The expected name of an absent key, after a present one."""
+    like = next(iter(present[pattern].keys.values()), None)
+    if like is None:  # none of this pattern in the group: as in another layer
+        like = next(
+            (
+                keys[0]
+                for target, (_, members) in derivation.groups.items()
+                if target != first and (keys := members.get(pattern))
+            ),
+            None,
+        )
+        if like is None:
+            like = _beside(derivation, first, pattern, present)
+        if like is None:
+            return None
+        layer = re.search(r"\.layers?\.(\d+)\.", first)
+        if layer is not None:
+            like = re.sub(r"(\.layers?\.)\d+\.", rf"\g<1>{layer[1]}.", like, count=1)
+    position = _position(pattern, like, derivation)
+    if position is None:
+        return None
+    return like[: position[0]] + str(index) + like[position[1] :]
+
+
+def _beside(derivation: Any, first: str, pattern: str, present: dict[str, Series]) -> str | None:
+    """A key for a projection that the file lacks everywhere, after one of the same expert."""
+    tail = pattern.rpartition("*.")[2]
+    for other, series in present.items():
+        other_tail = other.rpartition("*.")[2]
+        for key in list(series.keys.values())[:1]:
+            candidate = key.removesuffix(other_tail) + tail
+            if key.endswith(other_tail) and derivation.rename(candidate) == (first, pattern):
+                return candidate
+    return None

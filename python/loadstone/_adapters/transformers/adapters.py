@@ -1,0 +1,22 @@
+"""Where the library reads an adapter of PEFT into a model that is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from loadstone._adapters.patch import Hook, gated
+
+
+def reading(replacement: Callable[..., Any]) -> Hook:
+    """The hook for whoever patches ``"peft"``."""
+    return Hook(PreTrainedModel, "_load_pretrained_model", gated("peft", replacement))
+
+
+def renaming(pattern: str, name: str) -> Any:
+    """Return the library's transform for the names of tensors that a pattern matches."""
+    from transformers.core_model_loading import WeightRenaming
+
+    return WeightRenaming(pattern, name)

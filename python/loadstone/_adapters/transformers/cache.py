@@ -1,0 +1,189 @@
+"""Recipes kept in the user's cache folder, under a digest of all that they depend on.
+
+A file is one line of JSON (facts of the library and a checksum), then the recipes as the core
+writes them. A damaged file is ignored and written anew. A plan checks its recipes again, so a
+forged file cannot make a load reach outside its tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import transformers
+from transformers import conversion_mapping, core_model_loading
+
+from loadstone import _core
+from loadstone._adapters.sites.transformers import SITES
+from loadstone._adapters.transformers import quantized
+from loadstone._adapters.transformers.code_key import Code, UndescribedError, digest_of_file
+from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
+from loadstone._base.errors import Error
+from loadstone._base.version import __version__
+from loadstone._files.catalog import Catalog
+
+# Older files are removed when there are more than these.
+FILES_MAX = 64
+
+_FORM = 4
+
+# Their code is known by the version.
+_LIBRARIES = (transformers, torch, numpy)
+
+
+def folder() -> Path:
+    """Where recipes are kept: ``loadstone/recipes`` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "loadstone" / "recipes"
+
+
+def derive(catalog: Catalog, question: ConversionInput) -> ConversionResult:
+    """As :func:`rules.derive`, from the cache where it is there.
+
+    Code that has no key is traced each time.
+
+    Thread safety: any number of threads and processes may share the folder; files appear whole.
+    """
+    if SITES.is_untried():  # what its conversion code depends on is not known
+        return _traced(catalog, question)
+    try:
+        key = digest(catalog, question)
+    except UndescribedError:
+        return _traced(catalog, question)
+    path = folder() / f"{key}.json"
+    derived = _read(path, key, catalog)
+    if derived is not None:
+        for index in derived.used if SITES.is_since("5.6") else ():
+            question.conversions[index]._was_used = True
+        return derived
+    derived = _traced(catalog, question)
+    if not derived.findings:
+        _write(path, key, derived, catalog)
+    return derived
+
+
+def _traced(catalog: Catalog, question: ConversionInput) -> ConversionResult:
+    from loadstone._adapters.transformers import (
+        rules,
+    )  # only now: cached recipes do not need the tracer
+
+    return rules.derive(catalog, question)
+
+
+# --- the key -------------------------------------------------------------------------------------
+
+
+def digest(catalog: Catalog, question: ConversionInput) -> str:
+    """The digest of everything that recipes depend on: 40 hexadecimal digits.
+
+    Raises:
+        UndescribedError: something of it is in no file, or has no text.
+    """
+    model, quantizer = question.model, question.quantizer
+    cls = type(model)
+    code = Code([(model, "model"), (model.config, "config"), (quantizer, "quantizer")])
+    for name in (core_model_loading.__name__, conversion_mapping.__name__):
+        code.of_module(name)
+    code.of_model({type(each) for each in model.modules()})
+    facts = {
+        "form": _FORM,
+        "versions": [sys.version, __version__, *(each.__version__ for each in _LIBRARIES)],
+        "class": f"{cls.__module__}.{cls.__qualname__}",
+        "prefix": model.base_model_prefix,
+        "config": model.config.to_dict(),
+        "dtypes": _dtypes(question),
+        "conversions": [code.conversion(each) for each in question.conversions],
+        "quantizer": None if quantizer is None else _quantizer(quantizer, code),
+        "numbers": quantized.digest(catalog) if question.decodes else "",
+        "targets": [(name, list(t.shape), t.dtype) for name, t in model.state_dict().items()],
+        "code": [*code.digests(), *_own_code()],
+    }
+    text = json.dumps(facts, default=str, sort_keys=True)
+    return hashlib.blake2b(f"{text}\n{catalog.digest()}".encode(), digest_size=20).hexdigest()
+
+
+def _dtypes(question: ConversionInput) -> list[Any]:
+    return [question.dtype, question.built_dtype, question.is_asked, question.dtype_plan]
+
+
+def _quantizer(quantizer: Any, code: Code) -> Any:
+    code.of_model([type(quantizer)])
+    config = quantizer.quantization_config.to_dict()
+    return [type(quantizer).__qualname__, quantizer.pre_quantized, config]
+
+
+def _own_code() -> list[str]:
+    """Digests of the adapter's files and the tracer's."""
+    package = Path(__file__).parent
+    own = sorted([*package.glob("*.py"), *(package.parent / "tracing").glob("*.py")])
+    return [digest_of_file(str(each)) for each in own]
+
+
+# --- the files -----------------------------------------------------------------------------------
+
+
+def _read(path: Path, key: str, catalog: Catalog) -> ConversionResult | None:
+    """``None``: there is no such file, or none that can be believed."""
+    try:
+        if path.stat().st_uid != os.getuid():
+            return None
+        head, _, recipes = path.read_bytes().partition(b"\n")
+        answer = json.loads(head)
+        if answer.pop("key") != key or answer.pop("checksum") != _checksum(answer, recipes):
+            return None
+        derived = ConversionResult(
+            recipes=_core.Recipes.from_json(catalog._core, recipes.decode()),
+            dtypes=answer["dtypes"],
+            unexpected=[(name, source) for name, source in answer["unexpected"]],
+            mismatched=[(name, tuple(a), tuple(b)) for name, a, b in answer["mismatched"]],
+            used=answer["used"],
+            units=answer["units"],
+            quantized=answer["quantized"],
+            decoded=answer["decoded"],
+            unneeded=answer["unneeded"],
+            recut=answer["recut"],
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, Error):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # the files used last are the ones that stay
+    return derived
+
+
+def _write(path: Path, key: str, derived: ConversionResult, catalog: Catalog) -> None:
+    """A cache that cannot be written to is no reason to fail."""
+    answer = dataclasses.asdict(dataclasses.replace(derived, recipes=None))
+    del answer["recipes"], answer["findings"]
+    recipes = derived.recipes.to_json(catalog._core).encode()
+    answer |= {"checksum": _checksum(answer, recipes), "key": key}
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(json.dumps(answer).encode() + b"\n" + recipes)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        _prune(path.parent)
+
+
+def _checksum(answer: dict[str, Any], recipes: bytes) -> str:
+    text = json.dumps(answer, sort_keys=True).encode()
+    return hashlib.blake2b(text + b"\n" + recipes, digest_size=20).hexdigest()
+
+
+def _prune(where: Path) -> None:
+    files = sorted(where.glob("*.json"), key=lambda each: each.stat().st_mtime)
+    for old in files[:-FILES_MAX]:
+        old.unlink(missing_ok=True)

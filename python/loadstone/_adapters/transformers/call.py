@@ -1,0 +1,71 @@
+"""The current call of ``from_pretrained``, and the reasons to leave it to the library."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from loadstone._adapters.transformers.from_pretrained_call import FromPretrainedCall
+from loadstone._base.errors import make
+from loadstone._files.catalog import readable
+from loadstone._model.ranks import share_of
+
+CURRENT: ContextVar[FromPretrainedCall | None] = ContextVar(
+    "loadstone_transformers_load", default=None
+)
+
+
+def current() -> FromPretrainedCall | None:
+    """The call in this context."""
+    return CURRENT.get()
+
+
+@contextlib.contextmanager
+def constructing_in(load: FromPretrainedCall) -> Iterator[None]:
+    """The library constructs on meta, where nothing is drawn from torch's random numbers."""
+    load.is_constructing = True
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        load.is_constructing = False
+
+
+def reason_against(
+    model: Any, state_dict: Any, files: list[str] | None, device_mesh: Any
+) -> str | None:
+    """Why loadstone does not load this checkpoint; ``None``: it does."""
+    if state_dict is not None:
+        return "state_dict"
+    if not files:
+        return "no checkpoint files"
+    other = next((file for file in files if not str(file).endswith(".safetensors")), None)
+    if other is not None and (reason := readable(files, allow_links=True)[1]):
+        return f"a file that loadstone does not read ({reason})"
+    if getattr(model, "_pp_stage", None) is not None:
+        return "distributed_config"
+    if device_mesh is not None and not holds_slices(model):
+        return "distributed_config"
+    if any(name.endswith("_extra_state") for name in model.state_dict()):
+        return "extra state of modules"
+    return None
+
+
+def holds_slices(model: Any) -> bool:
+    """Whether ranks hold parts of the model's tensors, each of which can be read."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    shares = [share for share in map(share_of, tensors) if share is not None]
+    return bool(shares) and not any(share.obstacle for share in shares)
+
+
+def refused(what: str) -> Exception:
+    return make(
+        "plan.options",
+        "this load is not supported: call the model class's own from_pretrained",
+        field=what,
+    )

@@ -1,0 +1,71 @@
+"""The library's registry of conversions, of which a load makes those of its own model.
+
+The library makes the transforms of all models when it is asked for one: a thousand patterns are
+compiled, which takes longer than the rest of a small model's load. Its own function runs here too,
+with notes in the place of transforms, which are made when they are asked for. The library's own
+registry stays empty.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from typing import Any
+
+from transformers import conversion_mapping as library
+from transformers.core_model_loading import WeightTransform
+
+from loadstone._adapters.patch import Hook, Hooks, gated, hooked
+
+
+@functools.cache
+def hooks() -> Hooks:
+    """The hook on the function that asks the registry."""
+    place = Hook(
+        library, "get_checkpoint_conversion_mapping", gated("transformers", _conversions_of)
+    )
+    return Hooks([place], "transformers")
+
+
+def registered(model: Any, key_mapping: Any, quantizer: Any) -> list[Any]:
+    """The library's conversions for a model, with those of a key mapping and of a quantizer."""
+    with hooked(hooks()):
+        found: list[Any] = library.get_model_conversion_mapping(model, key_mapping, quantizer)
+    return found
+
+
+def _conversions_of(original: Any, model_type: Any) -> Any:
+    # A release without these names uses its own function, which is slower.
+    build = vars(library).get("_build_checkpoint_conversion_mapping")
+    made = vars(library).get("_checkpoint_conversion_mapping_cache", build)
+    if made is not None or not isinstance(build, types.FunctionType):
+        return original(model_type)
+    return copy.deepcopy(_noted(build).get(model_type))
+
+
+@functools.cache
+def _noted(build: types.FunctionType) -> dict[str, Any]:
+    notes = {
+        name: functools.partial(_Note, each)
+        for name, each in build.__globals__.items()
+        if isinstance(each, type) and issubclass(each, WeightTransform)
+    }
+    run = types.FunctionType(build.__code__, build.__globals__ | notes, closure=build.__closure__)
+    found: dict[str, Any] = run()
+    return found
+
+
+class _Note:
+    """A transform that becomes one when it is copied."""
+
+    def __init__(self, cls: type, *args: Any, **kwargs: Any) -> None:
+        self._made_by = cls, args, kwargs
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        cls, args, kwargs = copy.deepcopy(self._made_by, memo)
+        return cls(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """For transforms that are made of others, by their patterns."""
+        return getattr(copy.deepcopy(self), name)

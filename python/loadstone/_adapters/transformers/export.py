@@ -1,0 +1,202 @@
+"""Rules of a model type, found in models of two sizes and proven in both.
+
+The models lie on meta, and their checkpoints are headers in front of a hole: no weights are there.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import core_model_loading as library
+
+from loadstone._base.dtypes import dtype_name
+from loadstone._base.errors import Error, listed, make
+from loadstone._plan import general_rules as general
+from loadstone._plan.planning import plan
+from loadstone._skeleton.skeleton import skeleton
+
+_DEPTHS = (
+    "num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "encoder_layers",
+    "decoder_layers", "num_encoder_layers", "num_decoder_layers",
+)  # fmt: skip
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_STAGES = ("out_features", "out_indices", "_out_features", "_out_indices", "stage_names")
+# Layers, experts. Eight layers hold one of each kind of models that mix kinds.
+_SIZES = ((8, 16), (9, 20))
+_AUTO = (
+    "AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM", "AutoModel",
+)  # fmt: skip
+
+
+def export(model_type: str, config: str | None = None) -> list[dict[str, Any]]:
+    """Rules for checkpoints of a model type, of any depth and number of experts.
+
+    Args:
+        model_type: as ``config.json`` has it.
+        config: a folder with a ``config.json``, for widths that are not the library's defaults.
+
+    Raises:
+        Error: ``plan.options``: unknown model type; ``plan.rules``: the library's conversion cannot
+            be said in rules, with the tensors that do not fit.
+    """
+    start = _config(model_type, config)
+    with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
+        samples = [
+            Sample(start, size, Path(folder, f"{at}.safetensors")) for at, size in enumerate(_SIZES)
+        ]
+        rules = _found(samples[0])
+        for sample in samples:
+            require_same(sample, rules)
+    return rules
+
+
+class Sample:
+    """A model of one size, its checkpoint without weights, and the boxes of the traced recipes."""
+
+    def __init__(self, start: Any, size: tuple[int, int], file: Path) -> None:
+        try:
+            config = resized(start, *size)
+            with skeleton():
+                self.model = model_class(config)(config)
+        except Error:
+            raise
+        except Exception as reason:  # configurations raise whatever they like
+            message = (
+                f"transformers cannot build a {start.model_type} of the sizes that are tried: "
+                f"{type(reason).__name__}: {' '.join(str(reason).split())}. Pass --config, "
+                "a folder with the config.json of a checkpoint"
+            )
+            raise make("plan.options", message, field="model-type") from None
+        saved = {name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())}
+        state = {k: v for k, v in self.model.state_dict().items() if k in saved}  # ties once
+        state = library.revert_weight_conversion(self.model, state)
+        write_header(state, file)
+        self.file = file
+        traced = plan(self.model, file, rules="transformers")
+        traced.require_ok()
+        self.boxes = general.boxes_of(traced)
+        self.sources = {name: tuple(each.shape) for name, each in state.items()}
+        self.targets = {name: tuple(each.shape) for name, each in self.model.state_dict().items()}
+
+    def planned(self, rules: list[dict[str, Any]]) -> general.Boxes:
+        """The boxes that the core makes of rules."""
+        return general.boxes_of(plan(self.model, self.file, rules=rules))
+
+    def unlike(self, rules: list[dict[str, Any]]) -> list[str]:
+        """Targets that rules make otherwise than the library does."""
+        made = self.planned(rules)
+        names = sorted(self.boxes.keys() | made.keys())
+        return [name for name in names if made.get(name) != self.boxes.get(name)]
+
+
+def require_same(sample: Sample, rules: list[dict[str, Any]]) -> None:
+    """Raises Error ``plan.rules`` where rules do anything else than the library."""
+    unlike = sample.unlike(rules)
+    if unlike:
+        message = (
+            f"the library's conversion of {type(sample.model).__name__} cannot be said in rules "
+            f"that hold for any depth: {len(unlike)} of {len(sample.targets)} tensors do not fit: "
+            f"{listed(unlike, 5)}. Save recipes for one checkpoint: save_recipes()"
+        )
+        raise make("plan.rules", message, field="model-type")
+
+
+def _found(sample: Sample) -> list[dict[str, Any]]:
+    """Tries the proposals of all units side by side; one that gives the traced boxes is kept."""
+    units = general.units_of(sample.boxes)
+    waiting = {at: unit.proposals(sample.sources, sample.targets) for at, unit in enumerate(units)}
+    chosen: dict[int, dict[str, Any]] = {}
+    while waiting := {at: rules for at, rules in waiting.items() if rules}:
+        tried = {at: rules.pop(0) for at, rules in waiting.items()}
+        both = {**chosen, **tried}
+        unlike = set(sample.unlike([both[at] for at in sorted(both)]))
+        for at, rule in tried.items():
+            if unlike.isdisjoint(name for each in units[at].members for name in each.targets):
+                chosen[at] = rule
+                del waiting[at]
+    return [chosen[at] for at in sorted(chosen) if not general.is_kept(chosen[at])]
+
+
+def write_header(state: dict[str, Any], file: Path) -> None:
+    """A safetensors file of these tensors with a hole where the weights would be."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in state.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        shape = list(tensor.shape)
+        header[name] = {
+            "dtype": dtype_name(tensor.dtype),
+            "shape": shape,
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        out.truncate(8 + len(text) + end)
+
+
+def _config(model_type: str, folder: str | None) -> Any:
+    known = transformers.CONFIG_MAPPING
+    if model_type not in known:
+        message = f"transformers {transformers.__version__} has no model type '{model_type}'"
+        raise make("plan.options", message, field="model-type", found=model_type)
+    if folder is None:
+        return known[model_type]()
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    if config.model_type != model_type:
+        message = f"{folder}: config.json is of another model type"
+        raise make(
+            "plan.options", message, field="config", found=config.model_type, expected=model_type
+        )
+    return config
+
+
+def model_class(config: Any) -> Any:
+    """The class of the library's that checkpoints of this configuration are mostly of."""
+    named: list[str] = list(config.architectures or ())
+    if len(named) == 1 and hasattr(transformers, named[0]):
+        return getattr(transformers, named[0])
+    for auto in _AUTO:
+        mapping: Any = getattr(transformers, auto)._model_mapping
+        if type(config) in mapping:
+            found: Any = mapping[type(config)]
+            return found[0] if isinstance(found, tuple | list) else found
+    message = "the library has no automatic class for this model type: pass --config"
+    raise make("plan.options", message, field="model-type", found=config.model_type)
+
+
+def resized(config: Any, layers: int, experts: int) -> Any:
+    """The configuration with another depth and number of experts, in each part of it."""
+    fields, dropped = config.to_dict(), {}
+    for part in _parts(fields):
+        lengths = {part[key] for key in _DEPTHS if isinstance(part.get(key), int)}
+        # Lists with one item a layer, and the stages of a backbone: the library makes them anew.
+        for key in [key for key, value in part.items() if _is_per_layer(key, value, lengths)]:
+            dropped[key] = part.pop(key)
+        for key in _STAGES:
+            part.pop(key, None)
+        part.update({key: layers for key in _DEPTHS if isinstance(part.get(key), int)})
+        part.update({key: experts for key in _EXPERTS if isinstance(part.get(key), int)})
+    made = type(config).from_dict(fields)
+    for key, value in dropped.items():  # where the library has no default for the list
+        if getattr(made, key, value) is None:
+            setattr(made, key, (value * layers)[:layers])
+    return made
+
+
+def _is_per_layer(key: str, value: Any, lengths: set[int]) -> bool:
+    return isinstance(value, list) and "layer" in key and len(value) in lengths
+
+
+def _parts(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield fields
+    for value in fields.values():
+        if isinstance(value, dict):
+            yield from _parts(value)

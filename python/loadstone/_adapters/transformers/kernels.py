@@ -1,0 +1,175 @@
+"""The library's arithmetic operations, matched by class to kernels of the core.
+
+The library's own code decides which tensors belong together, and the dtype of the result. Only the
+function for the arithmetic is replaced, by one that records the kernel.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from loadstone._base.errors import make
+from loadstone.tracing import Symbol, Trace
+
+
+def substitute(mapping: Any, trace: Trace) -> None:
+    """Replaces operations that compute by operations that can be traced."""
+    operations = getattr(mapping, "operations", None)
+    if operations:
+        mapping.operations = [_traceable(each, trace) for each in operations]
+
+
+def quantizing(quantizer: Any, trace: Trace) -> Any:
+    """The library's operation on a weight before its quantization, made traceable."""
+    return _traceable(quantizer.get_quantize_ops(), trace)
+
+
+def is_known(operation: Any) -> bool:
+    """Whether an operation of a quantizer has a kernel."""
+    return _name(operation) in _SUBSTITUTES
+
+
+def _name(operation: Any) -> str:
+    return f"{type(operation).__module__}.{type(operation).__name__}"
+
+
+def _traceable(operation: Any, trace: Trace) -> Any:
+    substitute = _SUBSTITUTES.get(_name(operation))
+    return operation if substitute is None else substitute(copy.copy(operation), trace)
+
+
+@dataclass
+class Noted:
+    """Notes of a derivation about the operations that it runs; the owner of its trace.
+
+    Attributes:
+        stored: groups of tensors that belong to a quantized weight, by the weight's name.
+        recut: FP8 tensors for which the library derives other blocks than the config has.
+    """
+
+    stored: dict[str, dict[str, Symbol]] = field(default_factory=dict)
+    recut: list[str] = field(default_factory=list)
+
+
+def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
+    """The weight's values: decoded by its codec, in float32, then rounded once.
+
+    The library divides the shape of the weight by that of the scales, which gives other blocks than
+    the config's where the last ones are cut.
+    """
+    config = getattr(operation.hf_quantizer, "quantization_config", None)
+    block = getattr(config, "weight_block_size", None) or (1, 1)
+
+    def dequantize_one(
+        quantized: Symbol, scales: Symbol, output_dtype: torch.dtype | None = None
+    ) -> Symbol:
+        shape = list(quantized.shape)
+        packed = quantized.dtype == torch.int8  # two FP4 values in each byte
+        if packed:
+            shape[-1] *= 2
+        if output_dtype is None:
+            wide = scales.dtype.is_floating_point and scales.element_size() >= 2
+            output_dtype = scales.dtype if wide else torch.bfloat16
+        is_cut = not packed and _has_cut_blocks(shape, scales.shape, block)
+        if is_cut:
+            trace.owner.recut.append(quantized.source)
+        name = trace.quantized_of((quantized, scales))
+        if name is not None:
+            return trace.numbers(name, output_dtype)
+        if is_cut and not all(size == 128 for size in block):
+            raise make(
+                "plan.encoding",
+                "blocks of this size are not decoded if the last ones are cut",
+                tensor=quantized.source,
+                found=f"{shape[-2]} by {shape[-1]} values in blocks of {block[0]} by {block[1]}",
+            )
+        kernel = "fp4_block" if packed else "fp8_block_128" if is_cut else "fp8_block"
+        return trace.decode(kernel, [quantized, scales], tuple(shape), output_dtype)
+
+    operation._dequantize_one = dequantize_one
+    return operation
+
+
+def _has_cut_blocks(shape: Sequence[int], grid: Sequence[int], block: Sequence[int]) -> bool:
+    """Return whether each block has one scale, and the last blocks are smaller."""
+    extents = tuple(shape[-2:])
+    is_grid = tuple(grid[-2:]) == tuple(map(_ceil_div, extents, block))
+    return is_grid and any(
+        extent > size and extent % size for extent, size in zip(extents, block, strict=True)
+    )
+
+
+def _ceil_div(extent: int, size: int) -> int:
+    return -(-extent // size)
+
+
+def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
+    """FP4 numbers times a power of two for each 32, then transposed."""
+
+    def dequantize(blocks: Symbol, scales: Symbol, dtype: torch.dtype) -> torch.Tensor:
+        *leading, groups, width = blocks.shape
+        shape = (*leading, groups * width * 2)
+        return trace.decode("mxfp4", [blocks, scales], shape, dtype).transpose(1, 2).contiguous()
+
+    own = type(operation).convert
+    names = {**own.__globals__, "dequantize_convertops": dequantize}
+    convert = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__)
+    operation.convert = types.MethodType(convert, operation)
+    return operation
+
+
+def _bnb_quantize(operation: Any, trace: Trace) -> Any:
+    """The library's, which transposes the weights of some modules; the core quantizes them."""
+
+    def kept(value: Any, **_: Any) -> Any:
+        return value
+
+    own = type(operation).convert
+    parameters = types.SimpleNamespace(Params4bit=kept, Int8Params=kept)
+    names = {**own.__globals__, "bnb": types.SimpleNamespace(nn=parameters)}
+    function = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__)
+
+    def convert(input_dict: dict[str, Any], model: Any = None, **rest: Any) -> dict[str, Any]:
+        """The library pops attributes off the model's weights, which are to stay as they are."""
+        weights = [model.get_parameter_or_buffer(name) for name in input_dict]
+        attributes = [dict(vars(weight)) for weight in weights]
+        try:
+            made: dict[str, Any] = function(operation, input_dict, model=model, **rest)
+        finally:
+            for weight, before in zip(weights, attributes, strict=True):
+                vars(weight).update(before)
+        return made
+
+    operation.convert = convert
+    return operation
+
+
+def _bnb_deserialize(operation: Any, trace: Trace) -> Any:
+    """Keeps the components of a quantized weight unchanged, and notes them as a group."""
+
+    def convert(input_dict: dict[str, Any], full_layer_name: str = "", **_: Any) -> dict[str, Any]:
+        members = {
+            name: value[0] if isinstance(value, list) else value
+            for name, value in input_dict.items()
+        }
+        trace.owner.stored[full_layer_name] = members
+        return {name: members[name] for name in members if name == "weight"}
+
+    operation.convert = convert
+    return operation
+
+
+_SUBSTITUTES: dict[str, Callable[[Any, Trace], Any]] = {
+    "transformers.integrations.finegrained_fp8.Fp8Dequantize": _fp8_dequantize,
+    "transformers.integrations.mxfp4.Mxfp4Dequantize": _mxfp4_dequantize,
+    "transformers.integrations.bitsandbytes.Bnb4bitQuantize": _bnb_quantize,
+    "transformers.integrations.bitsandbytes.Bnb8bitQuantize": _bnb_quantize,
+    "transformers.integrations.bitsandbytes.Bnb4bitDeserialize": _bnb_deserialize,
+    "transformers.integrations.bitsandbytes.Bnb8bitDeserialize": _bnb_deserialize,
+}

@@ -1,0 +1,129 @@
+"""The keys of a quantized checkpoint, for conversion code that knows plain tensors.
+
+A quantized tensor is one key, that of its numbers, and its components are none. So the library's
+converters, which stack, join and rename weights, run on numbers as though the file held them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from loadstone import _core
+from loadstone._base.errors import listed
+from loadstone._files.catalog import Catalog
+
+# Floats narrower than this are codes, or numbers that are cast to a dtype of computation.
+_WIDE = ("BF16", "F16", "F32", "F64")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of a checkpoint.
+
+    Attributes:
+        encodings: of each key, in file order; ``"F32"`` for the numbers of quantized tensors.
+        data: for the key of each quantized tensor, the tensor of the file that holds its codes.
+        unneeded: tensors of the file that belong to codes alone.
+    """
+
+    encodings: dict[str, str]
+    data: dict[str, str] = field(default_factory=dict)
+    unneeded: list[str] = field(default_factory=list)
+
+
+def keys_of(
+    catalog: Catalog,
+    is_target: Callable[[str], bool],
+    leaves: set[str],
+    takes_codes: Callable[[str], bool] = lambda key: False,
+) -> Keys:
+    """The keys that stand for values.
+
+    Args:
+        is_target: whether the model has a tensor for a key. Quantized tensors stay components
+            where it has one for a scale: such a model computes with codes.
+        leaves: last parts of the names of the model's tensors.
+        takes_codes: whether the components of the numbers of this key are wanted for another
+            reason.
+    """
+    encodings = catalog.encodings()
+    rows = catalog._core.quantized()
+    if not rows:
+        return Keys(encodings)
+    data: dict[str, str] = {}
+    components: set[str] = set()
+    kept: set[str] = set()  # modules whose tensors all stay keys
+    for name, _, _, parts in rows:
+        codes = parts.get("data", name)
+        beside = set(parts.values()) - {codes}
+        has_scales = any(_leaf(each) in leaves and is_target(each) for each in beside)
+        if has_scales or takes_codes(name):
+            kept.add(name.rpartition(".")[0] or name)
+        else:
+            data[name] = codes
+            components |= beside
+    hidden = {key for key in catalog._core.companions() if not _is_inside(key, kept)}
+    by_codes = {codes: name for name, codes in data.items()}
+    found: dict[str, str] = {}
+    unneeded: list[str] = []
+    for key, encoding in encodings.items():
+        if key in by_codes:
+            found[by_codes[key]] = "F32"
+        elif key in hidden and key in components:
+            continue
+        elif (key in hidden or _core.is_companion_name(key)) and not is_target(key):
+            unneeded.append(key)
+        else:
+            found[key] = encoding
+    for name in data.keys() - found.keys():  # scales without codes: a defect that is told when used
+        found[name] = "F32"
+    return Keys(found, data, unneeded)
+
+
+def digest(catalog: Catalog) -> str:
+    """A fingerprint of all that the decoding of quantized tensors depends on besides data."""
+    builder = _core.RecipeBuilder(catalog._core)
+    rows = [row for row in catalog._core.quantized() if row[2] is not None]
+    for name, *_ in rows:
+        builder.add(name, builder.numbers(catalog._core, name, "F32"))
+    text = builder.finish().to_json(catalog._core) if rows else ""
+    return hashlib.blake2b(f"{rows}{text}".encode(), digest_size=20).hexdigest()
+
+
+def is_decodable(catalog: Catalog) -> bool:
+    """Whether a codec decodes any tensor."""
+    return any(row[2] is not None for row in catalog._core.quantized())
+
+
+def dtype_of_numbers(catalog: Catalog) -> str:
+    """The dtype of the first plain floating-point tensor; BF16 where there is none."""
+    plain = catalog.encodings()
+    hidden = set(catalog._core.companions())
+    codes = {row[3].get("data", row[0]) for row in catalog._core.quantized()}
+    for name, encoding in plain.items():
+        if name not in hidden and name not in codes and encoding in _WIDE:
+            return encoding
+    return "BF16"
+
+
+def unneeded_finding(names: list[str]) -> _core.Finding:
+    """Tells that scales of activations and caches are not loaded."""
+    count = len(names)
+    message = (
+        f"{count} tensor{'s' if count > 1 else ''} of the checkpoint "
+        f"scale{'' if count > 1 else 's'} activations or a cache of a server that computes with "
+        f"codes, and the weights are dequantized here: {listed(names, 4, repr, more=' ...')}"
+    )
+    return _core.Finding("info", "q.scale_unused", "", names[:64], message)
+
+
+def _is_inside(name: str, modules: set[str]) -> bool:
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return bool(name)
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -1,0 +1,318 @@
+"""The library's own conversion code, run on symbols: one recipe for every target that it makes.
+
+Functions of ``transformers.core_model_loading`` decide the target of each key. They are called here
+in the order of the library's own loader.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import conversion_mapping
+from transformers import core_model_loading as library
+
+from loadstone import _core
+from loadstone._adapters.sites.transformers import SITES
+from loadstone._adapters.transformers import kernels, quantized, releases
+from loadstone._adapters.transformers.absent import Groups, Lacking, absent_keys, series_gaps
+from loadstone._adapters.transformers.conversion import (
+    PLAIN_FLOATS,
+    ConversionInput,
+    ConversionResult,
+)
+from loadstone._base.dtypes import dtype_name
+from loadstone._base.errors import Error, make
+from loadstone._files.catalog import Catalog
+from loadstone.tracing import Trace
+
+# A weight of one expert, by the names that every model's experts get when they are quantized.
+_SINGLE_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(?:gate_proj|up_proj|down_proj)\.weight")
+
+
+class Slice:
+    """The part of a safetensors slice that the library's loader uses."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+
+    def get_dtype(self) -> str:
+        """The dtype by its safetensors name."""
+        return self._encoding
+
+
+def derive(catalog: Catalog, question: ConversionInput) -> ConversionResult:
+    """Derives the recipe of every target of the model. Reads no data.
+
+    Thread safety: the question's conversions are written to (the library notes in them what
+    matched); nothing else is shared.
+    """
+    return _Derivation(catalog, question).run()
+
+
+def _in_order(keys: Iterable[str]) -> list[str]:
+    """Keys in the order of the library's loader."""
+    try:
+        return sorted(keys, key=library.dot_natural_key)
+    except ValueError as reason:  # digits that int() refuses
+        message = f"the library fails to sort the names of the checkpoint: {reason}"
+        raise make("plan.conversion", message) from None
+
+
+class _Derivation:
+    def __init__(self, catalog: Catalog, question: ConversionInput) -> None:
+        self.catalog = catalog
+        self.question = question
+        self.model = question.model
+        self.state: dict[str, Any] = self.model.state_dict()
+        self.trace = Trace(catalog)
+        self.noted = self.trace.owner = kernels.Noted()
+        self.groups: Groups = {}
+        self.defective: set[str] = set()  # first targets with a source that cannot be decoded
+        self.lacking: list[Lacking] = []
+        self.derived = ConversionResult()
+        is_renaming = library.WeightRenaming
+        self.renamings = [each for each in question.conversions if isinstance(each, is_renaming)]
+        self.converters = [
+            each for each in question.conversions if isinstance(each, library.WeightConverter)
+        ]
+        self.keys = self._keys()
+        self.converters = self._of_single_experts() + self.converters  # the first match counts
+        self.by_pattern = {
+            pattern: each for each in self.converters for pattern in each.source_patterns
+        }
+        self.keeps = None
+        if question.dtype_plan:
+            self.keeps = library.build_glob_alternation(list(question.dtype_plan))
+
+    def run(self) -> ConversionResult:
+        encodings = self.keys.encodings
+        for key in _in_order(encodings):
+            self._collect(key, encodings[key])
+        for first, (mapping, _) in self.groups.items():
+            self._convert(first, mapping)
+        derived = self.derived
+        derived.findings += _core.lacking_findings(self.lacking)
+        derived.explained = [first for first, *_ in self.lacking]
+        derived.recipes = self.trace.finish()
+        derived.unneeded = self.keys.unneeded
+        derived.recut = self.noted.recut
+        derived.used = [
+            index
+            for index, each in enumerate(self.question.conversions)
+            if not SITES.is_since("5.6") or each.was_used()  # before, the library keeps all
+        ]
+        return derived
+
+    # --- which key goes where --------------------------------------------------------------------
+
+    def _keys(self) -> quantized.Keys:
+        """Those of the file; a quantizer of the library knows components, all else values."""
+        question = self.question
+        if not question.decodes:
+            return quantized.Keys(self.catalog.encodings())
+        leaves = {name.rpartition(".")[2] for name in self.state}
+        return quantized.keys_of(self.catalog, self._is_target, leaves, self._takes_codes)
+
+    def _is_target(self, key: str) -> bool:
+        return self.rename(key)[0] in self.state
+
+    def _takes_codes(self, key: str) -> bool:
+        target = self.rename(key)[0]
+        return target in self.state and self.question.takes_codes(target)
+
+    def _of_single_experts(self) -> list[Any]:
+        """The library's converters for experts that stand one by one, as encodings hold them.
+
+        Checkpoints of some models are published in stacks alone, so the library has no converter
+        for what is left of a stack that was quantized. Only stacks of the common layout.
+        """
+        stems: dict[str, str] = {}  # and the first key of each
+        for key in self.keys.data:
+            if (found := _SINGLE_EXPERT.fullmatch(key)) is not None:
+                stems.setdefault(found[1], key)
+        is_needed = any(not self._is_target(key) for key in stems.values())
+        if not is_needed or not all(map(self._is_common_stack, stems)):
+            return []
+        get_mapping: Any = conversion_mapping.get_checkpoint_conversion_mapping
+        common = get_mapping("qwen2_moe") or []
+        return [each for each in common if isinstance(each, library.WeightConverter)]
+
+    def _is_common_stack(self, stem: str) -> bool:
+        """Whether the model's experts are a stack [experts, gate and up, hidden] without biases."""
+        target = self.rename(f"{stem}.gate_up_proj")[0]
+        if target not in self.state:
+            return False
+        module = self.model.get_submodule(target.rpartition(".")[0])
+        return not getattr(module, "is_transposed", False) and f"{target}_bias" not in self.state
+
+    def rename(self, key: str) -> tuple[str, str | None]:
+        """The first target of a key, and the pattern of the converter that takes it."""
+        prefix = self.model.base_model_prefix
+        renamed, pattern = library.rename_source_key(
+            key, self.renamings, self.converters, prefix, self.state
+        )
+        if renamed not in self.state and key in self.state:
+            renamed, pattern = library.rename_source_key(key, [], [], prefix, self.state)
+        return renamed, pattern
+
+    def _collect(self, key: str, encoding: str) -> None:
+        renamed, pattern = self.rename(key)
+        if renamed not in self.state:
+            for name in self._unexpected_names(renamed, pattern):
+                self.derived.unexpected.append((name, self.keys.data.get(key, key)))
+            return
+        if renamed not in self.groups:  # one copy of the converter a target; the library: a key
+            mapping = (
+                copy.deepcopy(self.by_pattern[pattern])
+                if pattern is not None
+                else library.WeightRenaming(key, renamed)
+            )
+            if pattern is not None:
+                kernels.substitute(mapping, self.trace)
+            self.groups[renamed] = (mapping, {})
+        mapping, members = self.groups[renamed]
+        if self.is_quantized_now(renamed) and mapping.quantization_operation is None:
+            mapping.quantization_operation = kernels.quantizing(self.question.quantizer, self.trace)
+        pattern = pattern if pattern is not None else key
+        members.setdefault(pattern, []).append(key)
+        dtype = self._dtype(key, renamed, mapping, encoding)
+        if key in self.keys.data:
+            symbol = self._numbers(key, renamed, dtype)
+        else:
+            symbol = self.trace.source(key)
+            if dtype is not None and symbol.dtype != dtype:
+                symbol = self.trace.cast(symbol, dtype, self.state[renamed].dtype)
+        if symbol is not None:
+            mapping.add_tensor(renamed, key, pattern, symbol)
+
+    def _numbers(self, key: str, target: str, dtype: torch.dtype | None) -> torch.Tensor | None:
+        """The numbers of a quantized tensor, rounded once; a defect of it becomes a finding."""
+        if self.question.is_quantized_already:
+            self.derived.decoded.append(target)
+        try:
+            return self.trace.numbers(key, dtype or self.state[target].dtype)
+        except Error as error:
+            self.defective.add(target)
+            where = (target, [self.keys.data[key]])
+            what = (error.message, "", error.found, error.expected)
+            self.derived.findings.append(_core.Finding("error", error.code, *where, *what))
+            return None
+
+    def _unexpected_names(self, renamed: str, pattern: str | None) -> list[str]:
+        if pattern is None:
+            return [renamed]
+        targets = self.by_pattern[pattern].target_patterns
+        return [renamed.replace(targets[0], target) for target in targets]
+
+    def _dtype(self, key: str, target: str, mapping: Any, encoding: str) -> torch.dtype | None:
+        """The dtype in which the library reads a source; ``None``: its own."""
+        question = self.question
+        dtype = question.dtype
+        match = self.keeps[0].search(target) if self.keeps is not None else None
+        if match is not None:
+            dtype = question.dtype_plan[self.keeps[1][match.lastgroup]]  # type: ignore[index]
+        elif not self._is_cast(self.state[target].dtype) and not self.is_quantized_now(target):
+            dtype = self.state[target].dtype
+        if question.quantizer is not None and question.quantizer.pre_quantized:
+            if SITES.is_since("5.21"):
+                found: torch.dtype | None = question.quantizer.get_new_dtype(
+                    mapping, Slice(encoding), dtype
+                )
+                return found
+            if key != target or not encoding.startswith(("F", "BF")):
+                return None
+        return dtype
+
+    def _is_cast(self, built: torch.dtype) -> bool:
+        """Return whether a target that was built in a dtype gets the load's."""
+        question = self.question
+        if question.is_asked and question.quantizer is None:  # whose scales have their own
+            return built in PLAIN_FLOATS
+        return built in (question.dtype, question.built_dtype)
+
+    def is_quantized_now(self, target: str) -> bool:
+        """Whether the load quantizes a target, by the library's own answer."""
+        quantizer = self.question.quantizer
+        if quantizer is None or quantizer.pre_quantized:
+            return False
+        return bool(quantizer.param_needs_quantization(self.model, target))
+
+    # --- what is done to it ----------------------------------------------------------------------
+
+    def _convert(self, first: str, mapping: Any) -> None:
+        if first in self.defective:
+            return
+        lacking, findings = series_gaps(self, first)
+        if lacking is not None or findings:
+            self.lacking += [lacking] if lacking is not None else []
+            self.derived.findings += findings
+            return
+        try:
+            made = releases.converted(mapping, first, self.model, self.question.quantizer)
+        except Exception as reason:
+            self._failed(first, mapping, reason)
+            return
+        if first in self.noted.stored and self._is_unit(first):
+            self._add_unit(first)
+            return
+        for name, value in made.items():
+            value = value[0] if isinstance(value, list) else value
+            if name not in self.state:
+                self.derived.unexpected.append((name, self._sources(first)[0]))
+            elif tuple(value.shape) != tuple(self.state[name].shape):
+                self._mismatched(first, name, mapping, tuple(value.shape))
+            else:
+                self.trace.add(name, value)
+                self.derived.dtypes[name] = dtype_name(value.dtype)
+                if self.is_quantized_now(name):
+                    self.derived.quantized.append(name)
+
+    def _is_unit(self, first: str) -> bool:
+        """Whether a weight is stored quantized: it has components, or its module asks for it."""
+        if first in self.derived.decoded:
+            return False
+        if set(self.noted.stored[first]) != {"weight"}:
+            return True
+        return bool(self.question.quantizer.param_needs_quantization(self.model, first))
+
+    def _add_unit(self, first: str) -> None:
+        """Adds the components of a quantized weight, unchanged."""
+        members, path = self.noted.stored[first], first.rpartition(".")[0]
+        for inside, symbol in members.items():
+            name = f"{path}.{inside}" if path else inside
+            self.trace.add(name, symbol)
+            self.derived.dtypes[name] = dtype_name(symbol.dtype)
+        self.derived.units[path] = {inside: each.source for inside, each in members.items()}
+
+    def _lacks(self, first: str) -> bool:
+        """Note what a group lacks, if its names can be derived."""
+        lacking = absent_keys(self, first)
+        if lacking is not None:
+            self.lacking.append(lacking)
+        return lacking is not None
+
+    def _sources(self, first: str) -> list[str]:
+        return [key for keys in self.groups[first][1].values() for key in keys]
+
+    def _mismatched(self, first: str, name: str, mapping: Any, shape: tuple[int, ...]) -> None:
+        if not self._lacks(first):
+            self.derived.mismatched.append((name, shape, tuple(self.state[name].shape)))
+
+    def _failed(self, first: str, mapping: Any, reason: Exception) -> None:
+        if self._lacks(first):
+            return
+        operations = [type(each).__name__ for each in getattr(mapping, "operations", ())]
+        where = (first, self._sources(first)[:8])
+        if isinstance(reason, Error):
+            what = (reason.code, *where, reason.message, "", reason.found, reason.expected)
+        else:
+            message = (
+                f"the library's conversion ({', '.join(operations)}) fails: "
+                f"{type(reason).__name__}: {reason}"
+            )
+            what = ("plan.conversion", *where, message, "", "", "")
+        self.derived.findings.append(_core.Finding("error", *what))

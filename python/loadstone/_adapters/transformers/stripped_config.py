@@ -1,0 +1,127 @@
+"""Who takes care of a quantized checkpoint: a quantizer of the library, or loadstone's codecs.
+
+The library makes its quantizer before it knows the files, from the ``quantization_config`` alone.
+Where none is made the model is an ordinary one, and its weights are dequantized while they load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from loadstone._adapters.transformers import quantized
+from loadstone._base.terminal import warn
+from loadstone._files.catalog import Catalog
+
+# The library has a quantizer for them. It rounds scales to the model's dtype, makes wrong numbers
+# of experts or fails on them (docs/opens-where.md), and needs a package for plain arithmetic.
+_DEQUANTIZED = ("compressed-tensors",)
+
+
+class StrippedQuantizationConfig:
+    """A ``quantization_config`` that was taken off the model's config.
+
+    Attributes:
+        method: its ``quant_method``, or ``"unknown"``; empty: there is none.
+        reason: why the library's own quantizer cannot be made, where it has one.
+    """
+
+    def __init__(self, method: str = "", reason: Exception | None = None) -> None:
+        self.method = method
+        self.reason = reason
+
+    def check(self, catalog: Catalog) -> None:
+        """Warns of what the caller may not expect.
+
+        Raises:
+            Exception: the library's own, where no codec decodes anything either.
+        """
+        if not self.method:
+            return
+        is_decodable = quantized.is_decodable(catalog)
+        if self.reason is not None:
+            if not is_decodable:
+                raise self.reason
+            text = str(self.reason).strip().partition("\n")[0]
+            _warn(
+                f"the library's quantizer for {self.method!r} cannot work here ({text}): the "
+                "weights are dequantized instead"
+            )
+        elif not is_decodable and not catalog._core.quantized():
+            _warn(
+                f"the config says that the checkpoint is quantized ({self.method!r}), and no "
+                "tensor is in an encoding that is known: all are read as they are"
+            )
+
+
+def chosen(
+    original: Any, wish: bool | None, config: Any, quantization_config: Any, *args: Any, **rest: Any
+) -> tuple[Any, StrippedQuantizationConfig]:
+    """The result of the library's ``get_hf_quantizer``, and the claim that was taken off.
+
+    Args:
+        wish: dequantize, or leave it to the library; ``None``: what gives right numbers here.
+        config: the model's; it loses its ``quantization_config`` where codecs take over.
+        quantization_config: the caller's own, or ``None``.
+    """
+    stored = _section(config)
+    if stored is None or wish is False:
+        return original(config, quantization_config, *args, **rest), StrippedQuantizationConfig()
+    method = method_of(stored)
+    is_alike = quantization_config is not None and method_of(quantization_config) == method
+    asks_library = is_alike and not getattr(quantization_config, "dequantize", False)
+    if wish or not _is_known(method) or (method in _DEQUANTIZED and not asks_library):
+        take_off(config)
+        given = None if is_alike else quantization_config
+        return original(config, given, *args, **rest), StrippedQuantizationConfig(
+            method or "unknown"
+        )
+    try:
+        return original(config, quantization_config, *args, **rest), StrippedQuantizationConfig()
+    except Exception as reason:  # a package or a device that is not there
+        if quantization_config is not None:
+            raise
+        take_off(config)
+        return original(config, None, *args, **rest), StrippedQuantizationConfig(method, reason)
+
+
+def take_off(config: Any) -> None:
+    """Removes every ``quantization_config``: the model is an ordinary one."""
+    for each in _parts(config):
+        vars(each).pop("quantization_config", None)
+
+
+def _warn(message: str) -> None:
+    warn(message, UserWarning, stacklevel=4)
+
+
+def _is_known(method: str) -> bool:
+    """Whether the library has a quantizer of this name."""
+    from transformers.quantizers import auto
+
+    return method in auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+
+
+def _section(config: Any) -> Any:
+    """The ``quantization_config`` that the library looks at."""
+    of_text = config.get_text_config(decoder=True)
+    found = getattr(config, "quantization_config", None)
+    return found or getattr(of_text, "quantization_config", None) or None
+
+
+def method_of(section: Any) -> str:
+    """As the library names its quantizers."""
+    members = section if isinstance(section, dict) else vars(section)
+    for member, bits in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):
+        if members.get(member) or members.get(f"_{member}"):
+            return f"bitsandbytes_{bits}"
+    method = members.get("quant_method") or ""
+    return str(getattr(method, "value", method))
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    yield config
+    for name in getattr(config, "sub_configs", None) or ():
+        part = getattr(config, name, None)
+        if part is not None:
+            yield from _parts(part)

@@ -1,0 +1,77 @@
+"""Checkpoints that the library's ``Trainer`` wrote, read back into the model that it trains.
+
+``save_pretrained`` writes experts one by one, the model holds them in one tensor, and ``Trainer``
+reads names as they are: it leaves out all experts with a warning. Here names are converted.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+from loadstone._adapters.patch import Hook, gated
+from loadstone._files.catalog import Catalog
+from loadstone._files.catalog import inspect as open_catalog
+
+_MODULE = "transformers.trainer"
+_FILES = ("model.safetensors.index.json", "model.safetensors")
+
+
+def hooks() -> tuple[Hook, ...]:
+    """Hooks on ``Trainer`` if a script has imported it: the import alone takes seconds."""
+    return _hooks() if hasattr(sys.modules.get(_MODULE), "Trainer") else ()
+
+
+@functools.cache
+def _hooks() -> tuple[Hook, ...]:
+    cls = sys.modules[_MODULE].Trainer
+    places: dict[str, Any] = {
+        "_load_from_checkpoint": load_from_checkpoint,
+        "_load_best_model": load_best_model,
+    }
+    return tuple(
+        Hook(cls, name, gated("transformers", each))
+        for name, each in places.items()
+        if hasattr(cls, name)
+    )
+
+
+def load_from_checkpoint(original: Any, trainer: Any, folder: Any, model: Any = None) -> Any:
+    """``Trainer._load_from_checkpoint``: before training goes on."""
+    target = trainer.model if model is None else model
+    if not _needs_conversion(trainer, target, folder):
+        return original(trainer, folder, model)
+    return _read(target, folder)
+
+
+def load_best_model(original: Any, trainer: Any) -> Any:
+    """``Trainer._load_best_model``: when training has ended."""
+    folder = trainer.state.best_model_checkpoint
+    if not _needs_conversion(trainer, trainer.model, folder):
+        return original(trainer)
+    return _read(trainer.model, folder)
+
+
+def _needs_conversion(trainer: Any, model: Any, folder: Any) -> bool:
+    """Whether names in the files are others than the model's, in a load that is plain otherwise."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel) or getattr(model, "_hf_peft_config_loaded", False):
+        return False
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        return False
+    if getattr(model, "hf_quantizer", None) is not None or getattr(model, "_tp_size", None):
+        return False
+    files = [Path(folder, name) for name in _FILES if Path(folder, name).is_file()]
+    if not files or any(parameter.is_meta for parameter in model.parameters()):
+        return False
+    catalog: Catalog = open_catalog(folder)
+    return bool(catalog.tensors.keys() - model.state_dict().keys())
+
+
+def _read(model: Any, folder: Any) -> None:
+    from loadstone import accelerate
+
+    accelerate.load_checkpoint_in_model(model, folder)

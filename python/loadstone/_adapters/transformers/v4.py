@@ -1,0 +1,308 @@
+"""Planning and reading in ``from_pretrained`` of releases 4.51 to 4.57, which convert no values.
+
+Each tensor of the checkpoint becomes one tensor of the model, with the name and dtype that
+functions of the library return. The library's own ``_load_pretrained_model`` runs: it finds
+missing, unexpected and mismatched names, initialises and warns. Only its reading is replaced, by
+:meth:`Load.read`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, modeling_utils
+
+from loadstone._adapters.sites.transformers import SITES
+from loadstone._adapters.transformers import quantized, stripped_config
+from loadstone._adapters.transformers.call import constructing_in, current, reason_against, refused
+from loadstone._adapters.transformers.conversion import PLAIN_FLOATS
+from loadstone._adapters.transformers.from_pretrained_call import FromPretrainedCall, mismatch
+from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
+from loadstone._base.terminal import warn
+from loadstone._base.warn import warn_of_findings
+from loadstone._execute import execute
+from loadstone._files.catalog import Catalog, inspect
+from loadstone._model.contents import keep_object
+from loadstone._model.targets import SAVED
+from loadstone._model.walk import walk
+from loadstone._plan.placement import device_of
+from loadstone._plan.recipes import AdapterRecipes
+from loadstone._skeleton.skeleton import skeleton
+from loadstone.tracing import Trace
+
+_Names = dict[str, str]
+
+
+class Load(FromPretrainedCall):
+    """One call of ``from_pretrained``. For one thread."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.names: _Names = {}  # the library's names, by those in the checkpoint
+
+    def give_memory(self, model: Any, missing: list[str], dtype: torch.dtype | None) -> None:
+        """Allocates missing tensors."""
+        state = model.state_dict()
+        for name in missing:
+            if state[name].is_meta:
+                value = self.unwritten(name, state[name], device="cpu", dtype=dtype)
+                put = modeling_utils._load_parameter_into_model
+                keep_object(model, name, functools.partial(put, model, name, value))
+        self.note_buffers(model)
+
+    def read(self, model: Any, files: list[str], given: dict[str, Any], result: Any) -> Any:
+        """Plans and loads.
+
+        Args:
+            given: the arguments of the library's ``_load_pretrained_model``.
+            result: of that function: the model, the missing, unexpected and mismatched names, the
+                index of the offload folder, and errors.
+
+        Returns:
+            The index of the offload folder.
+        """
+        catalog = inspect(files, allow_links=True)
+        warn_of_findings(catalog.findings)
+        if quantized.is_decodable(catalog):
+            _require_own_names(catalog)
+            stripped_config.take_off(model.config)
+        _, _, unexpected, mismatched, _, _ = result
+        keeps = self.options.adapters is not None and self.options.adapters.keeps_ties
+        ties = _both_held(model, self.names) if keeps else {}
+        sources = source_of_each(model, self.names, unties=True)
+        traced = as_traced(
+            model, catalog, sources, given.get("keep_in_fp32_regex"), set(mismatched)
+        )
+        traced.ties = ties
+        known = {name: key for key, name in self.names.items()}
+        traced.unexpected = [(name, known.get(name, name)) for name in unexpected]
+        device_map = given.get("device_map")
+        folder, devices = given.get("disk_offload_folder"), _devices(model, device_map)
+        filled = self.plan_and_read(model, catalog, traced, devices, folder)
+        assert self.plan is not None
+        execute.install(self.plan, model, filled)
+        filled.offload.commit()
+        return filled.offload.index() if "disk" in (device_map or {}).values() else None
+
+
+def as_traced(
+    model: Any,
+    catalog: Catalog,
+    sources: _Names,
+    keep_in_fp32: Any,
+    mismatched: set[str],
+    asked: torch.dtype | None = None,
+) -> AdapterRecipes:
+    """One tensor of the checkpoint for each of the model's, as the library would read it.
+
+    Args:
+        sources: names in the checkpoint by those of the model's tensors.
+        keep_in_fp32: the library's regular expression for names that stay in float32.
+        mismatched: names of another shape, which the caller asked to ignore.
+        asked: the caller's dtype for parameters, whatever they were built in.
+    """
+    dtype_of: Any = modeling_utils._infer_parameter_dtype  # type: ignore[attr-defined]
+    trace = Trace(catalog)
+    traced = AdapterRecipes(None)
+    state = model.state_dict()
+    decoded = {row[0] for row in catalog._core.quantized()}
+    for name, source in sources.items():
+        symbol: torch.Tensor
+        final = None
+        if asked is not None and state[name].dtype in PLAIN_FLOATS:
+            is_kept = keep_in_fp32 is not None and keep_in_fp32.search(name)
+            final = torch.float32 if is_kept else asked
+        if source in decoded:
+            symbol = trace.numbers(source, final or state[name].dtype)
+        else:
+            symbol = trace.source(source)
+        found, expected = tuple(symbol.shape), tuple(state[name].shape)
+        if found != expected:
+            traced.findings.append(mismatch(name, found, expected, name in mismatched))
+            continue
+        dtype = final or dtype_of(model, name, symbol, keep_in_fp32)[1]
+        if dtype is not None and symbol.dtype != dtype:
+            symbol = trace.cast(symbol, dtype, state[name].dtype)
+        trace.add(name, symbol)
+        traced.dtypes[name] = dtype_name(symbol.dtype)
+    traced.recipes = trace.finish()
+    return traced
+
+
+def _require_own_names(catalog: Catalog) -> None:
+    """The library looks for ``X.weight`` in the files; codes of another name would be missing."""
+    for name, _, _, components in catalog._core.quantized():
+        if components.get("data", name) != name:
+            raise refused(f"{components['data']} (codes, with transformers before 5.0)")
+
+
+def _both_held(model: Any, names: _Names) -> dict[str, str]:
+    """Tied names with sources of their own, each with its root."""
+    known = set(names.values())
+    return {
+        slot.name: slot.tie_of
+        for slot in walk(model)
+        if slot.tie_of in known and slot.name in known and slot.tie_of is not None
+    }
+
+
+def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
+    """Names in the checkpoint by those of the model's tensors; tied ones by the first.
+
+    Args:
+        names: the library's, by those in the checkpoint. Of two for the same the last one counts.
+        unties: a tied tensor with a source of its own is untied, as when the library loads it. The
+            library ties again afterwards.
+    """
+    known = {name: source for source, name in names.items()}
+    if unties:
+        for slot in walk(model):
+            if slot.tie_of in known and slot.name in known:
+                slot.replace(torch.empty_like(slot.tensor))
+    found: _Names = {}
+    for slot in walk(model):
+        if slot.is_registered and slot.kind in SAVED and slot.name in known:
+            found.setdefault(slot.tie_of or slot.name, known[slot.name])
+    return found
+
+
+def trace(model: Any, catalog: Catalog, dtype: Any, key_mapping: Any) -> AdapterRecipes:
+    """See :func:`loadstone.transformers.trace`."""
+    keys, prefix = list(catalog.encodings()), model.base_model_prefix
+    has = bool(prefix) and any(key.startswith(prefix) for key in keys)
+    expects = bool(prefix) and hasattr(model, prefix)
+    names = model._get_key_renaming_mapping(
+        keys, key_mapping, has and not expects, expects and not has
+    )
+    sources = source_of_each(model, names)
+    asked = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
+    traced = as_traced(model, catalog, sources, _kept_in_fp32(model, asked), set(), asked)
+    state = model.state_dict()
+    traced.unexpected = [(names.get(key, key), key) for key in keys if names.get(key) not in state]
+    return traced
+
+
+def _kept_in_fp32(model: Any, dtype: torch.dtype | None) -> re.Pattern[str] | None:
+    """The names that the library's loader keeps in float32 in a load of a dtype."""
+    half = (torch.float16,)
+    names = list(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype in half else []
+    if dtype in (*half, torch.bfloat16):
+        names += getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return re.compile("|".join(rf"(?:^|\.){name}(?:$|\.)" for name in names)) if names else None
+
+
+def _devices(model: Any, device_map: Any) -> dict[str, Any] | None:
+    """The device of every tensor; ``None``: all on the cpu. Buffers stay in memory."""
+    if device_map is None:
+        return None
+    buffers = [name for name, _ in model.named_buffers()]
+    places = {"": "cpu"}
+    for name in [*model.state_dict(), *buffers]:
+        device = device_of(name, device_map, "cpu")
+        places[name] = "cpu" if device == "disk" and name in buffers else device
+    return places
+
+
+# --- where that stands in the library ------------------------------------------------------------
+
+
+def middle() -> list[tuple[Any, str, Any]]:
+    """The functions of these releases that are replaced."""
+    places: list[tuple[Any, str, Any]] = [
+        (modeling_utils, "init_empty_weights", _init_empty_weights),
+        (modeling_utils, "_load_state_dict_into_meta_model", _load_state_dict),
+        (PreTrainedModel, "_load_pretrained_model", _load_pretrained_model),
+        (PreTrainedModel, "_get_key_renaming_mapping", _get_key_renaming_mapping),
+        (PreTrainedModel, "_move_missing_keys_from_meta_to_cpu", _move_missing_keys),
+        (PreTrainedModel, "_load_from_tf", _load_from_another),
+        (PreTrainedModel, "_load_from_flax", _load_from_another),
+    ]
+    if SITES.is_since("4.53"):
+        places.append((modeling_utils, "load_shard_files_with_threadpool", _in_this_thread))
+    return places
+
+
+def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
+    load = current()
+    return original(*args, **kwargs) if load is None else _building(load)
+
+
+@contextlib.contextmanager
+def _building(load: FromPretrainedCall) -> Iterator[None]:
+    with skeleton(), constructing_in(load):
+        yield
+
+
+def _load_pretrained_model(
+    original: Any,
+    cls: Any,
+    model: Any,
+    state_dict: Any,
+    checkpoint_files: list[str] | None,
+    *args: Any,
+    **given: Any,
+) -> Any:
+    load: Any = current()
+    if load is None or load.model is not None:
+        return original(cls, model, state_dict, checkpoint_files, *args, **given)
+    reason = reason_against(model, state_dict, checkpoint_files, given.get("device_mesh"))
+    names = map(str, checkpoint_files or ())
+    other = next((name for name in names if not name.endswith(".safetensors")), None)
+    if reason is None and other is not None:
+        reason = f"files that are not safetensors ({other}; of transformers before 5.0)"
+    if reason is None and given.get("hf_quantizer") is not None:
+        reason = "quantization_config (of transformers before 5.0)"
+    if reason is not None and load.options.is_direct:
+        raise refused(reason)
+    load.fills_gaps = given.get("hf_quantizer") is None
+    if not load.fills_gaps:
+        warn(f"{reason}: the library loads it by itself", UserWarning, stacklevel=2)
+    load.model = model if reason is None else None
+    result = original(cls, model, state_dict, checkpoint_files, *args, **given)
+    if load.model is None or checkpoint_files is None:
+        return result
+    *before, _, errors = result
+    return *before, load.read(model, checkpoint_files, given, result), errors
+
+
+def _get_key_renaming_mapping(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    names = original(model, *args, **kwargs)
+    load: Any = current()
+    if load is not None and load.model is model and not load.names:
+        load.names = dict(names)
+    return names
+
+
+def _move_missing_keys(original: Any, model: Any, missing: Any, *args: Any) -> Any:
+    load: Any = current()
+    if load is None or not load.fills_gaps:
+        return original(model, missing, *args)
+    return load.give_memory(model, missing, args[-2])
+
+
+def _load_state_dict(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    load: Any = current()
+    if load is None or load.model is not model:
+        return original(model, *args, **kwargs)
+    return None if SITES.is_since("4.57") else (None, None)  # indices of offload folders
+
+
+def _in_this_thread(original: Any, shards: Any) -> Any:
+    """Reads in this thread: the library's threads do not inherit the context variable."""
+    if current() is None:
+        return original(shards)
+    load_one: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
+    results = [load_one(each) for each in shards]
+    return [], *results[-1][1:]
+
+
+def _load_from_another(original: Any, *args: Any, **kwargs: Any) -> Any:
+    load = current()
+    if load is not None and load.options.is_direct:
+        raise refused("from_tf or from_flax")
+    return original(*args, **kwargs)

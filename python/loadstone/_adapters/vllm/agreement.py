@@ -1,0 +1,99 @@
+"""What is loaded and the layers that vLLM made for it agree, or the load is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from loadstone._adapters.serving.converted import conversion, quantization_config
+from loadstone._adapters.serving.options import Changes, Options
+from loadstone._adapters.vllm.drafter import options_of
+from loadstone._base.errors import make
+
+
+def agreed(options: Options, model_config: Any, speculative: Any) -> Options:
+    """The options that hold for a model, with the changes that its config asks for.
+
+    Layers were made before: they take codes of one kind, or numbers.
+
+    Args:
+        speculative: vLLM's ``SpeculativeConfig`` if this is a drafter.
+
+    Raises:
+        PlanError: ``plan.options``: the model's layers take something else.
+    """
+    options = options_of(options, model_config, speculative)
+    asked = Changes.of_overrides(vars(model_config.hf_config))
+    if asked.quantize and not options.changes.quantize:
+        if (
+            options.dequantize
+            or options.receipt
+            or options.changes != Changes(lora=options.changes.lora)
+        ):
+            _refuse("options of the loader say otherwise than loadstone_quantize", model_config)
+        asked = dataclasses.replace(asked, lora=options.changes.lora)
+        options = dataclasses.replace(options, changes=asked)
+    if options.changes.quantize:
+        _require_codes(options.changes, model_config)
+    elif model_config.quantization is not None and (options.dequantize or options.changes.lora):
+        _refuse(
+            "the model's layers take codes, and these options make numbers; add --hf-overrides "
+            "'{\"quantization_config\": null}'",
+            model_config,
+        )
+    return options
+
+
+def only_by_ours(load_model: Callable[..., Any]) -> Callable[..., Any]:
+    """``BaseModelLoader.load_model``, which refuses layers for codes that only we make.
+
+    Other loaders would copy numbers into them, and nobody would say so.
+    """
+
+    @functools.wraps(load_model)
+    def checked(self: Any, vllm_config: Any, model_config: Any, *args: Any, **options: Any) -> Any:
+        asked = Changes.of_overrides(vars(model_config.hf_config)).quantize
+        if asked and self.load_config.load_format not in ("loadstone", "dummy"):
+            _refuse("loadstone_quantize needs --load-format loadstone", model_config)
+        return load_model(self, vllm_config, model_config, *args, **options)
+
+    return checked
+
+
+def _require_codes(changes: Changes, model_config: Any) -> None:
+    wanted = quantization_config(conversion(str(model_config.model), changes))
+    found = getattr(model_config.hf_config, "quantization_config", None)
+    if isinstance(found, dict) and _holds(found, wanted or {}):  # vLLM adds some fields
+        return
+    text = json.dumps(changes.quantize)
+    raise make(
+        "plan.options",
+        "the model's layers do not take these codes; add --config-format loadstone "
+        f"--hf-overrides '{{\"loadstone_quantize\": {text}}}', with the same style, include "
+        "and exclude",
+        field="quantize",
+        found=json.dumps(found),
+        expected=json.dumps(wanted),
+        path=str(model_config.model),
+    )
+
+
+def _holds(found: dict[str, Any], fields: dict[str, Any]) -> bool:
+    """Whether all of these fields are there; names of modules in any order, as files have them."""
+    names = "ignore"
+    others = {key: value for key, value in fields.items() if key != names}
+    are_same = sorted(found.get(names, ())) == sorted(fields.get(names, ()))
+    return are_same and found | others == found
+
+
+def _refuse(message: str, model_config: Any) -> NoReturn:
+    raise make(
+        "plan.options",
+        message,
+        field="model_loader_extra_config",
+        found=f"quantization {model_config.quantization}",
+        path=str(model_config.model),
+    )

@@ -1,0 +1,151 @@
+"""The load format, as vLLM asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
+
+from loadstone._adapters.serving.loading import Loading
+from loadstone._adapters.serving.options import Options
+from loadstone._adapters.serving.receipts import current_rank, save
+from loadstone._adapters.vllm.agreement import agreed
+from loadstone._adapters.vllm.drafter import is_drafter, is_taken_from_target
+from loadstone._base.dtypes import dtype_name
+from loadstone._base.progress import shown
+
+# Not vLLM's children, so that its settings for logs hold.
+logger = init_logger("vllm.loadstone")
+
+# Models by the folder that they were loaded from first: `weights` is instead of that one alone.
+_folders: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
+    """Brings the tensors of a checkpoint to a model's own ``load_weights``, and proves the result.
+
+    That code is given tensors that are not read yet. Each rank reads what it keeps of them, after
+    the proof that all parameters will have values.
+    """
+
+    def __init__(self, load_config: Any) -> None:
+        self.options = Options.of(load_config.model_loader_extra_config)
+        with _as_vllm_knows_it(load_config):
+            super().__init__(load_config)
+        self._speculative: Any = None
+        self._loading: Loading | None = None  # while a load is under way
+
+    def download_model(self, model_config: Any) -> None:
+        """Fetches a checkpoint of a hub; one of this machine is there."""
+        if not Path(model_config.model).exists():
+            with _as_vllm_knows_it(self.load_config):
+                super().download_model(model_config)
+
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
+        """As vLLM's own loader."""
+        is_one = is_drafter(model_config)
+        self._speculative = vllm_config.speculative_config if is_one else None
+        model: torch.nn.Module = super().load_model(vllm_config, model_config, prefix)
+        return model
+
+    def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
+        """As vLLM's own loader; what stays without values is an error.
+
+        Raises:
+            FormatError, LoadError: the checkpoint cannot be read.
+            PlanError: ``plan.shape``: the model's code does not take a tensor; ``plan.options``:
+                the model's layers want codes, and numbers are asked for.
+            AuditError: ``audit.unaccounted``: parameters have no values.
+        """
+        self._init_ep_weight_filter(model_config)
+        self._encoder_only_lm_prefixes = None
+        _folders.setdefault(model, str(model_config.model))
+        self._loading = self._new_loading(model_config, is_proved=True)
+        load: Any = model.load_weights
+        try:
+            with shown(self.load_config.use_tqdm_on_load, "loading") as progress:
+                line, is_proved = self._loading.carry_out(
+                    lambda: load(self.get_all_weights(model_config, model)),
+                    model,
+                    str(model_config.model),
+                    lambda name, module: (
+                        _is_for_others(module)
+                        or is_taken_from_target(name, module, model, self._speculative)
+                    ),
+                    progress,
+                )
+            if self._loading.options.receipt:
+                receipt = self._loading.receipt(model)
+                save(receipt, self.options.receipt, current_rank(), is_drafter(model_config))
+        finally:
+            self._loading = None
+        (logger.info if is_proved else logger.warning)(line)
+
+    def get_all_weights(
+        self, model_config: Any, model: torch.nn.Module
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """As vLLM's own loader. It reloads by this alone, without :meth:`load_weights`."""
+        folder = str(model_config.model)
+        is_first = _folders.get(model, folder) == folder
+        self._stream = self._loading or self._new_loading(model_config, is_proved=False)
+        weights = self._stream.options.weights
+        self._folder = folder
+        self._weights = {folder: weights} if weights and is_first else {}
+        yield from super().get_all_weights(model_config, model)
+
+    def _new_loading(self, model_config: Any, is_proved: bool) -> Loading:
+        options = agreed(self.options, model_config, self._speculative)
+        return Loading(options, dtype_name(model_config.dtype), is_proved)
+
+    def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        is_unused = source.is_unused_weight or (lambda name: False)
+
+        def is_wanted(name: str) -> bool:
+            return not is_unused(name) and not should_skip_weight(name, self.local_expert_ids)
+
+        is_beside = str(source.model_or_path) != self._folder
+        is_beside = is_beside or source.allow_patterns_overrides is not None
+        for path in self._paths_of(source):
+            for name, tensor in self._stream.tensors(path, is_wanted, is_beside):
+                yield source.prefix + name, tensor
+
+    def _paths_of(self, source: Any) -> list[str]:
+        path = str(source.model_or_path)
+        if path in self._weights:
+            return [self._weights[path]]
+        if Path(path).exists() and source.allow_patterns_overrides is None:
+            return [str(Path(path, source.subfolder or ""))]
+        with _as_vllm_knows_it(self.load_config):
+            folder, files, *_ = self._prepare_weights(
+                path,
+                source.subfolder,
+                source.revision,
+                source.fall_back_to_pt,
+                source.allow_patterns_overrides,
+            )
+        return [str(folder)] if source.allow_patterns_overrides is None else sorted(files)
+
+
+@contextlib.contextmanager
+def _as_vllm_knows_it(load_config: Any) -> Iterator[None]:
+    """Without our options and our format, which vLLM's own loader refuses."""
+    given = load_config.model_loader_extra_config, load_config.load_format
+    load_config.model_loader_extra_config, load_config.load_format = {}, "auto"
+    try:
+        yield
+    finally:
+        load_config.model_loader_extra_config, load_config.load_format = given
+
+
+def _is_for_others(module: torch.nn.Module) -> bool:
+    """Scales of caches, which checkpoints may leave out, and what vLLM quantizes while loading."""
+    method: Any = getattr(module, "quant_method", None)
+    return isinstance(method, BaseKVCacheMethod) or getattr(method, "uses_meta_device", False)

@@ -1,0 +1,111 @@
+"""torch dtypes by the names that safetensors headers and every JSON of ours use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from loadstone import _core
+from loadstone._base.errors import make
+
+if TYPE_CHECKING:
+    import torch
+
+# torch has two values of F4 in one element. Checkpoints count the values.
+_PAIRS = "float4_e2m1fn_x2"
+
+_TORCH_NAMES = {name: torch_name for name, torch_name in _core.dtypes() if torch_name}
+
+
+@cache
+def _by_name() -> dict[str, torch.dtype]:
+    import torch
+
+    return {name: getattr(torch, attribute) for name, attribute in _TORCH_NAMES.items()}
+
+
+@cache
+def _by_dtype() -> dict[torch.dtype, str]:
+    import torch
+
+    known = {dtype: name for name, dtype in _by_name().items()}
+    pairs = getattr(torch, _PAIRS, None)  # since 2.8
+    return known if pairs is None else {**known, pairs: "F4"}
+
+
+def is_dtype(name: str) -> bool:
+    """Whether torch has a dtype of this safetensors name; not for block formats."""
+    return name in _TORCH_NAMES
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype for ``"BF16"``, ``"F8_E4M3"`` ...
+
+    Raises:
+        PlanError: torch has no dtype of one element each for it (``plan.dtype``).
+    """
+    try:
+        return _by_name()[name]
+    except KeyError:
+        raise make("plan.dtype", "torch has no such dtype", found=name) from None
+
+
+def element_dtype(name: str) -> torch.dtype:
+    """Return the dtype of a tensor that holds values of a dtype: of F4 it has pairs.
+
+    Raises:
+        PlanError: torch has no such dtype (``plan.dtype``).
+    """
+    import torch
+
+    pairs: torch.dtype | None = getattr(torch, _PAIRS, None) if name == "F4" else None
+    return torch_dtype(name) if pairs is None else pairs
+
+
+def element_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """Return the shape of a tensor that holds values of this shape."""
+    if dtype != "F4" or not shape:
+        return tuple(shape)
+    return (*shape[:-1], shape[-1] // 2)
+
+
+def value_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """Return the shape of the values that a tensor of this shape holds."""
+    if dtype != "F4" or not shape:
+        return tuple(shape)
+    return (*shape[:-1], shape[-1] * 2)
+
+
+def has_name(dtype: torch.dtype) -> bool:
+    """Whether checkpoint formats have this dtype."""
+    return dtype in _by_dtype()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name for a torch dtype.
+
+    Raises:
+        PlanError: no checkpoint format has it (``plan.dtype``).
+    """
+    try:
+        return _by_dtype()[dtype]
+    except KeyError:
+        raise make("plan.dtype", "no checkpoint format has this dtype", found=str(dtype)) from None
+
+
+def dtype_argument(dtype: object) -> str:
+    """The safetensors name of ``torch.bfloat16``, ``"bfloat16"`` or ``"BF16"``.
+
+    Raises:
+        PlanError: the dtype is unknown (``plan.dtype``).
+    """
+    name = _core.parse_dtype(str(dtype))
+    if name is None or not is_dtype(name):
+        raise make("plan.dtype", _core.unknown_dtype(str(dtype)), field="dtype")
+    return name
+
+
+def is_floating(name: str) -> bool:
+    """Whether a dtype by its safetensors name is of floating-point numbers."""
+    return name.startswith(("F", "BF"))

@@ -1,0 +1,244 @@
+"""The exceptions of loadstone: one class per area, one stable code per rule that was broken."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from loadstone import _core
+from loadstone._base.terminal import printable
+
+
+class Error(Exception):
+    """The base class of all errors of loadstone.
+
+    Attributes:
+        code: a stable dotted word such as ``"st.hole"``; ``loadstone explain CODE`` says more.
+        message: the sentence without file and code.
+        path: the file concerned, or ``""``.
+        tensor: the tensor or metadata key concerned, or ``""``.
+        byte_offset: where in the file, in bytes from its start, or ``None``.
+        field, found, expected: the argument or field, its value, and the accepted values.
+        errno: the operating system's error number, or 0.
+        findings: all findings of the plan that was refused (:class:`PlanError`), else empty.
+        half_written: tensors of the model that may hold a part of their new value, where a load
+            failed that wrote in place; else empty.
+
+    Control and invisible characters are escaped in ``str()`` of it, as in the core's errors, and
+    neither the text nor an attribute holds the query, user or password of a URL.
+    """
+
+    errno: int | None  # as OSError has it
+
+    def __init__(
+        self,
+        text: str,
+        code: str,
+        message: str = "",
+        path: str = "",
+        tensor: str = "",
+        byte_offset: int | None = None,
+        field: str = "",
+        found: str = "",
+        expected: str = "",
+        errno: int = 0,
+    ) -> None:
+        super().__init__("\n".join(map(printable, text.split("\n"))))
+        self.code = code
+        self.message = _public(message or text)
+        self.path = _public(path)
+        self.tensor = _public(tensor)
+        self.byte_offset = byte_offset
+        self.field = field
+        self.found = _public(found)
+        self.expected = _public(expected)
+        self.errno = errno
+        self.findings: list[Any] = []
+        self.half_written: list[str] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made again from its arguments; findings stay in the process.
+        where = (self.path, self.tensor, self.byte_offset, self.field, self.found, self.expected)
+        return type(self), (str(self), self.code, self.message, *where, self.errno)
+
+
+def _public(value: Any) -> Any:
+    """A text without the secrets of URLs in it."""
+    return _core.without_secrets(value) if isinstance(value, str) else value
+
+
+# Callers of the libraries catch what these raise, so our errors are these as well. A misfit is a
+# RuntimeError in torch and transformers and a ValueError in diffusers and accelerate; a file that
+# cannot be parsed is an OSError in diffusers and a ValueError where JSON is read.
+
+
+class FormatError(Error, OSError, ValueError):
+    """A checkpoint that breaks a rule of its format, or that this version cannot read."""
+
+
+class PlanError(Error, RuntimeError, ValueError):
+    """A plan that cannot be executed. ``findings`` holds all its findings."""
+
+
+class LoadError(Error):
+    """A load that failed during execution: input and output, memory, a device, cancellation."""
+
+
+class FileError(LoadError, OSError):
+    """A :class:`LoadError` of input or output (codes ``io.*``)."""
+
+
+class MissingFileError(FileError, FileNotFoundError):
+    """A file or folder that does not exist."""
+
+
+class MissingShardError(FormatError, FileNotFoundError):
+    """A file of a checkpoint that its index or numbering promises and that does not exist."""
+
+
+class DeniedError(FileError, PermissionError):
+    """A file or folder to which the system denies access."""
+
+
+class NoMemoryError(LoadError, MemoryError):
+    """A :class:`LoadError` of memory (codes ``memory.*``)."""
+
+
+class MissingTensorError(PlanError, KeyError):
+    """A name that the checkpoint does not have; the message lists the nearest ones."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would show it with quotes
+
+
+class TensorIndexError(PlanError, IndexError):
+    """An index that is outside a tensor of a checkpoint, or a slice that cannot be read."""
+
+
+class AuditError(Error):
+    """A tensor without a value, or with a value whose origin is not known."""
+
+
+class FilledWarning(UserWarning):
+    """Tensors that the checkpoint lacks got other values, as the caller requested."""
+
+
+_AREAS: dict[str, type[Error]] = {
+    "st": FormatError,
+    "ix": FormatError,
+    "gg": FormatError,
+    "im": FormatError,
+    "pt": FormatError,
+    "dcp": FormatError,
+    "q": FormatError,
+    "format": FormatError,
+    "open": PlanError,
+    "save": PlanError,
+    "merge": PlanError,
+    "plan": PlanError,
+    "skeleton": PlanError,
+    "audit": AuditError,
+    "io": FileError,
+    "memory": NoMemoryError,
+    "device": LoadError,
+    "cancelled": LoadError,
+}
+
+_CODES: dict[str, type[Error]] = {
+    "io.not_found": MissingFileError,
+    "io.denied": DeniedError,
+    "ix.missing_shard": MissingShardError,
+    "open.index": TensorIndexError,
+    "open.name": MissingTensorError,
+}
+
+
+def error_class(code: str) -> type[Error]:
+    """The class for a code: its area decides, but for a few."""
+    return _CODES.get(code) or _AREAS.get(code.partition(".")[0], Error)
+
+
+def from_core(
+    text: str, code: str, message: str = "", path: str = "", tensor: str = "", *rest: Any
+) -> Error:
+    """The error for one of the C++ core, which calls this."""
+    if f"'{tensor}'" in message:  # name the tensor once
+        text = text.replace(f"'{tensor}': {message}", message, 1)
+    return error_class(code)(text, code, message, path, tensor, *rest)
+
+
+def make(code: str, message: str, lines: Sequence[str] = (), **where: Any) -> Error:
+    """Return an error of the Python side, in the format of the core's.
+
+    Args:
+        lines: printed below the message.
+    """
+    parts = (where.get(key) for key in ("path", "tensor", "field"))
+    head = "".join(f"{printable(part)}: " for part in parts if part and f"'{part}'" not in message)
+    body = "\n".join(map(printable, [message, *lines]))
+    tail = "".join(
+        f"; {key} {printable(where[key])}" for key in ("found", "expected") if where.get(key)
+    )
+    message = "\n".join([message, *lines])
+    return error_class(code)(f"{head}{body}{tail} [{code}]", code, message, **where)
+
+
+def unknown(
+    field: str, what: str, word: object, known: Iterable[str], code: str = "plan.options"
+) -> Error:
+    """Return the error for a word that an argument does not take; it names the nearest known one.
+
+    Args:
+        what: what the word should have been: ``"library"``.
+        known: the words that the argument takes.
+    """
+    words = list(known)
+    error = make(code, _core.unknown_word(what, str(word), words), field=field)
+    error.found, error.expected = _public(str(word)), ", ".join(words)
+    return error
+
+
+def count_argument(field: str, value: Any, most: int = 2**32 - 1) -> int:
+    """A count from 0 to ``most``: an integer of Python or numpy.
+
+    Raises:
+        Error: ``plan.options``: it is not such a number.
+    """
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if 0 <= count <= most:
+        return count
+    raise make(
+        "plan.options",
+        "not a whole number in range",
+        field=field,
+        found=repr(value),
+        expected=f"0 to {most}",
+    )
+
+
+def counted(count: int, one: str, several: str) -> str:
+    """A count with its noun, singular or plural."""
+    return f"{count} {one if count == 1 else several}"
+
+
+def listed(
+    items: Sequence[Any],
+    most: int = 8,
+    shown: Callable[[Any], str] = str,
+    by: str = ", ",
+    more: str = " and {} more",
+) -> str:
+    """Return the text of the first items and the count of the others: ``"a, b and 3 more"``.
+
+    Args:
+        most: the number of items to show.
+        shown: returns an item's text.
+        by: the separator.
+        more: the text after the last item if others are left; ``{}`` is their count.
+    """
+    left = len(items) - most
+    return by.join(map(shown, items[:most])) + (more.format(left) if left > 0 else "")

@@ -1,0 +1,128 @@
+"""Indices such as ``[0:128, :, None, -1]`` as boxes of a shape, before anything is read."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadstone._base.errors import Error, make
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A strided box of a tensor, and the shape of the result.
+
+    Attributes:
+        ranges: first index, count and step of each dimension of the tensor.
+        shape: without the dimensions that a number selects from, with those that ``None`` adds.
+    """
+
+    ranges: tuple[tuple[int, int, int], ...]
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Selected elements."""
+        return math.prod(self.shape)
+
+
+def whole(shape: Sequence[int]) -> Selection:
+    """The selection of a whole tensor."""
+    return Selection(tuple((0, extent, 1) for extent in shape), tuple(shape))
+
+
+def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
+    """The box that an index of numbers, slices, ``...`` and ``None`` means, as in torch.
+
+    ``[:]`` of a tensor without dimensions is all of it. An empty list selects no row.
+
+    Returns:
+        ``None`` for an index of another kind (lists, tensors, masks), which is no box.
+
+    Raises:
+        TensorIndexError: a number is outside its dimension, there are more items than dimensions,
+            or a step is not positive (``open.index``).
+    """
+    items = list(index) if isinstance(index, tuple) else [index]
+    if not shape and items == [slice(None)]:
+        items = []
+    if isinstance(index, list) and not index:
+        items = [slice(0, 0)]
+    if not all(_is_plain(item) for item in items):
+        return None
+    items = _expanded(items, index, shape, name)
+    ranges: list[tuple[int, int, int]] = []
+    result: list[int] = []
+    for item in items:
+        if item is None:
+            result.append(1)
+            continue
+        dim, extent = len(ranges), shape[len(ranges)]
+        if isinstance(item, slice):
+            ranges.append(_range(item, extent, dim, name))
+            result.append(ranges[-1][1])
+        else:
+            ranges.append((_number(item, extent, dim, name), 1, 1))
+    return Selection(tuple(ranges), tuple(result))
+
+
+def take(tensor: Any, index: Any, name: str) -> Any:
+    """Applies an index that is not a box to a tensor. A list selects rows, as in NumPy.
+
+    Raises:
+        TensorIndexError: torch does not take it (``open.index``).
+    """
+    import torch
+
+    try:
+        return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
+    except (IndexError, TypeError, ValueError, RuntimeError) as reason:
+        raise _refusal(f"torch refuses the index: {reason}", name, repr(index)) from None
+
+
+def _is_plain(item: Any) -> bool:
+    if item is None or item is Ellipsis or isinstance(item, slice):
+        return True
+    if isinstance(item, bool) or getattr(item, "shape", ()) != ():
+        return False
+    if str(getattr(item, "dtype", "")).endswith("bool"):
+        return False
+    return hasattr(item, "__index__")
+
+
+def _expanded(items: list[Any], index: Any, shape: Sequence[int], name: str) -> list[Any]:
+    """The items with full slices in the place of ``...`` and behind the last one."""
+    used = sum(item is not None and item is not Ellipsis for item in items)
+    if used > len(shape):
+        raise _refusal("too many indices", name, repr(index), f"at most {len(shape)}")
+    ellipses = [place for place, item in enumerate(items) if item is Ellipsis]
+    if len(ellipses) > 1:
+        raise _refusal("more than one ellipsis", name, repr(index))
+    place = ellipses[0] if ellipses else len(items)
+    filling = [slice(None)] * (len(shape) - used)
+    return [*items[:place], *filling, *items[place + 1 :]]
+
+
+def _range(item: slice, extent: int, dim: int, name: str) -> tuple[int, int, int]:
+    try:
+        begin, end, step = item.indices(extent)
+    except (TypeError, ValueError) as reason:
+        raise _refusal(f"not a slice of dimension {dim}: {reason}", name, repr(item)) from None
+    if step < 1:
+        raise _refusal("the step of a slice is not positive", name, str(step), "1 or more")
+    return begin, len(range(begin, end, step)), step
+
+
+def _number(item: Any, extent: int, dim: int, name: str) -> int:
+    number = operator.index(item)
+    if not -extent <= number < extent:
+        expected = f"-{extent} to {extent - 1}" if extent else "none, it is empty"
+        raise _refusal(f"the index is outside dimension {dim}", name, str(number), expected)
+    return number % extent
+
+
+def _refusal(message: str, name: str, found: str, expected: str = "") -> Error:
+    return make("open.index", message, tensor=name, found=found, expected=expected)

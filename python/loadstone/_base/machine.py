@@ -1,0 +1,99 @@
+"""The memory of this machine, for computed device maps."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadstone import _core
+from loadstone._base.errors import make
+
+MODES = _core.DEVICE_MAP_MODES
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},
+    **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
+}
+
+_BYTES_MAX = 2**63 - 1
+
+
+def byte_count(size: int | str, field: str = "max_memory") -> int:
+    """Bytes of ``4096``, ``"8GiB"`` or ``"500 MB"``.
+
+    Args:
+        field: the argument, for the error.
+    """
+    count: float = -1
+    if isinstance(size, int) and not isinstance(size, bool):
+        count = size
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+        if match is not None and match[2].upper() in _UNITS:
+            count = float(match[1]) * _UNITS[match[2].upper()]
+    if 0 <= count <= _BYTES_MAX:
+        return int(count)
+    raise make("plan.options", "not a size", field=field, found=repr(size))
+
+
+def device_name(device: Any) -> str:
+    """A device's name in plans: ``"cuda:0"`` for ``0``, the current device for ``"cuda"``."""
+    if isinstance(device, int):
+        return f"cuda:{device}"
+    name = str(device)
+    return f"{name}:{_current(name)}" if name in _core.COUNTED_DEVICES else name
+
+
+def _current(kind: str) -> int:
+    """The number of torch's current device; one that nobody has chosen is not asked for."""
+    module = getattr(sys.modules.get("torch"), kind, None)
+    if module is None or not getattr(module, "is_initialized", bool)():
+        return 0
+    return int(module.current_device())
+
+
+def available_memory() -> dict[str, int]:
+    """Free bytes of each CUDA device, then of the host."""
+    import torch
+
+    capacities = {}
+    for index in range(torch.cuda.device_count()):
+        capacities[f"cuda:{index}"] = torch.cuda.mem_get_info(index)[0]
+    with Path("/proc/meminfo").open(encoding="ascii") as lines:
+        available_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
+    capacities["cpu"] = available_kib * 1024
+    return capacities
+
+
+def peak_resident_bytes() -> int:
+    """The largest resident set of this process so far; 0 where the system does not say."""
+    try:
+        with Path("/proc/self/status").open(encoding="ascii", errors="replace") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def capacities(
+    max_memory: Mapping[Any, int | str] | None, *, computed: bool
+) -> list[tuple[str, int]]:
+    """Device and bytes, in order of preference; the machine's own where a map is to be computed."""
+    if max_memory is not None:
+        return [(device_name(device), byte_count(size)) for device, size in max_memory.items()]
+    return list(available_memory().items()) if computed else []
+
+
+def device_map_entries(device_map: Any) -> tuple[str, list[tuple[str, str]]]:
+    """The strategy of a device map (``""``: none), and its modules with their devices."""
+    if device_map is None:
+        return "", []
+    if isinstance(device_map, str) and device_map in MODES:
+        return device_map, []
+    if isinstance(device_map, Mapping):
+        return "", [(path, device_name(device)) for path, device in device_map.items()]
+    return "", [("", device_name(device_map))]

@@ -1,0 +1,57 @@
+"""Text files: read whatever their encoding is, written whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from loadstone import _core
+from loadstone._base.errors import make
+
+_CODES = {
+    errno.ENOENT: "io.not_found",
+    errno.EACCES: "io.denied",
+    errno.EPERM: "io.denied",
+    errno.EROFS: "io.denied",
+    errno.ENOSPC: "io.no_space",
+    errno.EDQUOT: "io.no_space",
+    errno.EFBIG: "io.no_space",
+}
+
+
+def code_of(number: int | None, otherwise: str) -> str:
+    """Return the error code of an ``errno``."""
+    return _CODES.get(number or 0, otherwise)
+
+
+def require_local(path: str) -> None:
+    """Refuse a URL with ``io.remote``."""
+    if _core.is_remote(path):
+        raise make("io.remote", "only a file of this machine is read here", path=path)
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return a file's text. Bytes that are not UTF-8 reach the core, which rejects them by name.
+
+    Raises:
+        FileError: it cannot be read.
+        LoadError: ``io.remote``: the path is a URL.
+    """
+    name = os.fsdecode(path)
+    require_local(name)
+    try:
+        return Path(name).read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as reason:
+        message = f"cannot be read: {reason.strerror}"
+        raise make(code_of(reason.errno, "io.read"), message, path=name) from reason
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file under a temporary name and rename it: it is the old one or the new one.
+
+    Raises:
+        LoadError: ``io.write``, ``io.no_space``, ``io.denied``; ``io.remote`` for a URL;
+            ``io.exists`` instead of replacing a file of a model.
+    """
+    _core.write_document(os.fsdecode(path), text)

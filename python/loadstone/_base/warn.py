@@ -1,0 +1,48 @@
+"""Warnings about loads, each at the line of the user's code that asked for the load."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from loadstone import _core
+from loadstone._base.terminal import warn
+
+# Modules whose frames are passed over to find the user's line.
+_LOADING = (
+    *("loadstone", "accelerate", "diffusers", "transformers", "huggingface_hub"),
+    *("contextlib", "functools"),
+)
+
+
+def users_level() -> int:
+    """Return the ``stacklevel`` of the first caller that is not loading code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LOADING:
+            break
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def warn_of_findings(findings: Iterable[_core.Finding]) -> None:
+    """Warn of each finding that is a warning, where no report hands it on.
+
+    Skips a wrong total in an index: no value depends on it, and many files have one.
+    """
+    for each in findings:
+        if each.severity == "warning" and each.code != "ix.total_size":
+            hint = f". {each.suggestion}" if each.suggestion else ""
+            warn(f"{each.message}{hint}", UserWarning, stacklevel=users_level())
+
+
+def warn_of_overflows(findings: Iterable[_core.Finding]) -> None:
+    """Warn once about all tensors with finite values that their dtype cannot hold."""
+    found = [each for each in findings if each.code == "convert.overflow"]
+    if not found:
+        return
+    more = ""
+    if len(found) > 1:
+        more = f" ({len(found) - 1} more tensor{'s' if len(found) > 2 else ''} like it)"
+    hint = f". {found[0].suggestion}" if found[0].suggestion else ""
+    warn(f"{found[0].message}{more}{hint}", UserWarning, stacklevel=users_level())

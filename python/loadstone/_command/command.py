@@ -1,0 +1,115 @@
+"""The command from Python: ``python -m loadstone``, which knows two things more.
+
+The command itself needs no Python. ``convert FOLDER NAME.gguf``, in these places, asks llama.cpp's
+converter for names, layouts and metadata first (:mod:`loadstone.llama_cpp`), and hands them on as
+``--rules`` and ``--metadata``. ``export-rules`` asks a Python library for its conversions
+(:mod:`loadstone._command.export_rules`). Everything else is passed on as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from loadstone import llama_cpp
+from loadstone._base.errors import Error, make
+from loadstone._command import export_rules
+
+# The command's exit statuses: docs/cli.md.
+_USAGE = 2
+_INTERRUPTED = 130
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command with these arguments; returns its exit status."""
+    if arguments[:1] == ["export-rules"]:
+        return _own(arguments[1:])
+    with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
+        try:
+            command = [_command(), *_prepared_apart(arguments, Path(folder))]
+        except Error as error:
+            print(f"loadstone: {error}", file=sys.stderr)
+            return _USAGE
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        # Ctrl-C is the command's, which cleans up; a handler, unlike SIG_IGN, is not inherited.
+        before = signal.signal(signal.SIGINT, lambda *_: None)
+        try:
+            return subprocess.run(command, check=False).returncode
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _own(arguments: list[str]) -> int:
+    """``export-rules``, which the C++ command does not have."""
+    try:
+        return export_rules.main(arguments)
+    except Error as error:
+        print(f"loadstone: {error}", file=sys.stderr)
+        return _USAGE
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def prepared(arguments: list[str], folder: Path) -> list[str]:
+    """The command's arguments; writes the files that they name to ``folder``.
+
+    Raises:
+        Error: see :func:`loadstone.llama_cpp.trace`.
+    """
+    if not _is_traced(arguments):
+        return arguments
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--converter")
+    own.add_argument("--trust-code", action="store_true")
+    own.add_argument("--dtype")  # the converter's, which gives each tensor its own
+    ours, rest = own.parse_known_args(arguments)
+    traced = llama_cpp.trace(
+        arguments[1],
+        converter=ours.converter,
+        dtype=ours.dtype,
+        computed_bytes_max=llama_cpp.COMPUTED_BYTES_MAX,
+        trust_code=ours.trust_code,
+        allow_links="--allow-links" in rest,
+    )
+    recipes, metadata = traced.save(folder / "model")
+    return [*rest, f"--rules={recipes}", f"--metadata={metadata}"]
+
+
+def _prepared_apart(arguments: list[str], folder: Path) -> list[str]:
+    """The same from a process of its own: what the converter imports would stay in memory."""
+    if not _is_traced(arguments):
+        return arguments
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(prepared, arguments, folder).result()
+
+
+def _is_traced(arguments: list[str]) -> bool:
+    if len(arguments) < 3 or arguments[0] != "convert":
+        return False
+    given = _has(arguments, "--rules") or _has(arguments, "--metadata")
+    return not given and llama_cpp.concerns(arguments[1], arguments[2])
+
+
+def _has(arguments: list[str], option: str) -> bool:
+    return any(each.partition("=")[0] == option for each in arguments)
+
+
+def _command() -> str:
+    """The command that was installed with the package, or the first of its name in the path."""
+    name = "loadstone"
+    installed = Path(sysconfig.get_path("scripts"), name)
+    found = str(installed) if os.access(installed, os.X_OK) else shutil.which(name)
+    if found is None:
+        raise make("io.not_found", "the command is not installed", path=str(installed))
+    return found

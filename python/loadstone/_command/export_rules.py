@@ -1,0 +1,44 @@
+"""``python -m loadstone export-rules``: the conversions of a library's model type as rules."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+
+from loadstone._base.errors import make
+from loadstone._base.text import write_text
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the rules; returns the exit status.
+
+    Raises:
+        Error: see :func:`loadstone._adapters.transformers.export.export`; ``io.write``.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m loadstone export-rules",
+        allow_abbrev=False,
+        description="Write the conversions of a model type as rules, for checkpoints of any depth "
+        "and number of experts. The rules are proven in models of two sizes first.",
+    )
+    parser.add_argument("--library", required=True, choices=["transformers"])
+    parser.add_argument("--model-type", required=True, help="as config.json has it: mixtral")
+    parser.add_argument(
+        "--config",
+        metavar="FOLDER",
+        help="a folder with config.json, for a class or widths that are not the default ones",
+    )
+    parser.add_argument("-o", dest="output", metavar="FILE", help="default: standard output")
+    options = parser.parse_args(arguments)
+    if importlib.util.find_spec("transformers") is None:
+        raise make("plan.options", "transformers is not installed", field="library")
+    from loadstone._adapters.transformers.export import export
+
+    text = json.dumps(export(options.model_type, options.config), indent=1) + "\n"
+    if options.output is None:
+        sys.stdout.write(text)
+        return 0
+    write_text(options.output, text)
+    return 0

@@ -1,0 +1,1 @@
+"""File to file: conversions, merges, and tensors quantized in memory."""

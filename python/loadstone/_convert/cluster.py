@@ -1,0 +1,148 @@
+"""The parts of a conversion as tasks of an engine that schedules, places and retries them.
+
+A task is a call of :func:`loadstone.convert` with plain arguments and a part. It may be run twice,
+anywhere, at any time: shards that are whole are kept, and two never write one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from loadstone import _core
+from loadstone._base.errors import Error, make
+from loadstone._files.remote import absolute
+
+# Numbers of the report that the parts of a conversion add up; they run at the same time.
+SUMS = tuple(name for name in _core.CONVERT_SUMS if name != "seconds")
+
+_RETRIES = 8  # of a part whose process or machine died
+_SLOTS = 8  # of an engine that does not say how many it has
+_LOCKED_SECONDS = 600.0  # after that, whoever holds a part's lock is no ghost
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class PartDone:
+    """The result of a task, or its ``error``."""
+
+    index: int
+    sums: Counter[str] = field(default_factory=Counter)  # of SUMS
+    peak_bytes: int = 0
+    error: Error | None = None
+
+
+def patiently(call: Callable[[], _Result]) -> _Result:
+    """Waits where another process is at the same: one that was given up, and still ends."""
+    end = time.monotonic() + _LOCKED_SECONDS
+    while True:
+        try:
+            return call()
+        except Error as error:
+            if error.code != "convert.locked" or time.monotonic() > end:
+                raise
+        time.sleep(0.5)
+
+
+def do_part(arguments: dict[str, Any], index: int, count: int) -> PartDone:
+    """One task. Errors of loadstone are returned: a retry would fail alike."""
+    import loadstone
+
+    try:
+        report = patiently(lambda: loadstone.convert(**arguments, part=(index, count)))
+    except Error as error:
+        return PartDone(index, error=error)
+    sums = Counter({name: getattr(report, name) for name in SUMS})
+    return PartDone(index, sums, report.peak_bytes)
+
+
+def run_parts(
+    cluster: Any,
+    arguments: dict[str, Any],
+    files: int,
+    parts: int | None,
+    show: Callable[[PartDone], object],
+) -> list[PartDone]:
+    """Does all parts of a conversion of so many files. Raises the first error that one has."""
+    begin, slots = _engine(cluster, arguments)
+    done: list[PartDone] = []
+    with contextlib.closing(begin(parts or max(1, min(files, slots)))) as pending:
+        for each in pending:
+            if each.error is not None:
+                raise each.error
+            done.append(each)
+            show(each)
+    return done
+
+
+# Begins so many parts and yields each when it is done; closing it early cancels the others.
+_Begin = Callable[[int], Generator[PartDone, None, None]]
+
+
+def _engine(cluster: Any, arguments: dict[str, Any]) -> tuple[_Begin, int]:
+    """A function that begins parts, and the number of parts that run at once."""
+    if cluster == "ray":
+        return _ray(arguments)
+    if callable(getattr(cluster, "submit", None)):
+        slots = getattr(cluster, "_max_workers", None)
+        slots = slots if isinstance(slots, int) and slots > 0 else max(_SLOTS, os.cpu_count() or 1)
+        return lambda count: _submitted(cluster, arguments, count), slots
+    message = '"ray", or an object with submit() such as concurrent.futures have'
+    raise make("plan.options", "no engine to run parts on", field="cluster", expected=message)
+
+
+def _submitted(
+    cluster: Any, arguments: dict[str, Any], count: int
+) -> Generator[PartDone, None, None]:
+    futures = [cluster.submit(do_part, arguments, index + 1, count) for index in range(count)]
+    try:
+        known = all(isinstance(future, Future) for future in futures)
+        for future in as_completed(futures) if known else futures:
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _ray(arguments: dict[str, Any]) -> tuple[_Begin, int]:
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError:
+        message = "Ray is not installed: pip install 'loadstone[ray]'"
+        raise make("plan.options", message, field="cluster") from None
+    if not ray.is_initialized():
+        ray.init()
+    threads = arguments["threads"]
+    task = ray.remote(num_cpus=threads, max_retries=_RETRIES)(do_part)
+
+    def begin(count: int) -> Generator[PartDone, None, None]:
+        where = ray.put(arguments)
+        waiting = [task.remote(where, index + 1, count) for index in range(count)]
+        try:
+            while waiting:
+                ready, waiting = ray.wait(waiting)
+                yield from ray.get(ready)
+        finally:
+            for each in waiting:
+                ray.cancel(each)
+
+    slots = int(ray.cluster_resources().get("CPU", _SLOTS)) // threads
+    return begin, slots
+
+
+def plain_source(source: Any) -> str | list[str]:
+    """A path, or some, that mean the same in another process."""
+    if isinstance(source, str | bytes | os.PathLike):
+        return absolute(os.fsdecode(source))
+    if isinstance(source, Sequence):
+        return [absolute(os.fsdecode(path)) for path in source]
+    message = "tasks open the checkpoint themselves: pass its path, not a catalog"
+    raise make("plan.options", message, field="source")

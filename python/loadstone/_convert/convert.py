@@ -1,0 +1,368 @@
+"""One checkpoint made into another, file to file; no tensor is ever whole in memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from loadstone import _core, llama_cpp
+from loadstone._base.errors import count_argument, make
+from loadstone._base.progress import shown
+from loadstone._base.text import write_text
+from loadstone._convert import cluster as _cluster
+from loadstone._files.catalog import Catalog, Checkpoint
+from loadstone._files.gguf_metadata import Metadata, metadata_text
+from loadstone._files.output import (
+    ConvertReport,
+    Quantize,
+    carry_out,
+    dry_report,
+    folder_of,
+    form_of,
+    format_rows,
+    open_source,
+    path_text,
+    patterns_of,
+    sizes_of,
+    style_name,
+)
+from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.rules import RulesText, rules_or_recipes, rules_text
+
+Rules = (
+    Sequence[Mapping[str, Any]]
+    | Mapping[str, str]
+    | str
+    | os.PathLike[str]
+    | AdapterRecipes
+    | RulesText
+)
+
+
+def convert(
+    source: Checkpoint | Catalog,
+    target: str | os.PathLike[str],
+    *,
+    rules: Rules | None = None,
+    dtype: Any = None,
+    block_dtype: Any = "bfloat16",
+    quantize: Quantize | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    style: str | None = None,
+    mode: str = "exact",
+    imatrix: str | os.PathLike[str] | None = None,
+    allow_non_finite: bool = False,
+    copy_code: bool = False,
+    dequantize: bool = False,
+    experts: str = "keep",
+    metadata: Metadata | None = None,
+    beyond_ggml: bool = False,
+    converter: str | os.PathLike[str] | None = None,
+    trust_code: bool = False,
+    shard_size: int | str | None = None,
+    name: str | None = None,
+    max_memory: int | str | None = None,
+    unexpected: str = "warn",
+    threads: int | None = None,
+    progress: bool | Callable[[int, int], object] = False,
+    dry_run: bool = False,
+    allow_links: bool = False,
+    resume: bool = False,
+    part: tuple[int, int] | None = None,
+    finish: bool = False,
+    receipt: str | None = None,
+    page_cache: str = "auto",
+    cluster: Any = None,
+    parts: int | None = None,
+) -> ConvertReport:
+    """Converts a checkpoint to safetensors or GGUF, in memory that does not grow with its size.
+
+    >>> loadstone.convert("model.gguf", "model.safetensors", dtype="bfloat16")
+    >>> loadstone.convert("wan.safetensors", "wan.gguf", metadata={"general.architecture": "wan"})
+
+    The target appears under its name only when it is complete; a failure leaves nothing behind and
+    an older file unchanged. The source is never written.
+
+    Args:
+        source: see :func:`loadstone.inspect`; or its result.
+        target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder for shards and
+            index, which may hold other files but no model.
+        rules: for names and layouts: a list as in ``docs/rules.md``, a JSON file of one or of
+            recipes (:func:`save_recipes`), or the trace of an adapter for this very catalog.
+            ``None``: names stay unchanged.
+        dtype: of floating tensors of 16 bits and more, of FP8 tensors without scales, and of block
+            formats. ``None``: unchanged.
+        block_dtype: of block formats without ``dtype``: bfloat16, float16 or float32. A GGUF file
+            keeps blocks as they are.
+        quantize: an encoding for the weights inside decoder layers (``"nvfp4"``, ``"nf4:128"``
+            with a block size ...; for GGUF files ``"q8_0"`` and llama.cpp's mixes such as
+            ``"q4_k_m"``), or ``{pattern: encoding}``: regular expressions searched in
+            names, of which the first match wins; ``""`` is for the rest, ``"none"`` excludes.
+        include, exclude: regular expressions of names to quantize too, or not at all.
+        style: of names, shapes and configs: ``"modelopt"`` (the default) or
+            ``"compressed-tensors"``. Encodings of bitsandbytes have a style of their own, and take
+            no other. Without ``quantize`` what is quantized gets them, byte for byte, and no
+            number changes (``convert.lossy`` where that cannot be).
+        mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt makes.
+        imatrix: for GGUF files: an importance matrix, as llama.cpp's ``llama-imatrix`` writes it
+            (``.gguf``, or the older ``.dat``). Errors of columns that matter more weigh more;
+            encodings of the fewest bits need it. It is held in memory.
+        allow_non_finite: quantize non-finite values (NaN, inf), and write values that are too large
+            for their dtype, with a finding; default: an error.
+        copy_code: also copy Python files of the source's folder.
+        dequantize: dequantize (to ``dtype``, or bfloat16) tensors of the source: FP8 of
+            any granularity, NVFP4, MXFP4, MXFP8 and int8 in the names of DeepSeek, ModelOpt,
+            compressed-tensors and GPT-OSS, bitsandbytes, and FP8 without scales. ``quantize`` does
+            that by itself.
+        experts: ``"fused"``: all experts of a layer in one tensor, as transformers 5 has them;
+            ``"separate"``: each by itself, as checkpoints are published; ``"keep"``.
+        metadata: keys that are added to the source's or replace them: texts and bools by key, or
+            ``{"type": "u32", "value": 7}`` and ``{"type": "array", "items": "string", "value":
+            [...]}``; or a JSON file of them (``docs/formats/gguf.md``). A GGUF file needs
+            ``general.architecture``, from the source or from here.
+        beyond_ggml: in GGUF files allow more than 4 dims and names of more than 63 bytes, which
+            ggml refuses and programs for video models read.
+        converter: of llama.cpp, see :func:`loadstone.llama_cpp.trace`. It says names, layouts and
+            metadata where the source is a folder of a language model, the target is
+            ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` is then the matrices'.
+        trust_code: let it run Python code that the folder's configs name.
+        shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
+            ``name.gguf`` becomes ``name-00001-of-00003.gguf`` and so on with it.
+        name: of files in a folder; ``None``: ``diffusion_pytorch_model`` if the config is one of
+            diffusers, else ``model``.
+        max_memory: limit in bytes (``int`` or ``"8GiB"``); a conversion that needs more is refused.
+        unexpected: ``"warn"``, ``"error"`` or ``"ignore"``: sources that recipes do not use.
+        threads: workers; ``None``: one per core, at most a few.
+        progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
+        dry_run: plan and check the target, and write nothing.
+        resume: keep the shards that an earlier run of the same conversion finished, and those of
+            this one however it ends. A single file has no shards, and is written from the start.
+        part: ``(i, n)``: convert this share of the shards only, ``i`` from 1 to ``n``, to a folder
+            beside the target. Parts may run at the same time, on machines that share the folder,
+            and may be repeated.
+        finish: check the shards of all parts, and move them to the target.
+        receipt: ``"xxh3-128"`` or ``"sha256-tree"``: a receipt with digests of all that is read and
+            written stands beside the output, ``receipt.json`` in a folder. The same for all parts.
+        page_cache: ``"release"``: pages of the files leave the system's page cache when they have
+            been read or written, but for sources that were in it before. ``"keep"``: they stay.
+            ``"auto"``: released where the files come to more than half of the machine's memory.
+        cluster: runs all parts as tasks: ``"ray"`` (extra ``ray``), or an object with
+            ``submit()`` as ``concurrent.futures``, Dask and MPI pools have. Each uses one thread
+            unless ``threads`` says more. Shards that an earlier run finished are kept.
+        parts: count of parts, with ``cluster``; ``None``: one for each of its slots.
+
+    Raises:
+        PlanError: a target cannot be made (all ``findings`` attached), or not in ``max_memory``.
+        FormatError: the source breaks a rule of its format.
+        LoadError: input or output failed, the disk is full, the source changed meanwhile.
+        Error: ``q.nan``: a tensor to quantize has non-finite values. ``convert.overflow``: one has
+            values that its new dtype cannot hold. ``convert.target``: the target is the source, or
+            in its folder, or is a folder with another model.
+            ``convert.state``: the unfinished shards are of another conversion;
+            ``convert.locked``: another process works on it; ``convert.incomplete``: parts are
+            missing.
+    """
+    if cluster is not None:
+        return _divided(**locals())
+    if parts is not None:
+        message = "parts are the tasks of a cluster, and cluster= is missing"
+        raise make("plan.options", message, field="parts", found=repr(parts))
+    where = os.fsdecode(target)
+    form = form_of(where, shard_size, name)
+    resolved = _resolved(
+        source, where, rules, dtype, metadata, unexpected, converter, trust_code, allow_links
+    )
+    conversion = _core.make_conversion(
+        **resolved,
+        block_dtype=str(block_dtype),
+        **form.arguments,
+        **sizes_of(shard_size, max_memory),
+        threads=count_argument("threads", threads or 0),
+        formats=format_rows(quantize),
+        mode=mode,
+        include=patterns_of(include),
+        exclude=patterns_of(exclude),
+        style=style_name(style),
+        imatrix=path_text(imatrix),
+        allow_non_finite=allow_non_finite,
+        folder=folder_of(source),
+        copy_code=copy_code,
+        dequantize=dequantize,
+        experts=experts,
+        beyond_ggml=beyond_ggml,
+    )
+    if dry_run:
+        return dry_report(conversion, where)
+    return carry_out(conversion, where, progress, resume, part, finish, receipt, page_cache)
+
+
+def _absolute(path: str | os.PathLike[str] | None) -> str | None:
+    """The path for a process that runs elsewhere; links stay."""
+    return None if path is None else os.path.abspath(os.fsdecode(path))  # noqa: PTH100
+
+
+def _divided(
+    *,
+    cluster: Any,
+    parts: int | None,
+    part: tuple[int, int] | None,
+    finish: bool,
+    resume: bool,
+    progress: bool | Callable[[int, int], object],
+    dry_run: bool,
+    **arguments: Any,
+) -> ConvertReport:
+    """A conversion whose parts are tasks; keeps the shards of earlier runs."""
+    begin = time.perf_counter()
+    if part is not None or finish or (parts is not None and parts < 1):
+        raise make(
+            "plan.options",
+            "a cluster runs and finishes all parts: pass no part=, finish= or parts below 1",
+            field="cluster",
+        )
+    arguments |= {
+        "source": _cluster.plain_source(arguments["source"]),
+        "target": _absolute(arguments["target"]),
+        "rules": _as_text(arguments["rules"]),
+        "dtype": None if arguments["dtype"] is None else str(arguments["dtype"]),
+        "block_dtype": str(arguments["block_dtype"]),
+        "imatrix": _absolute(arguments["imatrix"]),
+        "threads": arguments["threads"] or 1,
+    }
+    planned = convert(**arguments, dry_run=True)
+    if dry_run:
+        return planned
+    errors = [finding for finding in planned.findings if finding.severity == "error"]
+    if errors:
+        error = make(errors[0].code, errors[0].message)
+        error.findings = planned.findings
+        raise error
+    bytes_done = 0
+    with shown(progress, "converting") as callback:
+
+        def show(done: _cluster.PartDone) -> None:
+            nonlocal bytes_done
+            bytes_done += done.sums["bytes_written"] + done.sums["bytes_kept"]
+            if callback is not None:
+                callback(bytes_done, planned.bytes_written)
+
+        done = _cluster.run_parts(cluster, arguments, planned.files, parts, show)
+    report = _cluster.patiently(lambda: convert(**arguments, finish=True))
+    report.seconds = time.perf_counter() - begin
+    for name in _cluster.SUMS:
+        total = getattr(report, name) + sum(each.sums[name] for each in done)
+        setattr(report, name, total)
+    report.peak_bytes = max(report.peak_bytes, *(each.peak_bytes for each in done))
+    return report
+
+
+def save_recipes(
+    model: Any,
+    checkpoint: Checkpoint | Catalog,
+    path: str | os.PathLike[str],
+    *,
+    rules: str = "diffusers",
+    dtype: Any = None,
+    allow_links: bool = False,
+) -> None:
+    """Saves the recipes of a library's own conversion, for ``loadstone convert``.
+
+    >>> loadstone.save_recipes(model, "wan.gguf", "recipes.json", rules="diffusers")
+
+    Args:
+        model: of that library; may lie on meta.
+        checkpoint: the one to be converted, or one with the same names, encodings and shapes.
+        path: of the JSON file; it has names of tensors, and no values but small constants.
+        rules: the library: ``"diffusers"`` or ``"transformers"``.
+        dtype: ``None``: the model's own. Modules that the class keeps in float32 stay so.
+
+    Raises:
+        PlanError: the checkpoint does not make the whole model; ``findings`` say what is missing.
+    """
+    from loadstone._plan.planning import make_plan
+    from loadstone._plan.registry import trace
+
+    catalog = (
+        checkpoint if isinstance(checkpoint, Catalog) else open_source(checkpoint, allow_links)
+    )
+    traced = trace(rules, model, catalog, dtype)
+    make_plan(model, catalog, traced).require_ok()
+    if traced.recipes is None:
+        raise make(
+            "plan.options", "names match unchanged, so there are no recipes to save", field="rules"
+        )
+    write_text(path, traced.recipes.to_json(catalog._core))
+
+
+def _resolved(
+    source: Any,
+    target: str,
+    rules: Rules | None,
+    dtype: Any,
+    metadata: Metadata | None,
+    unexpected: str,
+    converter: str | os.PathLike[str] | None,
+    trust_code: bool,
+    allow_links: bool,
+) -> dict[str, Any]:
+    """Recipes and keys for the core; those of a language model are llama.cpp's converter's."""
+    if rules is None and llama_cpp.concerns(source, target):
+        traced = llama_cpp.trace(
+            source,
+            converter=converter,
+            dtype=None if dtype == "auto" else dtype,
+            computed_bytes_max=llama_cpp.COMPUTED_BYTES_MAX,
+            trust_code=trust_code,
+            allow_links=allow_links,
+        )
+        catalog, listed, recipes, dtype = traced.catalog._core, "", traced.recipes, None
+        metadata = traced.metadata_with(metadata)
+    else:
+        for field, value in (("converter", converter), ("trust_code", trust_code)):
+            if value:
+                message = "llama.cpp's converter makes NAME.gguf of a folder, and takes no rules"
+                raise make("plan.options", message, field=field, found=str(value))
+        catalog = (
+            source._core if isinstance(source, Catalog) else open_source(source, allow_links)._core
+        )
+        listed, recipes = _chosen(rules, source, catalog)
+    return {
+        "catalog": catalog,
+        "rules": listed,
+        "recipes": recipes,
+        "dtype": "" if dtype is None or dtype == "auto" else str(dtype),
+        "metadata": "" if metadata is None else metadata_text(metadata),
+        "unexpected": unexpected,
+    }
+
+
+def _chosen(
+    rules: Rules | None, source: Any, catalog: _core.Catalog
+) -> tuple[str, _core.Recipes | None]:
+    """Rules as JSON, and recipes; at most one of them is there."""
+    if rules is None:
+        return "", None
+    if isinstance(rules, AdapterRecipes):
+        if not isinstance(source, Catalog):
+            message = "traced recipes belong to the catalog that they were traced with: pass that"
+            raise make("plan.options", message, field="source")
+        errors = [finding for finding in rules.findings if finding.severity == "error"]
+        if errors:
+            error = make(errors[0].code, errors[0].message)
+            error.findings = rules.findings
+            raise error
+        return "", rules.recipes
+    return rules_or_recipes(rules, catalog)
+
+
+def _as_text(rules: Rules | None) -> RulesText | None:
+    """Rules in a form that can be passed to another process."""
+    if isinstance(rules, AdapterRecipes):
+        message = "tasks take no traced rules: save them with save_recipes, and pass the file"
+        raise make("plan.options", message, field="rules")
+    if rules is None or isinstance(rules, RulesText):
+        return rules
+    return RulesText(rules_text(rules))

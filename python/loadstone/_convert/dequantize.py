@@ -1,0 +1,83 @@
+"""Dequantizes tensors in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from loadstone import _core
+from loadstone._base.dtypes import dtype_name
+from loadstone._base.errors import make
+from loadstone._convert import quantize
+
+if TYPE_CHECKING:
+    import torch
+
+
+def dequantize(
+    parts: Mapping[str, torch.Tensor],
+    encoding: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    dialect: str | None = None,
+    block_size: int = 64,
+    allow_non_finite: bool = False,
+) -> torch.Tensor:
+    """Dequantizes a tensor from its components.
+
+    >>> loadstone.dequantize({"data": blocks}, "q4_k", (4096, 4096), torch.bfloat16)
+
+    Args:
+        parts: the components by name. For the block formats of GGUF ``{"data": uint8}``, the blocks
+            of all rows in order, in any shape. For encodings of bitsandbytes and ModelOpt as in
+            :func:`loadstone.quantize`; tables of codes are optional, and scales of ModelOpt's are
+            F32, or F16 or BF16 if the tensor was.
+        encoding: the name, in any case: ``"q4_k"``, ``"IQ3_XXS"`` ... ``"nf4"``, ``"fp4"``,
+            ``"int8"``, ``"fp8"``, ``"nvfp4"`` and the others of :func:`loadstone.quantize`.
+        shape: of the result; for GGUF the last dimension must be a multiple of the block.
+        dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``.
+        dialect: for GGUF ``"exact"`` (the default: the bits of gguf-py's F32, rounded to nearest
+            even) or ``"diffusers-compatible"`` (the F16 arithmetic of diffusers, for the formats
+            that it supports). It has no effect on other encodings.
+        block_size: of nf4 and fp4.
+        allow_non_finite: accept non-finite scales of bitsandbytes' encodings.
+
+    Returns:
+        A new tensor on the CPU.
+
+    Raises:
+        Error: the encoding is unknown (``plan.encoding``), removed from GGUF (``gg.type``) or has
+            no values (``gg.no_dequant``); parts, dialect or dtype are unsupported (``usage``); the
+            bytes do not fit the shape (``plan.shape``); a component of bitsandbytes is missing,
+            unknown, or does not fit (``q.scale_missing``, ``q.scale_unused``,
+            ``q.shape``, ``q.scale_shape``, ``q.dtype``, ``q.group_size``, ``q.code``, ``q.nan``),
+            or has no memory (``audit.on_meta``).
+    """
+    import torch
+
+    if encoding.lower() in quantize.ENCODINGS:
+        name = encoding.lower()
+        return quantize.decode(parts, name, shape, dtype, dialect, block_size, allow_non_finite)
+    dialect = "exact" if dialect is None else dialect
+    elements, size = _core.gguf_layout(encoding)
+    if set(parts) != {"data"}:
+        raise make("usage", "a GGUF encoding has one part", found=", ".join(parts), expected="data")
+    data = parts["data"].detach().cpu().contiguous()
+    if data.dtype is not torch.uint8:
+        raise make("usage", "blocks are bytes", found=str(data.dtype), expected="torch.uint8")
+    extents = tuple(int(extent) for extent in shape)
+    count = math.prod(extents)
+    blocks = count // elements
+    row = extents[-1] if extents else 1
+    if min(extents, default=1) < 0 or row % elements or data.numel() != blocks * size:
+        raise make(
+            "plan.shape",
+            f"{data.numel()} bytes of {encoding.upper()} are not this shape",
+            found=str(list(extents)),
+            expected=f"rows of whole blocks, {elements} numbers in {size} bytes",
+        )
+    result = torch.empty(extents, dtype=dtype)
+    target = result.view(-1).view(torch.uint8)
+    _core.decode_gguf(encoding, data.view(-1), target, dtype_name(dtype), dialect)
+    return result

@@ -1,0 +1,132 @@
+"""Models and adapters merged into one model, file to file; no tensor is ever whole in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loadstone import _core
+from loadstone._base.errors import count_argument, make
+from loadstone._files.gguf_metadata import Metadata, metadata_text
+from loadstone._files.output import (
+    ConvertReport,
+    Quantize,
+    carry_out,
+    dry_report,
+    folder_of,
+    form_of,
+    format_rows,
+    path_text,
+    patterns_of,
+    sizes_of,
+    style_name,
+)
+from loadstone._files.weighted import Weighted, ignored_by, joined, opened, tie_argument, weighted
+
+
+def merge(
+    models: Weighted,
+    target: str | os.PathLike[str],
+    *,
+    lora: Weighted = (),
+    lora_ignore: str | Sequence[str] = (),
+    tie: str = "split",
+    method: str = "linear",
+    normalise: bool | None = None,
+    scale: float | None = None,
+    density: float | None = None,
+    seed: int | None = None,
+    dtype: Any = None,
+    block_dtype: Any = "bfloat16",
+    quantize: Quantize | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    style: str | None = None,
+    mode: str = "exact",
+    imatrix: str | os.PathLike[str] | None = None,
+    allow_non_finite: bool = False,
+    copy_code: bool = False,
+    metadata: Metadata | None = None,
+    beyond_ggml: bool = False,
+    shard_size: int | str | None = None,
+    name: str | None = None,
+    max_memory: int | str | None = None,
+    threads: int | None = None,
+    progress: bool | Callable[[int, int], object] = False,
+    dry_run: bool = False,
+    allow_links: bool = False,
+    resume: bool = False,
+    part: tuple[int, int] | None = None,
+    finish: bool = False,
+    receipt: str | None = None,
+    page_cache: str = "auto",
+) -> ConvertReport:
+    """Merges adapters into a model, or several models into one, and writes the result.
+
+    >>> loadstone.merge("base/", "merged/", lora={"adapter/": 0.8})
+    >>> loadstone.merge(["base/", ("a/", 1.0), ("b/", 1.0)], "m/", method="ties", density=0.2)
+
+    Computed in F32 and rounded once. Names, shapes and dtypes are the first model's; quantized
+    tensors are dequantized. See ``docs/merge.md``.
+
+    Args:
+        models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. No
+            weight means 1; a first model that is the method's base has none.
+        target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder.
+        lora: adapters in the names of peft, diffusers or kohya, each with a factor, as ``models``.
+        lora_ignore: regular expressions of adapters' tensors to leave out, such as those of
+            another model of a pipeline. Any other tensor that nothing uses is an error.
+        tie: of an embedding that an adapter changes and that the config ties to the head:
+            ``"split"`` writes the head as a tensor of its own with the base's value, and a config
+            with ``tie_word_embeddings: false``; ``"keep"`` changes both.
+        method: ``"linear"``: the sum of all, each times its weight. ``"slerp"``: the arc from the
+            first to the second, whose weight is the place on it. ``"task-arithmetic"``: the first,
+            and what the others differ from it by, each times its weight; ``"ties"``,
+            ``"dare-linear"`` and ``"dare-ties"`` prune these differences.
+        normalise: divide by the sum of the weights; ``None``: ``"ties"`` and ``"dare-ties"`` do.
+        scale: of all differences together; 1 without it. This and the next two are refused where
+            the method does not use them.
+        density: the share of each difference that is kept, of methods that prune; 1 without it.
+        seed: of what ``"dare-linear"`` and ``"dare-ties"`` draw at random; 0 without it.
+
+    All other arguments are those of :func:`loadstone.convert`. Quantized sources have
+    ``block_dtype`` without ``dtype``.
+
+    Raises:
+        PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,
+            ``merge.unused`` (all ``findings`` attached); or not in ``max_memory``.
+        FormatError, LoadError, Error: see :func:`loadstone.convert`.
+    """
+    given, adapters = weighted(models, "models"), weighted(lora, "lora")
+    form = form_of(where := os.fsdecode(target), shard_size, name)
+    if not given:
+        raise make("plan.options", "a merge begins with a model", field="models")
+    weights = [weight for _, weight in given]
+    ignored, tie = ignored_by(adapters, lora_ignore), tie_argument(tie)
+    factors = [(factor, ignored) for _, factor in adapters]
+    seed = None if seed is None else count_argument("seed", seed, 2**64 - 1)
+    options = _core.merge_options(weights, factors, method, normalise, scale, density, seed, tie)
+    conversion = _core.make_conversion(
+        joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),
+        dtype="" if dtype is None or dtype == "auto" else str(dtype),
+        block_dtype=str(block_dtype),
+        **form.arguments,
+        **sizes_of(shard_size, max_memory),
+        threads=count_argument("threads", threads or 0),
+        formats=format_rows(quantize),
+        mode=mode,
+        include=patterns_of(include),
+        exclude=patterns_of(exclude),
+        style=style_name(style),
+        imatrix=path_text(imatrix),
+        allow_non_finite=allow_non_finite,
+        folder=folder_of(given[0][0]),
+        copy_code=copy_code,
+        metadata="" if metadata is None else metadata_text(metadata),
+        beyond_ggml=beyond_ggml,
+        merge=options,
+    )
+    if not dry_run:
+        return carry_out(conversion, where, progress, resume, part, finish, receipt, page_cache)
+    return dry_report(conversion, where)

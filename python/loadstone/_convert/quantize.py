@@ -1,0 +1,309 @@
+"""Quantizes and dequantizes tensors in memory: nf4, fp4 and LLM.int8 of bitsandbytes.
+
+``quantize_scaled.py`` has the encodings of ModelOpt and the MX formats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loadstone import _core
+from loadstone._base.dtypes import dtype_name
+from loadstone._base.errors import make, unknown
+from loadstone._convert import quantize_scaled
+from loadstone._convert.quantize_scaled import _bytes
+
+if TYPE_CHECKING:
+    import torch
+
+BNB_ENCODINGS = _core.bnb.ENCODINGS
+ENCODINGS = (*BNB_ENCODINGS, *quantize_scaled.ENCODINGS)
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+_NESTED_BLOCK = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """A quantized tensor with its components.
+
+    Attributes:
+        encoding: ``"nf4"``, ``"fp8"``, ``"nvfp4"`` ...
+        shape: of the tensor before.
+        dtype: of the tensor before.
+        parts: ``"data"``, ``"absmax"`` and, of nf4 and fp4, ``"code"``; with nested statistics
+            ``"nested_absmax"``, ``"nested_code"`` and ``"nested_offset"``. Of ModelOpt's and the MX
+            formats ``"data"``, ``"scale"`` and, of nvfp4, ``"scale_2"``.
+        block_size: of nf4 and fp4: elements that share a scale; 0 for other encodings.
+        dialect: the implementation whose bytes they are: ``"bnb-cpu"``, ``"exact"`` ...
+        allow_non_finite: whether scales may be NaN or infinite.
+    """
+
+    encoding: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: Mapping[str, torch.Tensor]
+    block_size: int
+    dialect: str
+    allow_non_finite: bool = False
+
+    @property
+    def components(self) -> Mapping[str, torch.Tensor]:
+        """The component tensors by name: another name of ``parts``."""
+        return self.parts
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A new tensor of the decoded values; ``dtype``: default that of the tensor before."""
+        return decode(
+            self.parts,
+            self.encoding,
+            self.shape,
+            self.dtype if dtype is None else dtype,
+            self.dialect,
+            self.block_size or 64,
+            self.allow_non_finite,
+        )
+
+
+def quantize(
+    tensor: torch.Tensor,
+    encoding: str,
+    block_size: int = 64,
+    nested: bool = False,
+    nested_offset: float | torch.Tensor | None = None,
+    dialect: str | None = None,
+    allow_non_finite: bool = False,
+    amax: float | Sequence[float] | torch.Tensor | None = None,
+) -> Quantized:
+    """Quantizes a tensor to an encoding of bitsandbytes or ModelOpt, or an MX format of the OCP.
+
+    >>> unit = loadstone.quantize(weight, "nf4", block_size=64)
+    >>> weight = unit.dequantize(torch.bfloat16)
+
+    Args:
+        tensor: on the CPU, of float32, bfloat16 or float16, with any strides.
+        encoding: in any case: ``"nf4"``, ``"fp4"``, ``"int8"``; ``"fp8"``, ``"fp8-channel"``,
+            ``"fp8-block"``, ``"int8-channel"``, ``"int4"``, ``"int4-awq"``, ``"nvfp4"``,
+            ``"mxfp4"``, ``"mxfp8"``. All dimensions but the last two are a stack of matrices.
+        block_size: of nf4 and fp4: 32, 64, 128 ... 4096.
+        nested: whether the scales of nf4 and fp4 are quantized as well (double quantization).
+        nested_offset: subtracted from the scales before that. ``None``: their mean, summed in
+            float64 and rounded once; bitsandbytes' own mean depends on the number of threads.
+        dialect: of nf4, fp4 and int8 ``"bnb-cpu"`` (the default) or ``"bnb-cuda"``; they differ in
+            ties, in signs of zero and in blocks of zeros. Of the others ``"exact"`` (the default:
+            scales in F32, one rounding), ``"modelopt-compat"`` (the bytes of a model that ModelOpt
+            compressed) and, of fp8, ``"modelopt-export"``.
+        allow_non_finite: encode non-finite values: as bitsandbytes does, which spoils their whole
+            block or row; in other encodings scales ignore them.
+        amax: of fp8 and nvfp4: the largest magnitude, from which the scale is computed, or one for
+            each matrix of a stack. ``None``: the tensor's own.
+
+    Returns:
+        The components, in new memory on the CPU.
+
+    Raises:
+        Error: ``q.nan``: a non-finite value; ``q.group_size``, ``plan.dtype``, ``plan.encoding``:
+            an unsupported block size, dtype or encoding; ``q.shape``: int8 without rows;
+            ``plan.quantize``: a shape that the encoding does not support; ``usage``: others.
+    """
+    name = encoding.lower()
+    dialect = _check_options(name, block_size, nested, nested_offset, dialect)
+    _check_tensor(tensor)
+    numbers = tensor.detach().resolve_neg().contiguous()
+    if name in quantize_scaled.ENCODINGS:
+        parts, first_wrong = quantize_scaled.encode(numbers, name, dialect, amax)
+    elif amax is not None:
+        raise make("usage", "it has no scale for all numbers", found=name, expected="fp8 or nvfp4")
+    elif name == "int8":
+        parts, first_wrong = _encode_rows(numbers, dialect)
+    else:
+        parts, first_wrong = _encode_blocks(numbers, name, block_size, dialect)
+    if first_wrong < numbers.numel() and (nested or not allow_non_finite):
+        _refuse(numbers, first_wrong, name)
+    if nested:
+        parts |= _nest(parts["absmax"], nested_offset, dialect, dtype_name(tensor.dtype))
+    size = block_size if name in ("nf4", "fp4") else 0
+    shape = tuple(tensor.shape)
+    return Quantized(name, shape, tensor.dtype, parts, size, dialect, allow_non_finite)
+
+
+def decode(
+    parts: Mapping[str, torch.Tensor],
+    encoding: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    dialect: str | None,
+    block_size: int,
+    allow_non_finite: bool,
+) -> torch.Tensor:
+    """The part of :func:`loadstone.dequantize` for these encodings."""
+    import torch
+
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        expected = "float32, bfloat16 or float16"
+        raise make("plan.dtype", "not decoded to this dtype", found=str(dtype), expected=expected)
+    extents = tuple(int(extent) for extent in shape)
+    if min(extents, default=0) < 0:
+        raise make("q.shape", "an extent is negative", found=str(list(extents)))
+    if encoding in quantize_scaled.ENCODINGS:
+        return quantize_scaled.decode(parts, encoding, extents, dtype, dialect, allow_non_finite)
+    if dialect is not None and dialect not in (known := _core.DIALECTS[encoding]):
+        raise unknown("dialect", "dialect", dialect, known, "usage")
+    for name, part in parts.items():
+        if part.device.type == "meta":
+            raise make("audit.on_meta", "a part of the weight has no memory", field=name)
+    rows = [(name, dtype_name(part.dtype), tuple(part.shape)) for name, part in parts.items()]
+    _core.bnb.check_parts(encoding, extents, block_size, rows)
+    given = {name: part.detach().cpu().contiguous() for name, part in parts.items()}
+    if not allow_non_finite:
+        for name, part in given.items():
+            if part.dtype is torch.float32 and name != "data":
+                _core.bnb.check_scales(name, _bytes(part))
+        if "nested_code" in given:
+            _core.bnb.check_nested_code(_bytes(given["nested_code"]))
+    if "code" in given:
+        _core.bnb.check_code(encoding, _bytes(given["code"]))
+    absmax = _unnest(given) if "nested_offset" in given else given["absmax"]
+    result = torch.empty(extents, dtype=dtype)
+    target, name = _bytes(result), dtype_name(dtype)
+    data = _bytes(given["data"])
+    if encoding == "int8":
+        _core.bnb.decode_int8(extents[-1], data, _bytes(absmax), target, name)
+    else:
+        _core.bnb.decode_4bit(encoding, block_size, data, _bytes(absmax), target, name)
+    return result
+
+
+def _encode_rows(numbers: torch.Tensor, dialect: str) -> tuple[dict[str, torch.Tensor], int]:
+    """The parts, and the place of the first number that is not finite."""
+    import torch
+
+    if numbers.dim() < 2:
+        raise make("q.shape", "int8 has a scale for each row", found=str(list(numbers.shape)))
+    parts = {
+        "data": torch.empty(numbers.shape, dtype=torch.int8),
+        "absmax": torch.empty(math.prod(numbers.shape[:-1]), dtype=torch.float32),
+    }
+    data, absmax = _bytes(parts["data"]), _bytes(parts["absmax"])
+    columns, source = numbers.shape[-1], dtype_name(numbers.dtype)
+    place = _core.bnb.encode_int8(dialect, columns, _bytes(numbers), source, data, absmax)
+    return parts, place
+
+
+def _encode_blocks(
+    numbers: torch.Tensor, encoding: str, block_size: int, dialect: str
+) -> tuple[dict[str, torch.Tensor], int]:
+    """The parts, and the place of the first number that is not finite."""
+    import torch
+
+    count = numbers.numel()
+    parts = {
+        "data": torch.empty((count + 1) // 2, 1, dtype=torch.uint8),
+        "absmax": torch.empty(-(-count // block_size), dtype=torch.float32),
+        "code": _table(encoding),
+    }
+    data, absmax = _bytes(parts["data"]), _bytes(parts["absmax"])
+    source = dtype_name(numbers.dtype)
+    place = _core.bnb.encode_4bit(
+        encoding, dialect, block_size, _bytes(numbers), source, data, absmax
+    )
+    return parts, place
+
+
+def _check_options(
+    encoding: str,
+    block_size: int,
+    nested: bool,
+    nested_offset: float | torch.Tensor | None,
+    dialect: str | None,
+) -> str:
+    """The dialect; the first of the encoding for ``None``."""
+    if encoding not in ENCODINGS:
+        raise unknown("encoding", "encoding", encoding, ENCODINGS, "plan.encoding")
+    known = _core.DIALECTS[encoding]
+    dialect = known[0] if dialect is None else dialect
+    if dialect not in known:
+        raise unknown("dialect", "dialect", dialect, known, "usage")
+    if encoding in ("nf4", "fp4") and block_size not in BLOCK_SIZES:
+        expected = ", ".join(map(str, BLOCK_SIZES))
+        raise make("q.group_size", "no such block size", found=str(block_size), expected=expected)
+    if nested and encoding not in ("nf4", "fp4"):
+        raise make("usage", f"{encoding} has no nested statistics")
+    if nested_offset is not None and not nested:
+        raise make("usage", "an offset is for nested statistics", expected="nested=True")
+    if nested_offset is not None and not math.isfinite(nested_offset):
+        raise make("q.nan", "the offset is not finite", found=str(float(nested_offset)))
+    return dialect
+
+
+def _check_tensor(tensor: torch.Tensor) -> None:
+    import torch
+
+    if tensor.device.type != "cpu":
+        raise make("usage", "not a tensor on the CPU", found=str(tensor.device))
+    if tensor.layout is not torch.strided:
+        raise make("usage", "not a dense tensor", found=str(tensor.layout))
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        expected = "float32, bfloat16 or float16"
+        raise make("plan.dtype", "no weight", found=str(tensor.dtype), expected=expected)
+
+
+def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
+    value = numbers.view(-1)[place].item()
+    index, rest = [], place
+    for extent in reversed(numbers.shape):
+        index.append(rest % extent)
+        rest //= extent
+    where = "infinite in F16, which int8 goes through" if math.isfinite(value) else "not finite"
+    spoils = f"{encoding} would spoil all that share its scale"
+    has_none = f"{encoding} has no code for it"
+    raise make(
+        "q.nan",
+        f"a number is {where}: {spoils if encoding in BNB_ENCODINGS else has_none}",
+        found=f"{value} at {index[::-1]}",
+    )
+
+
+def _nest(
+    absmax: torch.Tensor, offset: float | torch.Tensor | None, dialect: str, dtype: str
+) -> dict[str, torch.Tensor]:
+    """The parts of nested statistics, ``absmax`` among them, of numbers of this dtype."""
+    import torch
+
+    scales = _bytes(absmax)
+    value = _core.bnb.nested_offset(scales) if offset is None else float(offset)
+    parts = {
+        "absmax": torch.empty(absmax.numel(), dtype=torch.uint8),
+        "nested_absmax": torch.empty(-(-absmax.numel() // _NESTED_BLOCK), dtype=torch.float32),
+        "nested_code": _table("map"),
+        "nested_offset": torch.tensor(value, dtype=torch.float32),
+    }
+    rounded = parts["nested_offset"].item()
+    target, nested_absmax = parts["absmax"], _bytes(parts["nested_absmax"])
+    _core.bnb.encode_nested(dialect, scales, rounded, dtype, target, nested_absmax)
+    if not torch.isfinite(parts["nested_absmax"]).all():
+        raise make("q.nan", "the offset is too far from the scales", found=str(rounded))
+    return parts
+
+
+def _unnest(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    code = parts["nested_code"] if "nested_code" in parts else _table("map")
+    absmax = torch.empty(parts["absmax"].numel(), dtype=torch.float32)
+    _core.bnb.decode_nested(
+        _bytes(parts["absmax"]),
+        _bytes(parts["nested_absmax"]),
+        _bytes(code),
+        parts["nested_offset"].item(),
+        _bytes(absmax),
+    )
+    return absmax
+
+
+def _table(name: str) -> torch.Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(_core.bnb.table(name)), dtype=torch.float32)

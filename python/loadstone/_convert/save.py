@@ -1,0 +1,202 @@
+"""Writes safetensors files: byte for byte what safetensors writes, in one rename."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core
+from loadstone._base.dtypes import dtype_name, has_name
+from loadstone._base.errors import Error, make
+from loadstone._base.text import code_of
+from loadstone._convert.shared_storages import shared_groups
+
+if TYPE_CHECKING:
+    import torch
+
+# The order of the format's reference writer: larger elements first, then names.
+_ORDER = [
+    "BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ",
+    "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
+]  # fmt: skip
+_WRITE_BYTES = 256 << 20
+
+
+class Serialized:
+    """Header and tensors of one file. Holds the tensors where they are."""
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
+    ) -> None:
+        _require_writable(tensors, metadata)
+        rows = [(_dtype(name, tensor), name) for name, tensor in tensors.items()]
+        rows.sort(key=lambda row: (-_ORDER.index(row[0]), row[1].encode()))
+        header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata is not None else {}
+        self.tensors = []
+        offset = 0
+        for dtype, name in rows:
+            tensor = tensors[name].detach()
+            shape = list(tensor.shape)
+            if dtype == "F4" and shape:
+                shape[-1] *= 2  # torch has two numbers in one element
+            end = offset + tensor.nbytes
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+            self.tensors.append(tensor)
+            offset = end
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.header = len(text).to_bytes(8, "little") + text
+
+    def chunks(self) -> Iterator[memoryview]:
+        """All bytes, in order. A chunk is valid until the next one is yielded."""
+        yield memoryview(self.header)
+        for tensor in self.tensors:
+            if tensor.nbytes:
+                host = tensor.cpu()
+                array = (ctypes.c_ubyte * host.nbytes).from_address(host.data_ptr())
+                yield memoryview(array).cast("B")
+
+    def to_bytes(self) -> bytes:
+        """The whole file."""
+        data = io.BytesIO()
+        for chunk in self.chunks():
+            data.write(chunk)
+        return data.getvalue()
+
+    def write(self, filename: str | os.PathLike[str]) -> None:
+        """Writes beside the file, syncs, and renames: whoever reads it sees the old or the new.
+
+        A link stays one: the file that it names is replaced. What fails leaves nothing behind.
+
+        Raises:
+            LoadError: the system cannot write it, or it is no regular file (``io.*``).
+        """
+        given = os.fsdecode(filename)
+        if _core.is_remote(given):
+            raise make("io.remote", "loadstone writes to this machine only", path=given)
+        try:
+            path = os.path.realpath(given)
+            if given.endswith(os.sep):
+                raise make("io.not_regular", "a folder's name", path=given)
+            if os.path.lexists(path) and not stat.S_ISREG(Path(path).lstat().st_mode):
+                raise make("io.not_regular", "only regular files are replaced", path=str(filename))
+            with _beside(path) as descriptor:
+                for chunk in self.chunks():
+                    for begin in range(0, len(chunk), _WRITE_BYTES):
+                        _write(descriptor, chunk[begin : begin + _WRITE_BYTES])
+        except (OSError, ValueError) as reason:  # a path may hold a null
+            if isinstance(reason, Error):
+                raise
+            number = getattr(reason, "errno", None) or 0
+            message = getattr(reason, "strerror", None) or str(reason)
+            raise make(code_of(number, "io.write"), message, path=given, errno=number) from reason
+
+
+@contextlib.contextmanager
+def _beside(path: str) -> Iterator[int]:
+    """A new file that takes the path's place when the block ends, and is gone if it fails."""
+    folder, name = os.path.split(path)
+    short = os.fsdecode(os.fsencode(name)[:200])  # a name has 255 bytes at most
+    new = os.path.join(folder, f".{short}.{secrets.token_hex(6)}.tmp")  # noqa: PTH118
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(descriptor, stat.S_IMODE(os.stat(path).st_mode))  # noqa: PTH116
+            yield descriptor
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(new, path)  # noqa: PTH105
+    except BaseException:
+        os.unlink(new)  # noqa: PTH108
+        raise
+    with contextlib.suppress(PermissionError):  # a folder that may be written to and not read
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(at)
+        finally:
+            os.close(at)
+
+
+def _write(descriptor: int, chunk: memoryview) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]
+
+
+def _dtype(name: str, tensor: torch.Tensor) -> str:
+    if str(tensor.dtype) == "torch.float4_e2m1fn_x2":
+        return "F4"
+    found = dtype_name(tensor.dtype) if has_name(tensor.dtype) else ""
+    if found not in _ORDER:
+        message = "safetensors has no such dtype"
+        raise make("save.tensor", message, tensor=name, found=str(tensor.dtype))
+    return found
+
+
+def _require_writable(
+    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
+) -> None:
+    """Checks names, tensors and metadata before a file is created."""
+    import torch
+
+    if not isinstance(tensors, Mapping):
+        message = "expected a dict of [str, torch.Tensor]"
+        raise make("save.tensor", message, found=str(type(tensors)))
+    if not isinstance(metadata, Mapping | None):
+        message = "the metadata is no dict of [str, str]"
+        raise make("save.tensor", message, found=str(type(metadata)))
+    for key, text in (metadata or {}).items():
+        _require_text(key, "a name of the metadata")
+        _require_text(text, f"the metadata {key!r}")
+    for name, tensor in tensors.items():
+        _require_text(name, "a name")
+        if name == "__metadata__":
+            raise make("save.tensor", "the format keeps this name for itself", tensor=name)
+        if not isinstance(tensor, torch.Tensor):
+            message = "expected torch.Tensor"
+            raise make("save.tensor", message, tensor=name, found=str(type(tensor)))
+        _require_plain(name, tensor)
+    shared = shared_groups(tensors)
+    if shared:
+        groups = "; ".join(", ".join(group) for group in shared)
+        message = (
+            "some tensors share memory, and would be written twice and loaded apart; save_model() "
+            "keeps one of each group"
+        )
+        raise make("save.shared", message, found=groups)
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            message = "the tensor is non contiguous; call .contiguous() before saving it"
+            raise make("save.layout", message, tensor=name, found=f"strides {tensor.stride()}")
+
+
+def _require_plain(name: str, tensor: torch.Tensor) -> None:
+    import torch
+
+    if tensor.layout != torch.strided:
+        message = "the tensor is sparse; .to_dense() makes it dense, and perhaps much larger"
+        raise make("save.layout", message, tensor=name, found=str(tensor.layout))
+    if tensor.is_meta:
+        message = "Cannot copy out of meta tensor; it has no data"
+        raise make("save.layout", message, tensor=name)
+    if tensor.is_conj() or tensor.is_neg():
+        message = "the tensor is a view that conjugates or negates; call .clone() before saving it"
+        raise make("save.layout", message, tensor=name)
+
+
+def _require_text(value: object, what: str) -> None:
+    if not isinstance(value, str):
+        raise make("save.tensor", f"{what} must be str", found=f"{value!r} of {type(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise make("save.tensor", f"{what} is no UTF-8", found=ascii(value)) from None

@@ -1,0 +1,85 @@
+"""Tensors of a state dict that share memory, as safetensors counts them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from loadstone._base.errors import make
+
+if TYPE_CHECKING:
+    import torch
+
+
+def shared_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Names whose tensors overlap in memory, in groups of at least two.
+
+    Parts of one storage that do not overlap are not shared. Tensors on meta share nothing.
+    """
+    storages: dict[tuple[torch.device, int, int], list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        if tensor.device.type != "meta" and storage.data_ptr() != 0 and storage.nbytes() != 0:
+            storages[tensor.device, storage.data_ptr(), storage.nbytes()].append(name)
+    groups = []
+    for names in storages.values():
+        groups += _overlapping(names, tensors) if len(names) > 1 else []
+    return [sorted(group) for group in groups if len(group) > 1]
+
+
+def _overlapping(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    areas = sorted((tensors[name].data_ptr(), _end(tensors[name]), name) for name in names)
+    groups: list[list[str]] = []
+    last = -1
+    for begin, end, name in areas:
+        if begin >= last:
+            groups.append([])
+        groups[-1].append(name)
+        last = max(last, end)
+    return groups
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """The address behind the last element."""
+    if tensor.numel() == 0:
+        return tensor.data_ptr()
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((extent - 1) * stride for extent, stride in steps)
+    return tensor.data_ptr() + (last + 1) * tensor.itemsize
+
+
+def _covers_storage(tensor: torch.Tensor) -> bool:
+    storage = tensor.untyped_storage()
+    return tensor.data_ptr() == storage.data_ptr() and tensor.nbytes == storage.nbytes()
+
+
+def duplicates(
+    tensors: Mapping[str, torch.Tensor], preferred: Iterable[str] = ()
+) -> dict[str, list[str]]:
+    """Names to leave out so that no memory is written twice.
+
+    Args:
+        preferred: names to keep if there is a choice.
+
+    Returns:
+        The names to leave out, by the name that is kept for them: the first in the alphabet whose
+        tensor is all of the storage.
+
+    Raises:
+        PlanError: of some, none covers the storage (``save.shared``).
+    """
+    wanted = set(preferred)
+    removed = {}
+    for group in shared_groups(tensors):
+        complete = [name for name in group if _covers_storage(tensors[name])]
+        if not complete:
+            raise make(
+                "save.shared",
+                "these tensors share memory and none covers all of it, so none can stand for the "
+                "others; clone them",
+                found=", ".join(group),
+            )
+        kept = next((name for name in complete if name in wanted), complete[0])
+        removed[kept] = [name for name in group if name != kept]
+    return removed

@@ -1,0 +1,434 @@
+"""Proof after the fact: every tensor reachable from the model has a value with an origin."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loadstone._base import collector
+from loadstone._base.errors import listed, make
+from loadstone._base.terminal import printable, warn
+from loadstone._base.warn import users_level
+from loadstone._execute.report import OFFLOADED, Provenance, Report
+from loadstone._files.receipt import Receipt
+from loadstone._model.modules import saved_path
+
+if TYPE_CHECKING:
+    from loadstone._model.walk import TensorSlot
+
+
+# Where PEFT's layers, and those that are trained as a whole, hold the one that was there before.
+_OF_ADAPTERS = ("base_layer", "original_module")
+_AFTER_THE_LOAD = "Make what holds them (an optimizer, a closure) after the load"
+
+
+@dataclass
+class Audit:
+    """The result of a walk over the model.
+
+    Attributes:
+        provenance: one entry for every tensor that is accounted for.
+        on_meta: tensors without memory that no rule excludes (full attribute paths).
+        unaccounted: tensors with memory whose value has no known origin: there was no load.
+        changed: tensors that were replaced, moved, cast, added or overwritten since the load. No
+            fault: training, ``.half()`` and adapters do so. Writes that torch counts in no version
+            are not seen: through ``.data``, ``detach()`` of other threads' making, numpy, and any
+            write to a tensor made in ``torch.inference_mode()``.
+        proved: with a receipt, tensors whose memory has the bytes that the load gave them.
+        unlisted: with a receipt, tensors from the checkpoint of which it has no digest.
+        not_held: tensors without a value in memory on purpose, with the reason (``offloaded``,
+            or the rule that excludes them).
+        held_elsewhere: tensors without memory that something holds which the walk does not look
+            into (a ``functools.partial``, a closure, an optimizer), with its type; and parameters
+            that a load had to replace while something held them. If the holder would compute
+            with no value at all, the name is in ``on_meta`` too.
+    """
+
+    provenance: dict[str, Provenance] = field(default_factory=dict)
+    on_meta: list[str] = field(default_factory=list)
+    unaccounted: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    proved: list[str] = field(default_factory=list)
+    unlisted: list[str] = field(default_factory=list)
+    not_held: dict[str, str] = field(default_factory=dict)
+    held_elsewhere: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every tensor has a value with an origin, or a named reason for having none."""
+        return not self.on_meta and not self.unaccounted
+
+    def require_real(self) -> None:
+        """Raises :class:`AuditError` that names the first tensors in question."""
+        for code, names, what in (
+            ("audit.on_meta", self.on_meta, "without memory"),
+            ("audit.unaccounted", self.unaccounted, "without a known origin"),
+        ):
+            if names:
+                some = listed(names, 5, self._named, more=", ...")
+                is_held = any(name in self.held_elsewhere for name in names)
+                advice = f". {_AFTER_THE_LOAD}" if is_held else ""
+                raise make(code, f"{len(names)} tensors {what}: {some}{advice}", tensor=names[0])
+
+    def _named(self, name: str) -> str:
+        holder = self.held_elsewhere.get(name)
+        return printable(f"{name} ({holder})" if holder else name)
+
+    def __str__(self) -> str:
+        counts: dict[str, int] = {}
+        for item in self.provenance.values():
+            counts[item.origin] = counts.get(item.origin, 0) + 1
+        origins = ", ".join(
+            f"{count} excluded" if origin == "excluded" else f"{count} from {origin}"
+            for origin, count in sorted(counts.items())
+        )
+        since = f", {len(self.changed)} changed since the load" if self.changed else ""
+        if self.unlisted:
+            names = ", ".join(map(self._named, self.unlisted[:5]))
+            since += f", {len(self.unlisted)} not in the receipt: {names}"
+        if self.held_elsewhere:
+            since += "; held elsewhere: " + ", ".join(map(self._named, self.held_elsewhere))
+        if self.ok:
+            return f"ok: all {len(self.provenance)} tensors have an origin ({origins}){since}"
+        return (
+            f"NOT ok: {len(self.on_meta)} on meta, {len(self.unaccounted)} unaccounted "
+            f"({origins}): " + ", ".join(map(self._named, (self.on_meta + self.unaccounted)[:5]))
+        )
+
+    def __repr__(self) -> str:
+        return f"Audit({self})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """A tensor as it was after the load.
+
+    The storage is held weakly and compared by itself, not by address: memory that was freed and
+    taken again by another tensor has the same address but is another storage.
+    """
+
+    storage: Any
+    version: int | None
+    kind: type
+    dtype: Any
+    shape: Any
+
+    @classmethod
+    def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _Noted:
+        """As it is now."""
+        from loadstone._skeleton.schema import version_of
+
+        shape = _extent_of(tensor)
+        shape = shapes.setdefault(shape, shape)
+        return cls(_storage(tensor), version_of(tensor), type(tensor), tensor.dtype, shape)
+
+    def is_still(self, tensor: Any) -> bool:
+        """Whether a tensor lies in the same memory, and nothing was written to it."""
+        from loadstone._skeleton.schema import storage_key, version_of
+
+        form = (version_of(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
+        if form != (self.version, self.kind, self.dtype, self.shape):
+            return False
+        # The weak reference keeps the number from being given to another storage.
+        return storage_key(tensor) == (None if self.storage is None else self.storage.cdata)
+
+
+def _extent_of(tensor: Any) -> Any:
+    """Returns the shape, and strides and offset if it has a storage."""
+    if tensor.is_nested:
+        return ()
+    if tensor.layout is not sys.modules["torch"].strided:
+        return tensor.shape
+    return (tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+class _Loaded:
+    """A report, and the tensors that its values were put into."""
+
+    def __init__(self, report: Report, noted: dict[str, _Noted]) -> None:
+        self.report = report
+        self.noted = noted
+
+
+_last_load: weakref.WeakKeyDictionary[Any, _Loaded] = weakref.WeakKeyDictionary()
+
+
+def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
+    """Notes which memory holds the loaded values, without keeping it alive."""
+    shapes: dict[Any, Any] = {}  # one object for all that are equal: a load makes many at a time
+    noted = {slot.name: _Noted.of(slot.tensor, shapes) for slot in slots if not slot.tensor.is_meta}
+    for module in model.modules() if _last_load else ():
+        _last_load.pop(module, None)  # loads of parts, before this one
+    _last_load[model] = _Loaded(report, noted)
+
+
+class Loads:
+    """The record of loads that audits use, to be restored if a load fails."""
+
+    def __init__(self, model: Any) -> None:
+        from loadstone._model import holders
+
+        self._model = model
+        self._known = {
+            module: loaded
+            for module in (model.modules() if _last_load else ())
+            if (loaded := _last_load.get(module)) is not None
+        }
+        self._replaced = holders.replaced(model)
+
+    def restore(self) -> None:
+        """Makes it as it was."""
+        from loadstone._model import holders
+
+        for module in self._model.modules():
+            _last_load.pop(module, None)
+            if module in self._known:
+                _last_load[module] = self._known[module]
+        holders.restore_replaced(self._model, self._replaced)
+
+
+def forget(tensors: Iterable[Any]) -> None:
+    """No load accounts for what stands in the memory of these any longer."""
+    from loadstone._skeleton.schema import storage_key
+
+    keys = {storage_key(tensor) for tensor in tensors}
+    for ref in _last_load.keyrefs():  # a copy: other threads load meanwhile
+        model = ref()
+        loaded = None if model is None else _last_load.get(model)
+        if loaded is None:
+            continue
+        noted = loaded.noted.items()
+        lost = {name for name, each in noted if each.storage and each.storage.cdata in keys}
+        if lost:
+            kept = {
+                name: item
+                for name, item in loaded.report.provenance.items()
+                if name not in lost and item.tie_of not in lost
+            }
+            report = dataclasses.replace(loaded.report, provenance=kept)
+            _last_load[model] = _Loaded(report, loaded.noted)
+
+
+def last_report(model: Any) -> Report | None:
+    """That of the last load into a model."""
+    loaded = _last_load.get(model)
+    return loaded.report if loaded else None
+
+
+@collector.paused()
+def audit(
+    model: Any,
+    report: Report | None = None,
+    *,
+    receipt: Receipt | str | os.PathLike[str] | bool | None = None,
+) -> Audit:
+    """Walks parameters, buffers and every tensor reachable through attributes.
+
+    Args:
+        model: an ``nn.Module``.
+        report: of its load; ``None``: that of the last load into this model. With none at all
+            nothing is accounted for.
+        receipt: of its load, or the path of one; ``True``: that of the report. Then the memory of
+            every tensor is hashed and compared with it, which names what was overwritten however
+            that was done.
+
+    Raises:
+        Error: ``plan.options``: ``receipt=True``, and the load was not asked for one.
+    """
+    if isinstance(receipt, bool):
+        receipt = _own_receipt(model, report) if receipt else None
+    elif receipt is not None and not isinstance(receipt, Receipt):
+        receipt = Receipt.load(receipt)
+    from loadstone._model.model_lock import slots_of
+
+    loads = _loads(model, report)
+    result = Audit()
+    slots = slots_of(model)
+    elsewhere = _elsewhere(model, slots)
+    lent = {id(loaded): _by_storage(loaded) for loaded in loads.values()}
+    paths = sorted(loads, key=len, reverse=True)
+    for slot in slots:
+        loaded, name = _load_of(loads, paths, slot.name)
+        name = _name_before_adapters(loaded, name)
+        item = loaded.report.provenance.get(name) if loaded else None
+        reason = _not_held(loaded.report, item) if loaded and item else None
+        reason = reason or elsewhere.get(slot.name)
+        if reason is not None:
+            result.not_held[slot.name] = reason
+            if item is not None:
+                result.provenance[slot.name] = item
+        elif slot.tensor.is_meta:
+            result.on_meta.append(slot.name)
+        elif loaded is None or (item is None and name in loaded.noted):
+            result.unaccounted.append(slot.name)
+        elif item is None:
+            borrowed = _borrowed(loaded, slot, lent[id(loaded)])
+            if borrowed is None:
+                result.changed.append(slot.name)
+            else:
+                result.provenance[slot.name] = borrowed
+        else:
+            result.provenance[slot.name] = item
+            noted = loaded.noted.get(name)
+            if noted is None or not noted.is_still(slot.tensor):
+                result.changed.append(slot.name)
+    _find_holders(result, model, slots)
+    if receipt is not None:
+        _compare(result, slots, receipt)
+    return result
+
+
+def prove(model: Any, report: Report | None = None) -> None:
+    """Requires a value with an origin for every tensor, and warns of tensors that others hold."""
+    result = audit(model, report)
+    result.require_real()
+    _warn_of_holders(result)
+
+
+def warn_of_replaced(model: Any) -> None:
+    """Warns of tensors that a load had to replace while something held them."""
+    result = Audit()
+    _find_holders(result, model, [])
+    _warn_of_holders(result)
+
+
+def _warn_of_holders(result: Audit) -> None:
+    """One warning for all tensors of the model whose holders do not see the loaded values."""
+    names = list(result.held_elsewhere)
+    if not names:
+        return
+    named = listed(names, shown=result._named)
+    what = "tensor of the model has a holder" if len(names) == 1 else "tensors have holders"
+    warn(
+        f"{len(names)} {what} without the loaded value: {named}. {_AFTER_THE_LOAD}",
+        UserWarning,
+        stacklevel=users_level(),
+    )
+
+
+def _find_holders(result: Audit, model: Any, slots: list[TensorSlot]) -> None:
+    from loadstone._model import holders
+
+    known: dict[str, list[str]] = {}
+    for holder in holders.find(model, [slot for slot in slots if slot.name in result.not_held]):
+        texts = known.setdefault(holder.name, [])
+        if str(holder) not in texts:
+            texts.append(str(holder))
+        if holder.is_fault and holder.name not in result.on_meta:
+            result.on_meta.append(holder.name)
+    result.held_elsewhere = {name: " and ".join(texts) for name, texts in known.items()}
+
+
+def _own_receipt(model: Any, report: Report | None) -> Receipt:
+    loads = _loads(model, report)
+    found = report or (loads[""].report if "" in loads else None)
+    if found is None or found.receipt is None:
+        raise make("plan.options", "the load was asked for no receipt", field="receipt")
+    return found.receipt
+
+
+def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
+    """Sorts tensors by whether they have the bytes that the receipt says."""
+    for slot in slots:
+        item = result.provenance.get(slot.name)
+        if slot.tensor.is_meta:
+            continue
+        name = item.tie_of if item is not None and item.origin == "tie" else slot.name
+        is_same = receipt.is_of(name or slot.name, slot.tensor)
+        if is_same:
+            is_same = receipt.components_of(name or slot.name, slot.tensor)
+        if is_same:
+            result.proved.append(slot.name)
+        elif is_same is None:
+            root = result.provenance.get(name or slot.name)
+            if root is not None and root.origin == "checkpoint":
+                result.unlisted.append(slot.name)
+        elif slot.name not in result.changed:
+            result.changed.append(slot.name)
+
+
+def _loads(model: Any, report: Report | None) -> dict[str, _Loaded]:
+    """The last loads of a model and of modules in it (one that was wrapped since), by path.
+
+    A report that is not that of the last load proves nothing.
+    """
+    found = {}
+    for path, module in model.named_modules():
+        loaded = _last_load.get(module)
+        if loaded is not None and report in (None, loaded.report):
+            found[saved_path(model, path)] = loaded
+    return found
+
+
+def _load_of(loads: dict[str, _Loaded], paths: list[str], name: str) -> tuple[_Loaded | None, str]:
+    """The load of the nearest module above a tensor, and the tensor's name in it.
+
+    Args:
+        paths: of the loads, the longest first.
+    """
+    for path in paths:
+        if not path or name.startswith(f"{path}."):
+            return loads[path], name[len(path) + 1 :] if path else name
+    return None, name
+
+
+def _name_before_adapters(loaded: _Loaded | None, name: str) -> str:
+    """A tensor's name when it was loaded, if PEFT has put its module into another since."""
+    if loaded is None or name in loaded.report.provenance:
+        return name
+    before = ".".join(part for part in name.split(".") if part not in _OF_ADAPTERS)
+    return before if before in loaded.report.provenance else name
+
+
+def _by_storage(loaded: _Loaded) -> dict[int, str]:
+    """Whose values lie in which memory that the load filled, as far as it still is there."""
+    return {
+        int(noted.storage.cdata): name
+        for name, noted in loaded.noted.items()
+        if noted.storage is not None and not noted.storage.expired()
+    }
+
+
+def _borrowed(loaded: _Loaded, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
+    """An attribute that a forward pass set to a loaded tensor's memory: bitsandbytes' state."""
+    storage = _storage(slot.tensor) if slot.kind == "attribute" else None
+    owner = lent.get(int(storage.cdata)) if storage is not None else None
+    known = loaded.report.provenance.get(owner) if owner is not None else None
+    if owner is None or known is None:
+        return None
+    return dataclasses.replace(
+        known, target=slot.name, kind=slot.kind, origin="tie", tie_of=owner, sources=()
+    )
+
+
+def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
+    """Tensors that hooks bring up whole, with the reason for their having no value here."""
+    if "loadstone._adapters.bitsandbytes.modules" not in sys.modules:
+        return {}  # nothing can have been healed
+    from loadstone._adapters.bitsandbytes.accounts import reasons
+
+    return reasons(model, slots)
+
+
+def _not_held(report: Report, item: Provenance) -> str | None:
+    """Why there is no value on purpose: of the tensor, or of the one that it is tied to."""
+    both = [item, report.provenance[item.tie_of]] if item.origin == "tie" else [item]
+    reasons = (
+        each.reason for each in both if each.origin == "excluded" or each.reason == OFFLOADED
+    )
+    return next(reasons, None)
+
+
+def _storage(tensor: Any) -> Any:
+    """Weakly; ``None`` for tensors without one (sparse ones, wrappers)."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    try:
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except (NotImplementedError, RuntimeError):
+        return None

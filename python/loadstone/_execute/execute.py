@@ -1,0 +1,488 @@
+"""Doing what the plan says: the core fills fresh memory, then the model gets it, all at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from loadstone import _core
+from loadstone import torch as memory
+from loadstone._base import collector
+from loadstone._base.dtypes import dtype_name, element_dtype, has_name
+from loadstone._base.errors import FilledWarning, listed, make
+from loadstone._base.interrupts import held_back
+from loadstone._base.machine import peak_resident_bytes
+from loadstone._base.progress import ProgressCallback, shown
+from loadstone._base.terminal import warn
+from loadstone._base.warn import users_level, warn_of_overflows
+from loadstone._execute import read_once, ties
+from loadstone._execute.audit import Loads, remember
+from loadstone._execute.destinations import Destinations
+from loadstone._execute.report import Provenance, Report, filled_findings, human_bytes
+from loadstone._execute.same_model import planned_slots
+from loadstone._files.receipt import Receipt
+from loadstone._model import devices, half_written
+from loadstone._model.half_written import WRITTEN
+from loadstone._model.holders import Own, Parameters, note_replaced
+from loadstone._model.model_lock import slots_of
+from loadstone._model.ranks import renew
+from loadstone._skeleton import initialise
+from loadstone._skeleton.skeleton import recompute
+
+if TYPE_CHECKING:
+    import torch
+
+    from loadstone._adapters.bitsandbytes.installing import Installation
+    from loadstone._model.targets import PlannedTarget
+    from loadstone._model.walk import TensorSlot
+    from loadstone._plan.plan import Plan
+
+_Addresses = list[tuple[int, int, str]]  # address, bytes and dtype, by target
+_PartAddresses = list[tuple[int, list[tuple[int, int]]]]  # target; address and bytes by part
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def run(
+    plan: Plan,
+    model: Any,
+    *,
+    progress: bool | ProgressCallback = False,
+    threads: int = 0,
+    receipt: str | None = None,
+    settle: Callable[[_core.OffloadFolder, Report], None] | None = None,
+    in_place: bool | None = None,
+    reading: Mapping[str, Any] | None = None,
+) -> Report:
+    """See :meth:`loadstone.Plan.execute`.
+
+    Args:
+        reading: how files are read, for the core.
+        in_place: ``None``: as the plan says.
+        settle: adds to the offload folder and checks the model, before the folder's commit.
+    """
+    with read_once.session(plan._whole is not None):
+        return _run(
+            plan,
+            model,
+            progress=progress,
+            threads=threads,
+            receipt=receipt,
+            settle=settle,
+            in_place=in_place,
+            reading=reading,
+        )
+
+
+def _run(
+    plan: Plan,
+    model: Any,
+    *,
+    progress: bool | ProgressCallback,
+    threads: int,
+    receipt: str | None,
+    settle: Callable[[_core.OffloadFolder, Report], None] | None,
+    in_place: bool | None,
+    reading: Mapping[str, Any] | None,
+) -> Report:
+    if receipt is not None and not isinstance(receipt, str):
+        digests = "'xxh3-128' or 'sha256-tree'"
+        message = "a receipt is of a digest that is named"
+        raise make("plan.options", message, field="receipt", found=repr(receipt), expected=digests)
+    if plan._units is None:
+        _require_numbers(plan)
+    plan.require_ok()
+    slots = planned_slots(plan, model)
+    made = initialise.values(plan, model)  # before a byte is read: initialisers may fail
+    before = _Before(plan, model)
+    filled = read_values(
+        plan,
+        model,
+        progress=progress,
+        threads=threads,
+        slots=slots,
+        receipt=receipt,
+        in_place=in_place,
+        reading=reading,
+    )
+    try:
+        split = ties.split_names(model, slots, plan.targets) if ties.may_split(plan) else []
+        install_values(plan, model, filled, made)
+        untied = ties.untied_by(plan) if split else {}
+        tied_again, different = ties.restore(model, untied)
+        if split or tied_again:
+            slots_of(model, anew=True)
+        report = make_report(plan, model, filled.core, tied_again)
+        if settle is not None:
+            settle(filled.offload, report)
+        if plan._whole is not None:
+            read_once.finish()
+        filled.offload.commit()  # the last step: with it the model and its folder are new
+    except BaseException as error:
+        with held_back():
+            if not filled.offload.is_committed:
+                before.restore(filled, error)
+        raise
+    ties.unbind(model, [name for name in split if name not in untied], different)
+    report.sync_seconds = filled.offload.sync_seconds
+    return report
+
+
+class _Before:
+    """A model as it was before a load gave it values."""
+
+    def __init__(self, plan: Plan, model: Any) -> None:
+        self._plan, self._model = plan, model
+        self._slots = slots_of(model)
+        self._tensors = Own(slot.tensor for slot in self._slots)
+        self._loads = Loads(model)
+
+    def restore(self, filled: Filled, error: BaseException) -> None:
+        """Makes the model, its offload folder and its audit so again.
+
+        Args:
+            error: ends the load, and gets the names of the tensors that are half-written.
+        """
+        filled.offload.abandon()
+        self._plan._extra.undo()
+        if filled.layers is not None:
+            filled.layers.undo()
+        filled.homes.undo()
+        for slot, tensor in zip(self._slots, self._tensors, strict=True):
+            slot.put_back(tensor)
+        self._loads.restore()
+        filled.homes.report_half_written(error)
+        renew(self._model)
+
+
+def _with_ordinary_tensors(function: _Function) -> _Function:
+    """Runs a function outside of ``torch.inference_mode()``: what is loaded can be trained."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        with torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _require_numbers(plan: Plan) -> None:
+    """Refuses a plan that quantizes and does not know into which modules."""
+    quantized = next((target for target in plan.targets if target.encoding), None)
+    if quantized is not None:
+        raise make(
+            "plan.options",
+            "this plan quantizes, and was read from a file, which the command line carries out; "
+            "for a model plan anew with quantize=",
+            tensor=quantized.name,
+            found=quantized.encoding,
+        )
+
+
+class Parts(dict[str, Any]):
+    """The tensors that a quantized value consists of, by name: ``"data"``, ``"absmax"`` ..."""
+
+
+@dataclasses.dataclass
+class Filled:
+    """What the core brought, before the model has it.
+
+    Attributes:
+        slots: the model's tensors, in the plan's order.
+        values: for each of them a finished tensor, the parts of a quantized one, or ``None`` where
+            no bytes move.
+        core: the core's report.
+        homes: where values are made, and how the model gets them.
+        extra: tensors for ``set_extra_state``, by path of the module.
+        layers: new layers for quantized weights, once they are prepared.
+        offload: the offload folder, whose index is still the old one.
+    """
+
+    slots: list[TensorSlot]
+    values: list[Any]
+    core: _core.Report
+    homes: Destinations
+    extra: dict[str, torch.Tensor]
+    layers: Installation | None = None
+
+    @property
+    def offload(self) -> _core.OffloadFolder:
+        return self.core.offload
+
+
+@_with_ordinary_tensors
+def read_values(
+    plan: Plan,
+    model: Any,
+    *,
+    progress: bool | ProgressCallback = False,
+    threads: int = 0,
+    slots: list[TensorSlot] | None = None,
+    receipt: str | None = None,
+    in_place: bool | None = None,
+    reading: Mapping[str, Any] | None = None,
+) -> Filled:
+    """Carries the plan out into fresh memory; the model is left as it is.
+
+    Args:
+        slots: the model's tensors in the plan's order, where they are known.
+        in_place: memory that is there is written; ``None``: as the plan says.
+    """
+    plan.require_ok()
+    in_place = plan._in_place if in_place is None else in_place
+    slots = planned_slots(plan, model) if slots is None else slots
+    half_written.require_written(slots, plan.targets)
+    _require_devices(plan)
+    if plan._units is not None:
+        plan._units.require_values()
+    values: list[Any] = [None] * len(slots)
+    with collector.paused():
+        homes = Destinations(slots, plan.targets, in_place)
+    try:
+        with shown(progress, "loading") as callback:
+            core = _read(plan, homes, values, threads, callback, receipt or "", reading or {})
+        _core.require_delivered(plan._core, core)
+        warn_of_overflows(core.findings)
+        ties.warn(core.findings, plan.findings)
+        return Filled(slots, values, core, homes, plan._extra.read())
+    except BaseException as error:
+        homes.report_half_written(error)
+        raise
+
+
+@collector.paused()
+@_with_ordinary_tensors
+def install_values(
+    plan: Plan,
+    model: Any,
+    filled: Filled,
+    made: dict[int, torch.Tensor] | None = None,
+) -> None:
+    """Runs the initialisers that the plan names, then gives the model all its tensors.
+
+    The caller commits the offload folder, as the last step of the load.
+
+    Args:
+        made: what the initialisers made, where they have run.
+    """
+    for index, value in (initialise.values(plan, model) if made is None else made).items():
+        filled.values[index] = value
+    install(plan, model, filled)
+    renew(model)
+    _warn_of_fills(plan)
+
+
+def _warn_of_fills(plan: Plan) -> None:
+    """One warning for everything that the checkpoint lacks and that has a value all the same."""
+    names = {finding.target for finding in filled_findings(plan.findings)}
+    targets = [target for target in plan.targets if target.name in names]
+    if not targets:
+        return
+    counts = Counter(_core.ORIGINS[target.origin][1] or target.origin for target in targets)
+    ways = " and ".join(f"{count} {way}" for way, count in counts.items())
+    named = listed(targets, shown=lambda each: f"{each.name} ({human_bytes(each.nbytes)})")
+    size = human_bytes(sum(target.nbytes for target in targets))
+    what = "tensor of the model is" if len(targets) == 1 else "tensors of the model are"
+    warn(
+        f"{len(targets)} {what} not in the checkpoint and got values of another origin ({ways}; "
+        f"{size}): {named}. loadstone.audit(model) and the report name all",
+        FilledWarning,
+        stacklevel=users_level(),
+    )
+
+
+@collector.paused()
+@_with_ordinary_tensors
+def make_report(
+    plan: Plan, model: Any, core: _core.Report, tied_again: Mapping[str, str] | None = None
+) -> Report:
+    """Computes what follows from parameters, and notes the origin of every value.
+
+    Args:
+        tied_again: names whose equal values gave way to the tensor of their root.
+    """
+    entries = (Provenance.from_row(core.provenance(index)) for index in range(len(core)))
+    provenance = {entry.target: entry for entry in entries}
+    for name, root in (tied_again or {}).items():
+        provenance[name] = dataclasses.replace(
+            provenance[name], origin="tie", tie_of=root, sources=()
+        )
+    given = {entry.target for entry in provenance.values() if entry.origin in WRITTEN}
+    for name in recompute(model, given):
+        reason = "recomputed from the model's parameters"
+        provenance[name] = dataclasses.replace(provenance[name], reason=reason)
+    if plan._units is not None:
+        plan._units.add_provenance(model, provenance)
+    slots = slots_of(model)
+    for slot in slots:
+        if slot.name in provenance:
+            continue
+        if slot.may_be_kept:
+            provenance[slot.name] = _kept(slot)
+        elif slot.kind == "attribute" and plan._extra.is_of(model, slot.name):
+            provenance[slot.name] = dataclasses.replace(
+                _kept(slot), origin="checkpoint", reason="made by set_extra_state"
+            )
+    report = Report(
+        provenance=provenance,
+        process_bytes_peak=peak_resident_bytes(),
+        peak_bytes=plan.peak_bytes,
+        findings=core.findings,
+        **core.numbers() | {"sync_seconds": core.offload.sync_seconds},
+    )
+    text = core.receipt_json()
+    if text is not None:
+        report.receipt = Receipt(text).with_held(slots, provenance)
+    remember(model, report, slots)
+    half_written.clear(slots, given)
+    return report
+
+
+def _kept(slot: TensorSlot) -> Provenance:
+    """Of a tensor that is no part of the plan."""
+    tensor = slot.tensor
+    dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
+    place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))
+    reason = slot.obstacle or "it is not in the model's tree of modules"
+    return Provenance(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)
+
+
+def _require_devices(plan: Plan) -> None:
+    """Refuses devices that this machine lacks, before anything is read."""
+    for name in {target.device for target in plan.targets if target.delivery == "memory"}:
+        devices.require(name)
+
+
+def _read(
+    plan: Plan,
+    homes: Destinations,
+    values: list[Any],
+    threads: int,
+    callback: ProgressCallback | None,
+    receipt: str,
+    reading: Mapping[str, Any],
+) -> _core.Report:
+    """Puts a finished tensor into ``values`` for each target that the core delivers to memory."""
+    if plan._whole is not None:
+        if receipt:
+            message = "ranks that read together make no receipt"
+            raise make("plan.options", message, field="receipt", found=receipt)
+        return read_once.read(plan, homes, values, callback, {"threads": threads, **reading})
+    wanted = _make_memory(plan, homes, values)
+    with devices.Copier(_written(plan, values)) as copier:
+        destinations, parts = _destinations(values, wanted, copier)
+        return _core.execute(
+            plan._core,
+            destinations,
+            threads,
+            callback,
+            parts=parts,
+            receipt=receipt,
+            has_pages=homes.in_place,
+            device=copier.core,
+            begun=0 if homes.begun is None else homes.begun.data_ptr(),
+            **reading,
+        )
+
+
+@collector.paused()
+def _make_memory(plan: Plan, homes: Destinations, values: list[Any]) -> list[int]:
+    """Makes views, and memory for the targets that the core writes, which are returned."""
+    mappings: dict[int, Any] = {}
+    wanted: list[int] = []
+    for index, target in enumerate(plan.targets):
+        if target.delivery == "file_view":
+            values[index] = _view(plan, index, target, mappings)
+        elif target.delivery == "memory":
+            values[index] = _parts(target) if target.encoding else homes.memory(index)
+            wanted.append(index)
+    return wanted
+
+
+def _parts(target: PlannedTarget) -> Parts:
+    made = {
+        part: devices.empty(target.name, shape, dtype, target.device)
+        for part, shape, dtype in target.parts
+    }
+    return Parts(made)
+
+
+def _written(plan: Plan, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that the core writes, with their devices."""
+    for target, value in zip(plan.targets, values, strict=True):
+        if target.delivery == "memory":
+            tensors = value.values() if isinstance(value, Parts) else (value,)
+            yield from ((target.device, tensor) for tensor in tensors)
+
+
+@collector.paused()
+def _destinations(
+    values: list[Any], wanted: list[int], copier: devices.Copier
+) -> tuple[_Addresses, _PartAddresses]:
+    """Where the chosen values go: one row a target, and the memory of those that have parts."""
+    rows = [memory.destination(None)] * len(values)
+    parts = []
+    for index in wanted:
+        value = values[index]
+        if isinstance(value, Parts):
+            pieces = [(copier.address(tensor), tensor.nbytes) for tensor in value.values()]
+            parts.append((index, pieces))
+        else:
+            rows[index] = (copier.address(value), *memory.destination(value)[1:])
+    return rows, parts
+
+
+def _view(plan: Plan, index: int, target: PlannedTarget, mappings: dict[int, Any]) -> torch.Tensor:
+    shard, offset = plan._core.view_of(index)
+    if shard not in mappings:
+        mappings[shard] = _core.map_shard(plan._core, shard)
+    return memory.file_view(mappings[shard], offset, target.shape, target.dtype)
+
+
+def install(plan: Plan, model: Any, filled: Filled) -> None:
+    """Gives the model its tensors, once all of them are made."""
+    slots, values = filled.slots, filled.values
+    if plan._units is not None:
+        filled.layers = plan._units.installation(model, plan, filled)
+    quantized = plan._units.names() if plan._units is not None else ()
+    installed: dict[str, Any] = {}
+    for index, (target, slot) in enumerate(zip(plan.targets, slots, strict=True)):
+        if target.origin == "tie" or target.name in quantized:
+            continue
+        new, values[index] = values[index], None
+        if new is None and target.origin in ("constructor", "kept"):
+            new = _placed(target, plan._constructor_values.get(target.name, slot.tensor), slot)
+        is_away = new is None and target.device in ("disk", "meta")
+        if is_away and (not slot.tensor.is_meta or ties.is_split(slot, target)):
+            # on meta as well: the root of a tie that is split gets the tensor that they share
+            new = slot.tensor.detach().to("meta", element_dtype(target.dtype))
+        installed[target.name] = slot.tensor if new is None else filled.homes.take(index, new)
+        del new  # where it was copied, its memory is not held any longer
+    filled.homes.commit()
+    for target, slot in zip(plan.targets, slots, strict=True):
+        if target.name in quantized or target.tie_of in quantized:
+            continue
+        new = filled.homes.final(installed[target.tie_of or target.name])
+        if new is not slot.tensor:
+            note_replaced(model, slot)
+            slot.replace(new)
+    if filled.layers is not None:
+        replaced = Parameters(model)
+        filled.layers.install()
+        replaced.note_replaced(model)
+    plan._extra.install(model, filled.extra)
+
+
+def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
+    """The constructor's value on its planned device and in its planned dtype; None: it is there."""
+    from loadstone._skeleton.finish import known
+
+    if value.is_meta or known.is_computed(value):
+        return None  # follows from parameters, and is computed when they have their values
+    with devices.memory_for(target.name, target.device):
+        moved = value.to(device=target.device, dtype=element_dtype(target.dtype))
+    return None if moved is slot.tensor else moved

@@ -1,0 +1,162 @@
+"""What a load did: for every tensor of the model where its value came from."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadstone import _core
+from loadstone._base.errors import listed
+from loadstone._base.terminal import printable
+from loadstone._files.receipt import Receipt
+
+OFFLOADED = "offloaded"  # as the core says it
+
+# An error that a plan is refused with tells this many of its errors, and of their suggestions.
+ERRORS_LISTED_MAX = 20
+HINTS_LISTED_MAX = 3
+
+
+@dataclass(frozen=True)
+class Source:
+    """A byte range of the checkpoint that went into a tensor."""
+
+    tensor: str
+    shard: str
+    offset_begin: int
+    offset_end: int
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a tensor's value came from.
+
+    Attributes:
+        origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | kept |
+            excluded``. ``kept``: the value that the model held.
+        delivery: ``none | memory | file_view | disk_write | disk_keep``.
+        merged: the adapters that were merged into it; ``sources`` has their ranges too.
+        reason: why the model holds no value (what excludes it, or :data:`OFFLOADED`), or where the
+            value was made.
+        encoding: of a quantized value (``"nf4"``); dtype and shape are those of its numbers.
+    """
+
+    target: str
+    origin: str
+    kind: str
+    delivery: str
+    sources: tuple[Source, ...]
+    device: str
+    dtype: str
+    shape: tuple[int, ...]
+    tie_of: str = ""
+    reason: str = ""
+    bytes_written: int = 0
+    encoding: str = ""
+    merged: tuple[str, ...] = ()
+
+    @classmethod
+    def from_row(cls, row: tuple[Any, ...]) -> Provenance:
+        """From the core's row, which has the fields in this order."""
+        target, origin, kind, delivery, sources, *rest = row
+        found = tuple(Source(*each) for each in sources)
+        return cls(target, origin, kind, delivery, found, *rest)
+
+
+@dataclass
+class Report:
+    """The outcome of :meth:`loadstone.Plan.execute`.
+
+    Attributes:
+        provenance: one entry for every tensor reachable from the model.
+        seconds: wall time from the first check to the last byte.
+        bytes_read, bytes_written: from shards; into memory and offload files.
+        staging_bytes_peak: the most that was held for bytes under way, counted.
+        bytes_read_ahead: that the system was asked for ahead of the readers, since its page cache
+            lacked them. It does not say whether it brought them.
+        readers: how many threads there were in the end.
+        is_interleaved: new memory came from all memory nodes in turns, as was asked for.
+        process_bytes_peak: the largest resident set that the process had until the load ended,
+            with all that was there before it; 0 where the system does not say.
+        findings: the plan's, and those of the load.
+        sync_seconds: what it took to bring the files of the offload folder to the disk.
+        receipt: digests of what was read and of what it became, where they were asked for.
+    """
+
+    provenance: dict[str, Provenance]
+    seconds: float
+    bytes_read: int
+    bytes_written: int
+    staging_bytes_peak: int
+    peak_bytes: dict[str, int]
+    findings: list[_core.Finding] = field(default_factory=list)
+    sync_seconds: float = 0.0
+    receipt: Receipt | None = None
+    process_bytes_peak: int = 0
+    bytes_read_ahead: int = 0
+    readers: int = 0
+    is_interleaved: bool = False
+
+    @property
+    def filled(self) -> list[Provenance]:
+        """Those that the checkpoint lacks, and that were filled because the caller asked for it."""
+        names = {finding.target for finding in filled_findings(self.findings)}
+        return [item for name, item in self.provenance.items() if name in names]
+
+    def to_json(self) -> str:
+        """All but the receipt, as the command prints it: ``{provenance, seconds ...}``."""
+        members = {name: value for name, value in vars(self).items() if name != "receipt"}
+        return json.dumps(members, default=_members, indent=1)
+
+    def __repr__(self) -> str:
+        rate = self.bytes_read / self.seconds / 1e9 if self.seconds else 0.0
+        return (
+            f"Report({len(self.provenance)} tensors, {self.bytes_read} bytes read "
+            f"in {self.seconds:.3f} s, {rate:.2f} GB/s)"
+        )
+
+
+def _members(item: Any) -> dict[str, Any]:
+    """Of what JSON has no word for."""
+    names = dir(item) if isinstance(item, _core.Finding) else vars(item)
+    return {name: getattr(item, name) for name in names if not name.startswith("_")}
+
+
+def filled_findings(findings: Iterable[_core.Finding]) -> list[_core.Finding]:
+    """Those that name a missing tensor which gets a value nevertheless."""
+    return [
+        finding
+        for finding in findings
+        if finding.code == "plan.missing" and finding.severity == "warning" and finding.target
+    ]
+
+
+def listed_errors(findings: Iterable[_core.Finding]) -> str:
+    """The errors of a plan below its first, and what each kind of them counts."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    lines = []
+    if len(errors) > 1:
+        counts = Counter(finding.code for finding in errors)
+        kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
+        lines.append(f"{len(errors)} errors: {kinds}")
+        texts = [printable(finding.message) for finding in errors[1:]]
+        more = "\n  and {} more, in the findings of this error"
+        lines.append("  " + listed(texts, ERRORS_LISTED_MAX - 1, by="\n  ", more=more))
+    hints = [finding.suggestion for finding in errors if finding.suggestion]
+    lines += [f"  {printable(hint)}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
+    return "".join(f"\n{line}" for line in lines)
+
+
+def human_bytes(count: int) -> str:
+    """A size as the core words it."""
+    if count < 1000:
+        return f"{count} B"
+    size = count / 1000
+    for unit in ("kB", "MB", "GB", "TB"):
+        if size < 999.95 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.1f} {unit}"

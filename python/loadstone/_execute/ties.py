@@ -1,0 +1,204 @@
+"""Ties of a model after a load: names that the plan split, and names with two values."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core
+from loadstone._base import terminal
+from loadstone._base.warn import users_level
+
+if TYPE_CHECKING:
+    from loadstone._model.targets import PlannedTarget
+    from loadstone._model.walk import TensorSlot
+    from loadstone._plan.plan import Plan
+
+
+def is_split(slot: TensorSlot, target: PlannedTarget) -> bool:
+    """Return whether the plan gives a tied name of the model a tensor of its own."""
+    return slot.tie_of is not None and target.origin != "tie"
+
+
+def findings(
+    slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
+) -> Iterator[_core.Finding]:
+    """Errors for split ties that are one module under two paths: it holds one tensor."""
+    planned = {target.name: target for target in targets}
+    owners: dict[tuple[int, str], TensorSlot] = {}
+    for slot in slots:
+        target = planned.get(slot.name)
+        if slot.place is None or target is None:
+            continue
+        owner = owners.setdefault(slot.place, slot)
+        if owner is slot or not is_split(slot, target):
+            continue
+        if target.origin in ("kept", "constructor", "excluded"):
+            continue
+        message = f"'{slot.name}' and '{owner.name}' are one module, which cannot hold two values"
+        advice = 'tie="keep" changes both names'
+        yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
+
+
+# The end of the message by which a plan, a saved one too, knows names with values of their own.
+_BOTH = "both are loaded, and equal values are tied again"
+
+
+def untied_findings(untied: Mapping[str, str]) -> list[_core.Finding]:
+    """One finding for each name with its root: by these a saved plan knows them too."""
+    message = "'{}' is tied to '{}', and the checkpoint holds both: " + _BOTH
+    return [
+        _core.Finding("info", "plan.tie", name, [root], message.format(name, root))
+        for name, root in untied.items()
+    ]
+
+
+def untied_by(plan: Plan) -> dict[str, str]:
+    """Names that the model ties and the plan loads as tensors of their own, with their roots."""
+    own = {target.name for target in plan.targets if target.origin != "tie"}
+    return {
+        each.target: each.sources[0]
+        for each in plan.findings
+        if each.code == "plan.tie" and each.message.endswith(_BOTH) and each.target in own
+    }
+
+
+def may_split(plan: Plan) -> bool:
+    """Return whether the plan gives names of a tie values of their own."""
+    return any(each.code == "merge.tie" for each in plan.findings) or bool(untied_by(plan))
+
+
+def forget(model: Any, names: Sequence[str]) -> None:
+    """Takes split names out of transformers' own list of ties, so that it does not tie them."""
+    tied = _listed(model)
+    for name in names:
+        tied.pop(name, None)
+
+
+def _listed(model: Any) -> dict[str, str]:
+    """transformers' own list of ties, by name; a new one where a model has none."""
+    tied = getattr(model, "all_tied_weights_keys", None)
+    return tied if isinstance(tied, dict) else {}
+
+
+def follow_plan(model: Any, plan: Plan, ties: Mapping[str, str]) -> None:
+    """Make transformers tie what the plan ties, and warn of what its adapters split.
+
+    Args:
+        ties: names that the model ties, with their roots.
+    """
+    own = [each.name for each in plan.targets if each.name in ties and each.origin != "tie"]
+    unbind(model, own)
+    listed = _listed(model)
+    for each in plan.targets:
+        if each.origin == "tie" and ties.get(each.name) != each.tie_of and each.name in listed:
+            listed[each.name] = each.tie_of
+    for found in plan.findings:
+        if found.code == "merge.tie" and found.severity == "warning":
+            terminal.warn(found.message, UserWarning, stacklevel=users_level())
+
+
+def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> None:
+    """Make the library know names that are not tied any longer.
+
+    Args:
+        names: untied by an adapter; the model's config declares it too.
+        different: with values of their own in the checkpoint.
+    """
+    forget(model, [*names, *different])
+    if not names:
+        return
+    if not any(_ties_words(part) for part in _parts(getattr(model, "config", None))):
+        return
+    for part in _parts(_own_config(model)):
+        if _ties_words(part):
+            with contextlib.suppress(AttributeError, TypeError):
+                part.tie_word_embeddings = False
+
+
+def _ties_words(config: Any) -> bool:
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+
+def _parts(config: Any) -> tuple[Any, Any]:
+    return config, getattr(config, "text_config", None)
+
+
+def _own_config(model: Any) -> Any:
+    """Gives the model's modules a copy of its config, which other models may share."""
+    old = model.config
+    new = copy.deepcopy(old)
+    copies = {id(old): new}
+    for name, part in vars(old).items():
+        if hasattr(part, "to_dict"):
+            copies[id(part)] = getattr(new, name)
+    for module in (model, *getattr(model, "modules", list)()):
+        own = copies.get(id(vars(module).get("config")))
+        if own is not None:
+            module.config = own
+    return new
+
+
+def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Ties names again whose two values are equal; one warning for the others.
+
+    Args:
+        untied: names that the model tied, with their roots; the checkpoint holds both.
+
+    Returns:
+        The names that are tied again, each with its root, and those that stay apart: of other
+        values, or of values that are not in memory and so not compared.
+    """
+    import torch
+
+    from loadstone._model.model_lock import slots_of
+
+    slots = {slot.name: slot for slot in slots_of(model)}
+    equal: dict[str, str] = {}
+    different: list[str] = []
+    elsewhere: list[str] = []
+    for name, root in untied.items():
+        first, second = slots[root].tensor, slots[name].tensor
+        if first is second:
+            continue
+        if first.is_meta or second.is_meta:
+            elsewhere.append(name)
+        elif first.device == second.device and torch.equal(first, second):
+            slots[name].replace(first)
+            equal[name] = root
+        else:
+            different.append(name)
+    if different:
+        named = ", ".join(f"{name} (tied to {untied[name]})" for name in different)
+        terminal.warn(
+            f"the checkpoint holds other values for tied tensors, which are kept apart: {named}",
+            UserWarning,
+            stacklevel=users_level(),
+        )
+    return equal, different + elsewhere
+
+
+def warn(found: Iterable[_core.Finding], planned: Sequence[_core.Finding]) -> None:
+    """Warns of values that differ under the names of one tie, which only the load shows."""
+    known = {(each.code, each.message) for each in planned}
+    for each in found:
+        is_tie = each.code == "plan.tie" and each.severity == "warning"
+        if is_tie and (each.code, each.message) not in known:
+            terminal.warn(each.message, UserWarning, stacklevel=users_level())
+
+
+def split_names(
+    model: Any, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
+) -> list[str]:
+    """Names that the plan unties for an adapter.
+
+    transformers lists ties that a construction in another thread kept it from making.
+    """
+    listed = _listed(model)
+    return [
+        target.name
+        for slot, target in zip(slots, targets, strict=True)
+        if is_split(slot, target) or (target.name in listed and target.origin != "tie")
+    ]

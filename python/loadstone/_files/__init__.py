@@ -1,0 +1,1 @@
+"""Checkpoints: headers, tensors read one by one, receipts."""

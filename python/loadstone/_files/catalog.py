@@ -1,0 +1,182 @@
+"""The tensors of a checkpoint, from its headers alone."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from loadstone import _core
+from loadstone._base.errors import FormatError, make
+from loadstone._files import hub, remote
+
+Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
+
+# GGUF files of video models hold patch embeddings of five dims, one more than ggml knows: what is
+# made for such models passes this on.
+RANK_MAX = _core.GGUF_RANK_MOST
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor in a shard.
+
+    Attributes:
+        encoding: a dtype by its safetensors name (``"BF16"``) or a block format (``"Q4_K"``).
+        shape: outermost dimension first, for GGUF too.
+        offset_begin, offset_end: bytes from the start of the shard.
+        strides: in elements, of tensors that are not in C order (views that torch saved); empty
+            otherwise.
+    """
+
+    name: str
+    encoding: str
+    shape: tuple[int, ...]
+    shard: str
+    offset_begin: int
+    offset_end: int
+    strides: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.offset_end - self.offset_begin
+
+
+@dataclass(frozen=True)
+class EncodingTotal:
+    """All tensors of one encoding together."""
+
+    tensors: int = 0
+    elements: int = 0
+    bytes: int = 0
+
+
+class Catalog:
+    """Names, encodings, shapes and byte ranges of a checkpoint. Immutable.
+
+    It is pickled as its paths. Unpickling reads the headers again, and refuses a checkpoint with
+    other tensors (``io.changed``).
+    """
+
+    def __init__(self, core: _core.Catalog, opened: tuple[Any, ...] = ()) -> None:
+        self._core = core
+        self._opened = opened  # the arguments of open_checkpoint()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        opened = self._opened or (self.shards, True, RANK_MAX)
+        return _reopened, (*opened, self.digest())
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Every tensor by name, in file order."""
+        return {row[0]: TensorInfo(*row) for row in self._core.tensors()}
+
+    def encodings(self) -> dict[str, str]:
+        """Name and encoding of every tensor, in file order; cheaper than :attr:`tensors`."""
+        return self._core.encodings()
+
+    def digest(self) -> str:
+        """A fingerprint of names, encodings and shapes, in file order."""
+        return self._core.digest()
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """safetensors' ``__metadata__``, or the key/value section of GGUF."""
+        return self._core.metadata()
+
+    @property
+    def shards(self) -> list[str]:
+        """The files, in order."""
+        return self._core.shards
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the tensors' bytes."""
+        return self._core.total_bytes
+
+    @property
+    def totals(self) -> dict[str, EncodingTotal]:
+        """How many tensors, elements and bytes each encoding has."""
+        totals: dict[str, EncodingTotal] = {}
+        for info in self.tensors.values():
+            total = totals.get(info.encoding, EncodingTotal())
+            totals[info.encoding] = EncodingTotal(
+                total.tensors + 1,
+                total.elements + math.prod(info.shape),
+                total.bytes + info.nbytes,
+            )
+        return totals
+
+    @property
+    def findings(self) -> list[_core.Finding]:
+        """Faults of the files and of quantized tensors, as ``loadstone inspect`` lists them."""
+        return self._core.findings
+
+    def to_json(self) -> str:
+        """The output of ``loadstone inspect --json``."""
+        return self._core.to_json()
+
+    def __repr__(self) -> str:
+        return (
+            f"Catalog({self._core.root!r}, {len(self.tensors)} tensors, {self.total_bytes} bytes)"
+        )
+
+
+def inspect(
+    path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int = _core.GGUF_RANK_MAX
+) -> Catalog:
+    """Opens a checkpoint and reads its headers, no data.
+
+    >>> loadstone.inspect("checkpoint/").tensors["lm_head.weight"].shape
+
+    Args:
+        path: a file, a folder (with or without an index), an index, a glob pattern, the first part
+            of a split GGUF, or a list of files that together are one checkpoint. A hub id
+            (``org/name``, ``org/name/file.gguf``), if no such path exists, is looked up in the
+            local cache of the hub, offline. ``https://`` URLs of files, ``hf://org/name@revision``
+            and ``s3://bucket/key`` are read where they are (:func:`loadstone.configure_remote`).
+        allow_links: follow links that leave the folder (links into the ``blobs`` of a hub cache are
+            always followed).
+        gguf_rank_max: maximal rank of a GGUF tensor. ggml has 4; files of video models have tensors
+            of rank 5, which are refused by default.
+
+    Returns:
+        The tensors and the metadata of all files.
+
+    Raises:
+        FormatError: a rule of the format is broken; the error names file, tensor, offset, found and
+            expected.
+        LoadError: the path does not exist or cannot be read.
+    """
+    paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
+    names = [hub.local_path(os.fsdecode(each)) for each in paths]
+    opened = ([remote.absolute(name) for name in names], allow_links, gguf_rank_max)
+    core = _core.open_checkpoint(names, allow_links, gguf_rank_max, remote.storage())
+    return Catalog(core, opened)
+
+
+def readable(paths: Checkpoint, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
+    """The catalog; or the reason why a file of torch is unsupported, which torch may read.
+
+    Raises:
+        FormatError, LoadError: see :func:`inspect`; for other files.
+    """
+    try:
+        return inspect(paths, allow_links=allow_links), ""
+    except FormatError as error:
+        if not error.code.startswith("pt."):
+            raise
+        return None, str(error)
+
+
+def _reopened(paths: list[str], allow_links: bool, gguf_rank_max: int, digest: str) -> Catalog:
+    catalog = inspect(paths, allow_links=allow_links, gguf_rank_max=gguf_rank_max)
+    found = catalog.digest()
+    if found != digest:
+        message = "the checkpoint is not the one that was pickled"
+        raise make("io.changed", message, path=paths[0], found=found, expected=digest)
+    return catalog

@@ -1,0 +1,52 @@
+"""Typed metadata of GGUF files, as the core reads it: ``docs/formats/gguf.md``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from loadstone._base.errors import make
+from loadstone._base.text import read_text
+
+Metadata = Mapping[str, Any] | str | os.PathLike[str]
+
+
+def metadata_text(metadata: Metadata) -> str:
+    """The JSON of a file, or of values by key."""
+    if isinstance(metadata, str | os.PathLike):
+        return read_text(metadata)
+    entries = [_entry(key, value) for key, value in metadata.items()]
+    return json.dumps({"format": "loadstone-gguf-metadata", "version": 1, "entries": entries})
+
+
+def _entry(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"key": key, "type": "string", "value": value}
+    if isinstance(value, bool):
+        return {"key": key, "type": "bool", "value": value}
+    if isinstance(value, Mapping):
+        listed = value.get("value")
+        return {
+            "key": key,
+            **value,
+            "value": [_json(each) for each in listed]
+            if isinstance(listed, list | tuple)
+            else _json(listed),
+        }
+    raise make(
+        "plan.options",
+        "numbers and lists have several types in GGUF: say which",
+        field=f"metadata[{key!r}]",
+        found=type(value).__name__,
+        expected="{'type': 'u32', 'value': 7}",
+    )
+
+
+def _json(value: Any) -> Any:
+    """Non-finite numbers have no form in JSON but text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value

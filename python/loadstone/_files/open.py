@@ -1,0 +1,318 @@
+"""A checkpoint as a mapping of names to tensors that are read when they are asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core
+from loadstone._base.dtypes import dtype_argument, element_dtype
+from loadstone._base.errors import make
+from loadstone._base.indexing import select, take
+from loadstone._base.warn import warn_of_findings
+from loadstone._files.catalog import Catalog, Checkpoint, inspect
+from loadstone._files.read import Entry, TensorReader, device_argument, wanted_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LazyTensor:
+    """A tensor of an open checkpoint, of which nothing is read yet.
+
+    It becomes a ``torch.Tensor`` in memory of its own by an index (``t[0:128, :]``, ``t[...]``),
+    by :meth:`tensor`, by ``torch.asarray(t)``, or as an argument of a function of torch. An index
+    of numbers, slices, ``...`` and ``None`` reads only the rows that it selects, and the scales
+    that they need; any other index that torch has reads the whole tensor. Steps must be positive.
+    Each use reads anew.
+    """
+
+    def __init__(self, owner: OpenCheckpoint, entry: Entry) -> None:
+        self._owner = owner
+        self._entry = entry
+
+    @property
+    def name(self) -> str:
+        """The name in the checkpoint; a quantized tensor has that of its data."""
+        return self._entry.name
+
+    @property
+    def shape(self) -> torch.Size:
+        """The decoded shape, outermost dimension first, for GGUF too."""
+        import torch
+
+        return torch.Size(self._entry.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Count of dimensions."""
+        return len(self._entry.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of tensors that are read: the file's, or float32 for a quantized tensor.
+
+        ``dtype=`` of :func:`loadstone.open` replaces it for floating-point tensors.
+        """
+        return element_dtype(self._dtype)
+
+    @property
+    def encoding(self) -> str:
+        """The file's encoding: ``"BF16"``, ``"Q4_K"``, ``"nf4"``, ``"fp8-block"`` ..."""
+        return self._entry.encoding
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the numbers are decoded when they are read."""
+        return self._entry.is_decoded
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor in memory, in :attr:`dtype`."""
+        return self.numel() * self.dtype.itemsize
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes in the file, of all components."""
+        return self._entry.stored_bytes
+
+    def numel(self) -> int:
+        """Count of elements."""
+        return math.prod(self._entry.shape)
+
+    def tensor(self, *, dtype: Any = None, device: Any = None) -> torch.Tensor:
+        """Reads the whole tensor.
+
+        Args:
+            dtype: a torch dtype or its name; ``None``: :attr:`dtype`. Rounds to nearest even, once.
+            device: ``None``: that of :func:`loadstone.open`.
+
+        Raises:
+            PlanError: there is no cast to this dtype (``plan.dtype``), or no such device.
+            FormatError: its components contradict each other (``q.*``).
+            LoadError: the file cannot be read, or has changed since it was opened.
+        """
+        return self._owner._read(self._entry, dtype, device)
+
+    def numpy(self) -> Any:
+        """Reads the whole tensor as a NumPy array; ``TypeError`` for dtypes that NumPy lacks."""
+        return self.tensor(device="cpu").numpy()
+
+    def components(self) -> dict[str, torch.Tensor]:
+        """See :meth:`OpenCheckpoint.components`."""
+        return self._owner.components(self.name)
+
+    @property
+    def _dtype(self) -> str:
+        return wanted_dtype(self._entry, self._owner._dtype)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._owner._select(self._entry, index)
+
+    def __len__(self) -> int:
+        if not self._entry.shape:
+            raise TypeError("len() of a tensor without dimensions")
+        return self._entry.shape[0]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self[row] for row in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor())
+
+    def __float__(self) -> float:
+        return float(self.tensor())
+
+    def __int__(self) -> int:
+        return int(self.tensor())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if copy is False:
+            raise ValueError("a tensor of a file is always copied")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.tensor().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        import torch
+
+        return torch.empty(0, device=self._owner._device).__dlpack_device__()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        from torch.utils._pytree import tree_map_only
+
+        args, kwargs = tree_map_only(LazyTensor, LazyTensor.tensor, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return (
+            f"LazyTensor({self.name!r}, shape={list(self._entry.shape)}, dtype={self.dtype}, "
+            f"encoding={self.encoding!r})"
+        )
+
+
+class OpenCheckpoint(Mapping[str, LazyTensor]):
+    """A checkpoint that :func:`loadstone.open` opened: its names, each with a lazy tensor.
+
+    A quantized tensor has one name, that of its data; its other components have no names of their
+    own here, see :meth:`components`. Immutable, and tensors may be read from many threads.
+
+    Attributes:
+        catalog: the contents of the headers.
+    """
+
+    def __init__(self, catalog: Catalog, device: Any = "cpu", dtype: Any = None) -> None:
+        self.catalog = catalog
+        self._device = device_argument(device)
+        self._dtype = None if dtype is None else dtype_argument(dtype)
+        self._reader = TensorReader(catalog, decodes=True)
+        self._is_closed = False
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """safetensors' ``__metadata__``, or the key/value section of GGUF."""
+        return self.catalog.metadata
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensors that have been read from the files so far."""
+        return self._reader.bytes_read
+
+    def get(self, name: str, default: Any = None, *, dtype: Any = None, device: Any = None) -> Any:
+        """Reads a tensor: ``self[name].tensor(dtype=dtype, device=device)``.
+
+        Args:
+            default: returned for a name that the checkpoint does not have.
+        """
+        return self._read(self._reader.entry(name), dtype, device) if name in self else default
+
+    def components(self, name: str) -> dict[str, torch.Tensor]:
+        """Reads the components of a tensor as the file holds them, on the CPU.
+
+        Args:
+            name: as :meth:`keys` has it.
+
+        Returns:
+            By role: ``"data"``, ``"scale"``, ``"absmax"``, ``"zero_point"`` ...; of block formats
+            ``{"data": uint8 tensor [rows, bytes of a row]}``; of a plain tensor ``{"data": it}``.
+            ``loadstone.dequantize`` takes them.
+        """
+        self._require_open(name)
+        return self._reader.components(self._reader.entry(name))
+
+    def close(self) -> None:
+        """Refuses further reads. Files are open only while they are read."""
+        self._is_closed = True
+
+    def _require_open(self, name: str) -> None:
+        if self._is_closed:
+            raise make("open.closed", "the checkpoint is closed", tensor=name)
+
+    def _read(self, entry: Entry, dtype: Any, device: Any) -> torch.Tensor:
+        self._require_open(entry.name)
+        wanted = wanted_dtype(entry, self._dtype) if dtype is None else dtype_argument(dtype)
+        place = self._device if device is None else device_argument(device)
+        return self._reader.read(entry, wanted, device=place)
+
+    def _select(self, entry: Entry, index: Any) -> torch.Tensor:
+        self._require_open(entry.name)
+        selection = select(index, entry.shape, entry.name)
+        wanted = wanted_dtype(entry, self._dtype)
+        tensor = self._reader.read(entry, wanted, selection, self._device)
+        return tensor if selection is not None else take(tensor, index, entry.name)
+
+    def __getitem__(self, name: str) -> LazyTensor:
+        return LazyTensor(self, self._reader.entry(name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._reader.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reader.entries)
+
+    def __len__(self) -> int:
+        return len(self._reader.entries)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._require_open("")
+        return OpenCheckpoint, (self.catalog, self._device, self._dtype)
+
+    def __enter__(self) -> OpenCheckpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"OpenCheckpoint({self.catalog._core.root!r}, {len(self)} tensors)"
+
+
+def open(
+    path: Checkpoint,
+    *,
+    device: Any = "cpu",
+    dtype: Any = None,
+    allow_links: bool = False,
+    gguf_rank_max: int = _core.GGUF_RANK_MAX,
+) -> OpenCheckpoint:
+    """Opens a checkpoint of any format and reads its headers, no data.
+
+    >>> with loadstone.open("checkpoint/") as ckpt:
+    ...     rows = ckpt["model.embed_tokens.weight"][0:128, :]
+
+    Args:
+        path: see :func:`loadstone.inspect`: safetensors, GGUF and torch files, folders, hub ids.
+        device: where tensors are read to; they pass through host memory.
+        dtype: of floating-point and quantized tensors; ``None``: the file's, and float32 for
+            quantized ones. Integers and bools stay as they are in the file.
+        allow_links, gguf_rank_max: see :func:`loadstone.inspect`.
+
+    Raises:
+        FormatError, LoadError: see :func:`loadstone.inspect`.
+        PlanError: the dtype or device does not exist, or the device is ``"meta"``.
+    """
+    catalog = inspect(path, allow_links=allow_links, gguf_rank_max=gguf_rank_max)
+    return OpenCheckpoint(catalog, device, dtype)
+
+
+def load_file(
+    path: Checkpoint,
+    device: Any = "cpu",
+    dtype: Any = None,
+    *,
+    threads: int | None = None,
+    allow_links: bool = False,
+    gguf_rank_max: int = _core.GGUF_RANK_MAX,
+) -> dict[str, torch.Tensor]:
+    """Reads all tensors of a checkpoint in one pass; quantized ones are decoded.
+
+    >>> state = loadstone.load_file("model.gguf", dtype="bfloat16")
+
+    ``loadstone.torch.load_file`` returns the components of quantized tensors instead.
+
+    Args:
+        path, device, dtype, allow_links, gguf_rank_max: see :func:`loadstone.open`. For a
+            device other than the CPU, host memory holds 256 MiB at a time.
+        threads: readers; ``None``: few at first, and more while that makes it faster.
+
+    Returns:
+        By name in the order of the file, with the names of :func:`loadstone.open`.
+
+    Warns:
+        UserWarning: for each warning among the findings of :func:`loadstone.inspect`.
+    """
+    with open(
+        path, device=device, dtype=dtype, allow_links=allow_links, gguf_rank_max=gguf_rank_max
+    ) as opened:
+        warn_of_findings(opened.catalog.findings)
+        reader = opened._reader
+        dtypes = {
+            name: wanted_dtype(entry, opened._dtype) for name, entry in reader.entries.items()
+        }
+        return reader.read_all(dtypes, opened._device, threads or 0)

@@ -1,0 +1,137 @@
+"""Receipts: what was read and what was written, by content."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadstone import _core
+from loadstone._base.dtypes import dtype_name
+from loadstone._base.errors import make
+from loadstone._base.text import require_local, write_text
+
+
+def held_tensors(tensor: Any) -> dict[str, Any]:
+    """The tensors that a quantized parameter holds beside its data, by the codec's names."""
+    if not any(base.__module__.startswith("bitsandbytes.") for base in type(tensor).__mro__):
+        return {}
+    from loadstone._adapters.bitsandbytes.parameters import components_of
+
+    return components_of(tensor)
+
+
+class Receipt:
+    """Digests of a load's or a conversion's sources and results.
+
+    >>> report = loadstone.load(model, "checkpoint/", receipt="sha256-tree")
+    >>> report.receipt.save("receipt.json")
+
+    Attributes:
+        digest: ``"xxh3-128"``, which detects accidents, or ``"sha256-tree"``, which is proof
+            against tampering as long as the receipt itself is kept safe.
+        sources, outputs: files, with their tensors, as ``docs/receipt.md`` has them.
+        targets: of a load, by name: its entries, one for each component of a quantized tensor.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Args: text: the JSON of a receipt; ``receipt.json`` is the code for what is none."""
+        self._text = _core.checked_receipt(text)
+        document: dict[str, Any] = json.loads(self._text)
+        self.digest: str = document["digest"]
+        self.sources: list[dict[str, Any]] = document["sources"]
+        self.outputs: list[dict[str, Any]] = document["outputs"]
+        self.targets: dict[str, list[dict[str, Any]]] = {}
+        for entry in document["targets"]:
+            self.targets.setdefault(entry["name"], []).append(entry)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Receipt:
+        """Reads one that was saved, or that a conversion wrote."""
+        require_local(os.fsdecode(path))
+        most = _core.RECEIPT_JSON_BYTES_MAX
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(most + 1) if size <= most else b""
+        size = max(size, len(data))
+        where = {"path": os.fspath(path), "expected": f"at most {most} bytes of UTF-8"}
+        if size > most:
+            raise make("receipt.json", "the text is too long", found=f"{size} bytes", **where)
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as reason:
+            message = "the text is not UTF-8"
+            raise make("receipt.json", message, found=str(reason), **where) from None
+        return cls(text)
+
+    def to_json(self) -> str:
+        return self._text
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        write_text(path, self._text)
+
+    def is_of(self, name: str, tensor: Any) -> bool | None:
+        """Whether a tensor has the bytes that the load gave it; ``None``: nothing is said of it.
+
+        Costs a pass over its memory, and a copy where it is not contiguous or on a device.
+        """
+        entries = self.targets.get(name, [])
+        plain = [entry for entry in entries if not entry.get("component")]
+        data = plain or [entry for entry in entries if entry["component"] == "data"]
+        if not data or tensor.is_meta:
+            return None
+        found = tensor.detach()
+        if found.nbytes != data[0]["end"] and not plain:
+            return None
+        return self._digest(found) == str(data[0]["digest"])
+
+    def components_of(self, name: str, tensor: Any) -> bool | None:
+        """The same of what a quantized tensor holds beside its data: scales, tables, offsets."""
+        known = {entry.get("component"): entry for entry in self.targets.get(name, [])}
+        held = held_tensors(tensor)
+        if any(each.is_meta or component not in known for component, each in held.items()):
+            return None
+        return all(
+            self._digest(each) == known[component]["digest"] for component, each in held.items()
+        )
+
+    def with_held(self, model_slots: Sequence[Any], provenance: Mapping[str, Any]) -> Receipt:
+        """With what the model holds of quantized tensors, as it is now, right after the load.
+
+        A codec's components become what their library computes with (a table beside codes, scales
+        in another unit). Only where a tensor stands in the model can its bytes be compared later.
+        """
+        document = json.loads(self._text)
+        for slot in model_slots:
+            item = provenance.get(slot.name)
+            if item is None or item.origin != "checkpoint" or slot.tensor.is_meta:
+                continue
+            known = {entry.get("component", "") for entry in self.targets.get(slot.name, [])}
+            held = held_tensors(slot.tensor)
+            if not known:
+                held[""] = slot.tensor
+            for component in held.keys() - known:
+                document["targets"].append(self._entry(slot.name, component, held[component], item))
+        return Receipt(json.dumps(document))
+
+    def _entry(self, name: str, component: str, tensor: Any, item: Any) -> dict[str, Any]:
+        entry = {
+            "name": name,
+            "encoding": dtype_name(tensor.dtype),
+            "shape": list(tensor.shape),
+            "begin": 0,
+            "end": tensor.nbytes,
+            "digest": self._digest(tensor),
+            "recipe": "held",
+            "sources": [source.tensor for source in item.sources],
+        }
+        return entry | ({"component": component} if component else {})
+
+    def _digest(self, tensor: Any) -> str:
+        found = tensor.detach().cpu().contiguous()
+        return _core.digest_memory(self.digest, found.data_ptr(), found.nbytes)
+
+    def __repr__(self) -> str:
+        return f"Receipt({self.digest}, {len(self.targets)} targets, {len(self.outputs)} files)"

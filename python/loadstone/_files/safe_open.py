@@ -1,0 +1,131 @@
+"""The interface of ``safetensors.safe_open``, for every format: tensors as the file holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadstone._base.errors import make, unknown
+from loadstone._base.indexing import select, take
+from loadstone._files.catalog import Checkpoint, inspect
+from loadstone._files.read import Entry, TensorReader, device_argument
+
+_FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
+BACKENDS = ("mmap", "pread")
+
+
+class SafeSlice:
+    """A tensor whose parts are read by an index, as of :class:`loadstone.LazyTensor`."""
+
+    def __init__(self, owner: safe_open, entry: Entry) -> None:
+        self._owner = owner
+        self._entry = entry
+
+    def get_shape(self) -> list[int]:
+        """As the header has it."""
+        return list(self._entry.shape)
+
+    def get_dtype(self) -> str:
+        """As the header has it: ``"BF16"``, ``"F8_E4M3"``, or a block format."""
+        return self._entry.encoding
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._owner._select(self._entry, index)
+
+
+class safe_open:  # noqa: N801
+    """Opens a checkpoint as ``safetensors.safe_open`` opens a file.
+
+    >>> with loadstone.safe_open("model.safetensors", framework="pt") as file:
+    ...     rows = file.get_slice("lm_head.weight")[:16]
+
+    Tensors are as the file holds them: components of a quantized tensor have names of their own
+    (:func:`loadstone.open` dequantizes). Block formats of GGUF, for which torch
+    has no dtype, are decoded to float32.
+
+    Args:
+        filename: see :func:`loadstone.inspect`.
+        framework: ``"pt"`` or ``"numpy"``, or another of safetensors' names for these.
+        device: see :func:`loadstone.open`; for NumPy ``"cpu"``.
+        backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
+
+    Raises:
+        FormatError, LoadError: see :func:`loadstone.inspect`.
+        PlanError: ``plan.options``: an unknown framework, device or backend.
+    """
+
+    def __init__(
+        self,
+        filename: Checkpoint,
+        framework: str = "pt",
+        device: Any = "cpu",
+        *,
+        backend: str = "mmap",
+    ) -> None:
+        if framework not in _FRAMEWORKS:
+            raise unknown("framework", "framework", framework, _FRAMEWORKS)
+        require_backend(backend)
+        self._framework = _FRAMEWORKS[framework]
+        self._device = device_argument(device)
+        if self._framework == "np" and self._device != "cpu":
+            raise make(
+                "plan.options", "NumPy arrays are on the cpu", field="device", found=str(device)
+            )
+        self._reader: TensorReader | None = TensorReader(inspect(filename), decodes=False)
+
+    def keys(self) -> list[str]:
+        """The names, in alphabetical order."""
+        return sorted(self._open().entries)
+
+    def offset_keys(self) -> list[str]:
+        """The names, in the order of the file."""
+        return list(self._open().entries)
+
+    def metadata(self) -> dict[str, Any] | None:
+        """safetensors' ``__metadata__``, or the key/value section of GGUF, or ``None``."""
+        return self._open().catalog.metadata or None
+
+    def get_tensor(self, name: str) -> Any:
+        """A whole tensor.
+
+        Raises:
+            MissingTensorError: an unknown name; also a ``KeyError``.
+        """
+        reader = self._open()
+        entry = reader.entry(name)
+        return self._shown(reader.read(entry, entry.dtype, device=self._device))
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All tensors by name, read in one pass."""
+        reader = self._open()
+        dtypes = {name: entry.dtype for name, entry in reader.entries.items()}
+        tensors = reader.read_all(dtypes, self._device, 0)
+        return {name: self._shown(tensor) for name, tensor in tensors.items()}
+
+    def get_slice(self, name: str) -> SafeSlice:
+        """A tensor that is read by an index."""
+        return SafeSlice(self, self._open().entry(name))
+
+    def _select(self, entry: Entry, index: Any) -> Any:
+        selection = select(index, entry.shape, entry.name)
+        tensor = self._open().read(entry, entry.dtype, selection, self._device)
+        return self._shown(tensor if selection is not None else take(tensor, index, entry.name))
+
+    def _shown(self, tensor: Any) -> Any:
+        return tensor.numpy() if self._framework == "np" else tensor
+
+    def _open(self) -> TensorReader:
+        if self._reader is None:
+            raise make("open.closed", "the checkpoint is closed")
+        return self._reader
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader = None
+
+
+def require_backend(backend: str) -> None:
+    """Refuses unknown names of backends (``plan.options``)."""
+    if backend not in BACKENDS:
+        raise unknown("backend", "backend", backend, BACKENDS)

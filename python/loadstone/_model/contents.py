@@ -1,0 +1,133 @@
+"""Tensor objects that keep their identity while their contents change.
+
+Optimizers, closures, partials and other owners hold a tensor by identity. ``.data`` takes memory of
+any dtype and device, but cannot cross from meta into memory or back. There torch can exchange the
+contents of two tensor objects. It refuses if a weak reference to one of them exists, or if C++ code
+(an autograd graph, a ``Reducer``) holds it: then the model gets another object.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from loadstone import torch as memory
+from loadstone._model.modules import owner_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from loadstone._model.walk import TensorSlot
+
+# Attributes that keep a tensor's hooks in Python. What calls them is part of its contents.
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def may_change(slot: TensorSlot) -> bool:
+    """Return whether a slot's tensor can get contents of another device or dtype.
+
+    A tensor on meta has none that anybody could want. Of tensors with memory only parameters
+    change, as in ``Module.to``. A place that shares its tensor with an earlier one is given what
+    the earlier one has, or a tensor of its own.
+    """
+    if slot.share is not None or slot.obstacle or slot.tie_of is not None:
+        return False
+    return slot.tensor.is_meta or slot.kind == "parameter"
+
+
+def takes_data(slot: TensorSlot, value: torch.Tensor) -> bool:
+    """Return whether ``.data`` can be set to a value, which no holder of the tensor prevents."""
+    import torch
+
+    tensor = slot.tensor
+    if not may_change(slot) or tensor.is_inference():
+        return False
+    if tensor.requires_grad and not (value.is_floating_point() or value.is_complex()):
+        return False
+    return bool(torch._has_compatible_shallow_copy_type(tensor, value))
+
+
+def may_exchange(slot: TensorSlot) -> bool:
+    """Return whether the contents of a slot's tensor can be exchanged."""
+    return may_change(slot) and _is_free(slot.tensor)
+
+
+def _is_free(tensor: Any) -> bool:
+    return not weakref.getweakrefcount(tensor) and tensor._use_count() == 1
+
+
+def keep_object(model: torch.nn.Module, name: str, replace: Callable[[], object]) -> None:
+    """Runs code of a library that replaces a parameter, and keeps the object if it was on meta."""
+    import torch
+
+    registry = owner_of(model, name)._parameters
+    leaf = name.rpartition(".")[2]
+    old: Any = registry.get(leaf)
+    replace()
+    new: Any = registry.get(leaf)
+    if old is None or new is None or new is old or type(new) is not type(old):
+        return
+    if old.is_meta and type(old) is torch.nn.Parameter and _is_free(old):
+        torch._C._swap_tensor_impl(old, new)
+        old.__dict__.update(new.__dict__)
+        registry[leaf] = old
+        _renew_hooks(old)
+
+
+class Contents:
+    """Contents that a load gives to tensor objects. For one load."""
+
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+        self._others: list[torch.Tensor] = []  # with the new contents, later with the old ones
+        # One entry an exchange. A signal finds it right: C code alone appends to it.
+        self._done: list[None] = []
+        self._refused: dict[int, torch.Tensor] = {}
+
+    def add(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Plans an exchange; ``value`` stays as it is."""
+        import torch
+
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            content = value.detach().requires_grad_(tensor.requires_grad)
+        else:
+            content = memory.like(tensor, value)
+        self._tensors.append(tensor)
+        self._others.append(content)
+
+    def commit(self) -> None:
+        """Exchanges contents. What torch refuses now, C++ code holds weakly."""
+        import torch
+
+        exchange = torch._C._swap_tensor_impl
+        while (done := len(self._done)) < len(self._tensors):
+            try:
+                self._done.extend(map(exchange, self._tensors[done:], self._others[done:]))
+            except RuntimeError:
+                index = len(self._done)
+                tensor, content = self._tensors.pop(index), self._others.pop(index)
+                self._refused[id(tensor)] = memory.like(tensor, content)
+        for tensor in self._tensors:
+            _renew_hooks(tensor)
+
+    def instead_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself; after a refusal, the one that the model gets in its place."""
+        return self._refused.get(id(tensor), tensor)
+
+    def undo(self) -> None:
+        """Gives the tensors the contents that they had before :meth:`commit`."""
+        import torch
+
+        for tensor, other in zip(self._tensors[: len(self._done)], self._others, strict=False):
+            torch._C._swap_tensor_impl(tensor, other)
+        self._done.clear()
+
+
+def _renew_hooks(tensor: Any) -> None:
+    """Makes autograd call the hooks of the object for its new contents."""
+    for name in _HOOKS:
+        hooks = getattr(tensor, name)
+        if hooks is not None:
+            setattr(tensor, name, None)
+            setattr(tensor, name, hooks)

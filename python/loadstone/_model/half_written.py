@@ -1,0 +1,202 @@
+"""Tensors that a failed load in place may have left with old and new values.
+
+Two records know them. One is by memory, which several modules may share. The other is on the module
+that owns the tensor: it stays where the value goes to other memory (``.to()``), and goes along with
+``copy.deepcopy`` and ``pickle``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core
+from loadstone._base.errors import counted, listed, make
+
+if TYPE_CHECKING:
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    from loadstone._model.targets import PlannedTarget
+    from loadstone._model.walk import TensorSlot
+
+# Origins of values that a load puts into memory; a value of another origin stays where it is.
+WRITTEN = tuple(name for name, (is_written, _) in _core.ORIGINS.items() if is_written)
+# The attribute of a module that has its marks by the name of the parameter or buffer.
+RECORD = "_loadstone_half_written"
+
+_Range = tuple[int, int, int]  # a storage, and bytes in it
+# The references keep the address of a storage from being given to another one.
+_ranges: dict[_Range, StorageWeakRef] = {}
+
+
+class _Mark:
+    """One tensor of a module that may be half-written. A copy forgets the memory."""
+
+    __slots__ = ("before", "range", "weak")
+
+    def __init__(self, tensor: torch.Tensor | None = None) -> None:
+        from loadstone._skeleton.schema import storage_weakly
+
+        self.range = None if tensor is None else _range(tensor)
+        self.weak = None if tensor is None else storage_weakly(tensor)
+        self.before: tuple[torch.Tensor, int | None] | None = None  # while a state dict is loaded
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Mark, ()
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor has other memory now, which only this mark covers."""
+        return self.range is None or _range(tensor) != self.range
+
+
+def note(slots: Iterable[TensorSlot]) -> None:
+    """Records tensors that may be half-written."""
+    from loadstone._skeleton.schema import is_expired, storage_weakly
+
+    for gone in [key for key, weak in list(_ranges.items()) if is_expired(weak)]:
+        _ranges.pop(gone, None)
+    for slot in slots:
+        if (key := _range(slot.tensor)) is not None:
+            _ranges[key] = storage_weakly(slot.tensor)
+            if slot.module is not None and slot._key is not None:
+                _record(slot.module)[slot._key] = _Mark(slot.tensor)
+
+
+def clear(slots: Iterable[TensorSlot], given: Set[str]) -> None:
+    """Forgets those that a load has written.
+
+    Args:
+        given: their names, without those of ties.
+    """
+    for slot in slots:
+        record = None if slot.module is None else slot.module.__dict__.get(RECORD)
+        if (slot.tie_of or slot.name) in given:
+            if _ranges and (key := _range(slot.tensor)) is not None:
+                _ranges.pop(key, None)
+            if record is not None:
+                record.pop(slot._key, None)
+        if slot.module is not None and record == {}:
+            _forget(slot.module)
+
+
+def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> None:
+    """Requires that a load writes all half-written tensors, which an audit could not recognise.
+
+    Raises:
+        AuditError: ``audit.unaccounted``: the load would keep some of it.
+    """
+    left = set(_ranges)
+    stays = []
+    for slot, target in zip(slots, targets, strict=True):
+        if target.origin in WRITTEN:
+            left -= {_range(slot.tensor)} if left else set()
+        elif target.origin != "tie":
+            stays.append(slot)
+    parts = _by_storage(left)
+    names = [
+        slot.name for slot in stays if _overlaps(slot.tensor, parts) or _is_marked_elsewhere(slot)
+    ]
+    if not names:
+        return
+    quoted = listed(names, shown="'{}'".format)
+    raise make(
+        "audit.unaccounted",
+        f"{counted(len(names), 'tensor', 'tensors')} that this load would keep may be half-written "
+        f"by a load that failed: {quoted}. Load a checkpoint that has them",
+        tensor=names[0],
+    )
+
+
+def end_byte(tensor: torch.Tensor) -> int:
+    """Return the offset in its storage behind the last element."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((extent - 1) * stride for extent, stride in steps)
+    return int(last + 1) * tensor.element_size()
+
+
+def _record(module: torch.nn.Module) -> dict[str, _Mark]:
+    """The module's marks; from now on it watches ``load_state_dict``, which may repair them."""
+    record: dict[str, _Mark] | None = module.__dict__.get(RECORD)
+    if record is None:
+        record = module.__dict__[RECORD] = {}
+        hooked: Any = module
+        hooked.register_load_state_dict_pre_hook(_before_state_dict)
+        hooked.register_load_state_dict_post_hook(_after_state_dict)
+    return record
+
+
+def _forget(module: torch.nn.Module) -> None:
+    """Takes an empty record away, and the hooks."""
+    del module.__dict__[RECORD]
+    for hooks in (module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks):
+        for key, hook in list(hooks.items()):
+            if getattr(hook, "hook", hook) in (_before_state_dict, _after_state_dict):
+                del hooks[key]
+
+
+def _before_state_dict(
+    module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any
+) -> None:
+    """Notes which marked tensors the state dict has, if that is not half-written itself."""
+    from loadstone._skeleton.schema import version_of
+
+    record = module.__dict__.get(RECORD, {})
+    own = (_range(each) for name in record if (each := _registered(module, name)) is not None)
+    parts = _by_storage([*_ranges, *(each for each in own if each is not None)])
+    for name, mark in record.items():
+        tensor, given = _registered(module, name), state.get(prefix + name)
+        is_good = hasattr(given, "untyped_storage") and not _overlaps(given, parts)
+        mark.before = (tensor, version_of(tensor)) if is_good and tensor is not None else None
+
+
+def _after_state_dict(module: torch.nn.Module, _: object) -> None:
+    """Forgets the tensors that were written or replaced since.
+
+    A new version alone does not prove that: writing some of the elements makes one, too.
+    """
+    from loadstone._skeleton.schema import version_of
+
+    record = module.__dict__.get(RECORD, {})
+    for name, mark in list(record.items()):
+        before, mark.before = mark.before, None
+        tensor = _registered(module, name)
+        if before is None or tensor is None:
+            continue
+        if tensor is not before[0] or version_of(tensor) != before[1]:
+            _ranges.pop(_range(tensor), None)  # type: ignore[arg-type]
+            del record[name]
+
+
+def _registered(module: torch.nn.Module, name: str) -> torch.Tensor | None:
+    found = module._parameters.get(name)
+    return found if found is not None else module._buffers.get(name)
+
+
+def _is_marked_elsewhere(slot: TensorSlot) -> bool:
+    """Return whether the tensor was half-written, and then got other memory."""
+    record = None if slot.module is None else slot.module.__dict__.get(RECORD)
+    mark = None if record is None else record.get(slot._key)
+    return mark is not None and mark.is_of(slot.tensor)
+
+
+def _range(tensor: torch.Tensor) -> _Range | None:
+    from loadstone._skeleton.schema import storage_key
+
+    key = None if tensor.is_meta or not tensor.numel() else storage_key(tensor)
+    if key is None or str(tensor.layout) != "torch.strided" or tensor.is_nested:
+        return None
+    return key, int(tensor.storage_offset()) * tensor.element_size(), end_byte(tensor)
+
+
+def _by_storage(ranges: Iterable[_Range]) -> dict[int, list[_Range]]:
+    parts: dict[int, list[_Range]] = {}  # models have many tensors
+    for key in list(ranges):
+        parts.setdefault(key[0], []).append(key)
+    return parts
+
+
+def _overlaps(tensor: Any, parts: Mapping[int, Sequence[_Range]]) -> bool:
+    one = _range(tensor) if parts else None
+    others = () if one is None else parts.get(one[0], ())
+    return any(one is not None and one[1] < end and begin < one[2] for _, begin, end in others)

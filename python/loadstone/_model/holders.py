@@ -1,0 +1,275 @@
+"""The holders of a model's tensor that has no memory: partials, closures, sets, optimizers.
+
+The walk over a model looks into attributes and containers, and runs no code of other objects. What
+it does not look into may hold a tensor as well, and computes garbage with one on meta. Reference
+counts show that somebody does; only then the garbage collector is asked who, because that costs
+time that grows with the process.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone._model.ranks import share_of
+from loadstone._model.walk import TensorSlot
+
+if TYPE_CHECKING:
+    Refs = list[tuple[str, weakref.ref[torch.Tensor]]]
+
+# The collector compares every reference in the process with every tensor that it is asked for.
+SEARCHED_MAX = 64
+# Steps from a holder up to a module of the model; each is one search.
+_STEPS_MAX = 6
+_WIDTH_MAX = 64
+_CONTAINERS = (dict, list, tuple, set, frozenset, types.CellType)
+# Variables: the caller's hold the model, and may hold its tensors.
+_SCOPES = (types.FrameType, types.GeneratorType, types.CoroutineType, types.ModuleType)
+
+# Tensors that a load replaced: on meta, or parameters.
+_replaced: weakref.WeakKeyDictionary[Any, Refs] = weakref.WeakKeyDictionary()
+
+
+class Own(list[Any]):
+    """A list of loadstone's own, which does not count as a holder.
+
+    Attributes:
+        is_in_slot: of referrers: slots are among them, which are not listed.
+    """
+
+    is_in_slot = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An object that holds a tensor.
+
+    Attributes:
+        name: of the tensor, or of the one that took its place.
+        what: type of the holder, and of the nearest object around it: ``"list in SGD"``.
+        is_in_model: the model can reach it.
+        is_replaced: the model has another tensor in its place.
+        is_meta: the tensor has no memory.
+    """
+
+    name: str
+    what: str
+    is_in_model: bool
+    is_replaced: bool
+    is_meta: bool
+
+    @property
+    def is_fault(self) -> bool:
+        """Return whether it has garbage in place of a value that was loaded or offloaded."""
+        return self.is_meta and (self.is_replaced or self.is_in_model)
+
+    def __str__(self) -> str:
+        if self.is_replaced:
+            return f"the load had to replace it, and {self.what} still holds the old tensor"
+        return f"also held by {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    name: str
+    tensor: torch.Tensor
+    is_replaced: bool
+    known: frozenset[int] = frozenset()  # places in the model, by id
+
+
+def note_replaced(model: Any, slot: TensorSlot) -> None:
+    """Remembers, weakly, a tensor that is about to be replaced in the model."""
+    wanted = slot.tensor.is_meta or slot.kind == "parameter"
+    if wanted and slot.share is None and slot.tie_of is None:
+        _note(model, slot.name, slot.tensor)
+
+
+def _note(model: Any, name: str, tensor: torch.Tensor) -> None:
+    _replaced.setdefault(model, []).append((name, weakref.ref(tensor)))
+
+
+class Parameters:
+    """A model's parameters on meta before a library replaces them."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._names: list[str] = []
+        self._tensors = Own()
+        for name, parameter in model.named_parameters():
+            if parameter.is_meta and share_of(parameter) is None:
+                self._names.append(name)
+                self._tensors.append(parameter)
+
+    def note_replaced(self, model: torch.nn.Module) -> None:
+        """Remembers, weakly, those that are on meta and in the model no longer."""
+        held = {id(parameter) for parameter in model.parameters()}
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if tensor.is_meta and id(tensor) not in held:
+                _note(model, name, tensor)
+        self._tensors.clear()
+        self._names.clear()
+
+
+def replaced(model: Any) -> Refs:
+    """Return what :func:`note_replaced` has noted and is still alive."""
+    return [each for each in _replaced.get(model, ()) if each[1]() is not None]
+
+
+def restore_replaced(model: Any, before: Refs) -> None:
+    """Forgets later notes: a weak reference would keep torch from exchanging contents."""
+    _replaced[model] = before
+
+
+def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
+    """Find the holders of tensors on meta, or replaced ones, except the model's own places.
+
+    Not seen are variables, C++ code, weak references, and holders of distributed tensors.
+
+    Args:
+        slots: places whose tensors are on meta on purpose.
+    """
+    suspects = Own(_shared(slots))
+    for module in model.modules() if _replaced else ():
+        for name, ref in _replaced.get(module, ()):
+            if (tensor := ref()) is not None:
+                suspects.append(_Suspect(name, tensor, True))
+                del tensor
+    if not suspects:
+        return []
+    gc.collect()  # what waits to be freed holds nothing
+    searched = Own(suspects[:SEARCHED_MAX])
+    holders = _referrers(Own(suspect.tensor for suspect in searched))
+    for suspect in searched:
+        direct = holders[id(suspect.tensor)]
+        direct[:] = (each for each in direct if id(each) not in suspect.known)
+    every = Own(each for suspect in searched for each in holders[id(suspect.tensor)])
+    around = _surroundings(every, {id(module) for module in model.modules()})
+    found = []
+    for suspect in searched:
+        for holder in holders[id(suspect.tensor)]:
+            what, is_in_model = around[id(holder)]
+            if what:
+                form = (is_in_model, suspect.is_replaced, suspect.tensor.is_meta)
+                found.append(Holder(suspect.name, what, *form))
+    return found
+
+
+def _shared(slots: Iterable[TensorSlot]) -> list[_Suspect]:
+    """Tensors with more references than the places that the walk has found."""
+    groups: dict[int, list[TensorSlot]] = defaultdict(list)
+    for slot in slots:
+        if slot.tensor.is_meta and slot.share is None:
+            groups[id(slot.tensor)].append(slot)
+    found = []
+    for group in groups.values():
+        known = frozenset(id(_place(slot)) for slot in group)
+        # in addition to places and slots, the argument of the call has a reference
+        if sys.getrefcount(group[0].tensor) > len(known) + len(group) + 1:
+            found.append(_Suspect(group[0].name, group[0].tensor, False, known))
+    return found
+
+
+def _place(slot: TensorSlot) -> Any:
+    """The dictionary, list, tuple or object in which a slot's tensor is."""
+    home = slot._home
+    if slot._key is not None:
+        return home
+    owner = getattr(home.func, "__self__", None)
+    if owner is None:
+        return home.args[0]  # an object with __slots__
+    return owner if isinstance(owner, dict | list) else getattr(owner, "value", owner)
+
+
+def _referrers(values: Own) -> dict[int, Own]:
+    """Return who refers to each value, by its id, from one pass over the collector's objects."""
+    found = {id(value): Own() for value in values}
+    for each in gc.get_referrers(*values):
+        is_slot = isinstance(each, TensorSlot)
+        if not is_slot and (_is_own(each) or _is_namespace(each)):
+            continue
+        for key in {id(value) for value in gc.get_referents(each)} & found.keys():
+            if is_slot:
+                found[key].is_in_slot = True
+            else:
+                found[key].append(each)
+    return found
+
+
+def _is_own(value: Any) -> bool:
+    return isinstance(value, (Own, _Suspect, _Search, TensorSlot, *_SCOPES))
+
+
+class _Search:
+    """The search for what is around one holder, a level at a time.
+
+    Args:
+        modules: of the model, by id.
+    """
+
+    __slots__ = ("_is_in_slot", "_modules", "_owner", "_seen", "holder", "is_in_model", "level")
+
+    def __init__(self, holder: Any, modules: set[int]) -> None:
+        self.holder = holder
+        self._modules = modules
+        self._owner = None if isinstance(holder, _CONTAINERS) else holder
+        self._seen = {id(holder)}
+        self._is_in_slot = False
+        self.is_in_model = id(holder) in modules
+        self.level = Own() if self.is_in_model else Own([holder])
+
+    def climb(self, referrers: dict[int, Own]) -> None:
+        """Take the next level; an empty one ends the search."""
+        above = Own()
+        if len(self._seen) == 1:  # of the holder itself
+            self._is_in_slot = referrers[id(self.holder)].is_in_slot
+        for value in self.level:
+            for each in referrers[id(value)]:
+                if id(each) not in self._seen:
+                    self._seen.add(id(each))
+                    above.append(each)
+        self.is_in_model = any(id(each) in self._modules for each in above)
+        if self._owner is None:
+            self._owner = next((each for each in above if not isinstance(each, _CONTAINERS)), None)
+        self.level = Own() if self.is_in_model else Own(above[:_WIDTH_MAX])
+
+    def result(self) -> tuple[str, bool]:
+        """Return the holder in words, and whether the model can reach it; ``""``: loadstone's."""
+        is_ours = type(self._owner).__module__.partition(".")[0] == "loadstone"
+        # A traceback keeps slots of a load that failed, and they hold the places of lost modules.
+        if is_ours or (self._owner is None and self._is_in_slot):
+            return "", False
+        has_owner = self._owner is not None and self._owner is not self.holder
+        around = f" in {_name(self._owner)}" if has_owner else ""
+        return f"{_name(self.holder)}{around}", self.is_in_model
+
+
+def _surroundings(holders: Own, modules: set[int]) -> dict[int, tuple[str, bool]]:
+    """Return what is around each holder, by id, with one pass for each level."""
+    searches = {id(holder): _Search(holder, modules) for holder in holders}
+    for _ in range(_STEPS_MAX):
+        level = Own(each for search in searches.values() for each in search.level)
+        if not level:
+            break
+        referrers = _referrers(level)
+        for search in searches.values():
+            if search.level:
+                search.climb(referrers)
+    return {key: search.result() for key, search in searches.items()}
+
+
+def _is_namespace(value: Any) -> bool:
+    """Return whether a dictionary holds the global variables of a Python module."""
+    return isinstance(value, dict) and "__builtins__" in value
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, types.FunctionType):
+        return f"function {value.__qualname__}"
+    return type(value).__qualname__

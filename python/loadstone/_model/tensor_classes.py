@@ -1,0 +1,87 @@
+"""Which tensors values can be read into: known classes, plain memory, a dtype that files have.
+
+The core writes bytes into memory. Behind a tensor of an unknown subclass there may be none (a
+wrapper around others), a part of the value (a shard), or bytes that mean something else. So a
+class is known by name, or has nothing of its own that decides what an operation does.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from loadstone._base.dtypes import has_name
+from loadstone._base.errors import make
+
+ADVICE = "plain parameters: shard, quantize or wrap the model after the load"
+
+# Classes of libraries whose memory an adapter fills, by module and name: a library is not imported
+# because it may be there.
+_KNOWN = frozenset(
+    {
+        "torch.nn.parameter.UninitializedParameter",
+        "torch.nn.parameter.UninitializedBuffer",
+        "bitsandbytes.nn.modules.Params4bit",
+        "bitsandbytes.nn.modules.Int8Params",
+        "diffusers.quantizers.gguf.utils.GGUFParameter",
+        "diffusers.quantizers.bfl.utils.BFLQuantizedParameter",
+        "modelopt.torch.quantization.qtensor.base_qtensor.QTensorWrapper",
+        "loadstone._adapters.bitsandbytes.parameters.Params4bit",
+        "loadstone._adapters.bitsandbytes.parameters.Int8Params",
+        "loadstone._adapters.modelopt.experts.PackedExperts",
+    }
+)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_registered: set[type] = set()
+
+
+def register(*classes: type) -> None:
+    """Makes subclasses of ``torch.Tensor`` known: an adapter fills their memory."""
+    _registered.update(classes)
+    _is_known.cache_clear()
+
+
+def class_name(cls: type) -> str:
+    """Where a class is from, and its name."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+@lru_cache(maxsize=1024)
+def _is_known(cls: type) -> bool:
+    if cls in _PLAIN or cls in _registered or class_name(cls) in _KNOWN:
+        return True
+    # A subclass that takes part in no operation is an ordinary tensor of another name.
+    behaviour = ("__torch_dispatch__", "__torch_function__", "__tensor_flatten__")
+    own = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
+    return all(base in _PLAIN or not set(behaviour) & set(base.__dict__) for base in own)
+
+
+def require_known(cls: type, owner: str) -> None:
+    """Refuses a class of parameters whose memory is not known to be the value.
+
+    Raises:
+        PlanError: ``plan.tensor_class``.
+    """
+    if not _is_known(cls):
+        raise make(
+            "plan.tensor_class",
+            f"a parameter of {owner} is a {class_name(cls)}, a tensor subclass that loadstone does "
+            "not know",
+            expected=ADVICE,
+        )
+
+
+def obstacle(tensor: torch.Tensor) -> str:
+    """Why no value can be read into a tensor; ``""``: one can."""
+    if not _is_known(type(tensor)):
+        return f"{class_name(type(tensor))} is a tensor subclass that loadstone does not know"
+    if tensor.layout is not torch.strided:
+        return f"its layout is {tensor.layout}".replace("torch.", "")
+    if tensor.is_nested:
+        return "it is a nested tensor"
+    if tensor.is_conj() or tensor.is_neg():
+        return "it is a conjugated or negated view, whose memory holds other numbers"
+    if not has_name(tensor.dtype):
+        return f"no checkpoint holds its dtype ({tensor.dtype})"
+    return ""

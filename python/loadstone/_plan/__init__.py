@@ -1,0 +1,1 @@
+"""Where every tensor of a model will come from; reads no data."""

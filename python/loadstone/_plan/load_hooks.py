@@ -1,0 +1,440 @@
+"""Code that ``load_state_dict`` would run: hooks, overrides, ``_version``, extra state.
+
+No list says which hooks matter. ``load_state_dict`` itself runs, on a stand-in of the model and a
+state dict of symbols in the checkpoint's names, and what it copies into the model's tensors is
+written down. What it takes as it is stays the plan's business; what a hook renames, cuts, casts or
+makes becomes a recipe. Code that looks at values, or changes its module, is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+from loadstone import _core
+from loadstone._base.errors import Error, make
+from loadstone._base.torch_modes import ordinary_tensors
+from loadstone._model.model_lock import slots_of
+from loadstone._model.modules import named_modules, saved_path
+from loadstone._model.targets import SAVED, planned_targets
+from loadstone._plan.extra_state import ExtraState
+from loadstone._plan.own_symbol import OwnSymbol, WholeSymbol
+from loadstone._plan.policies import policies_of
+from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.state_symbols import StateSymbols
+from loadstone.tracing import Symbol, Trace
+from loadstone.tracing._absent import leaves
+
+if TYPE_CHECKING:
+    from loadstone._files.catalog import Catalog
+    from loadstone._model.walk import TensorSlot
+
+_Module = torch.nn.Module
+_METHODS = ("_load_from_state_dict", "set_extra_state")
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+# Their layers are filled by an adapter, which does what these do.
+_REPRODUCED = ("bitsandbytes.nn.modules",)
+# Hooks of these only gather and scatter what ranks hold, put names back that state dicts lack, or
+# note writes.
+_DONE_BY_US = (
+    "torch.distributed.fsdp.",
+    "torch.distributed.algorithms._checkpoint.",
+    "loadstone._model.half_written",
+)
+_CODE = "plan.load_hook"
+_HINT = "write rules for the names or convert the checkpoint, or load it with load_state_dict"
+
+
+@dataclass
+class Effect:
+    """The effect of the model's own code on a load.
+
+    Attributes:
+        findings: problems; if one is an error, the other attributes are empty.
+        recipes: of the tensors that it computes from others.
+        dropped: tensors of the checkpoint that it takes out of the state dict.
+        unexpected: names in the state dict and in the checkpoint; ``None``: as the plan says.
+        kept: tensors that keep their values where the checkpoint lacks them.
+        extra: extra state of modules.
+    """
+
+    findings: list[_core.Finding] = field(default_factory=list)
+    recipes: _core.Recipes | None = None
+    dropped: list[str] = field(default_factory=list)
+    unexpected: list[tuple[str, str]] | None = None
+    kept: frozenset[str] = frozenset()
+    extra: ExtraState = field(default_factory=ExtraState)
+
+    def arguments(self, unexpected: str) -> dict[str, Any]:
+        """For the core, which plans again."""
+        return {
+            "recipes": self.recipes,
+            "known_sources": self.dropped,
+            "unexpected": unexpected if self.unexpected is None else "ignore",
+        }
+
+    def all_findings(self, unexpected: str) -> list[_core.Finding]:
+        """With those that a policy makes of what is unexpected."""
+        left = AdapterRecipes(None, unexpected=self.unexpected or [])
+        return self.findings + left.unexpected_findings(unexpected)
+
+
+def effect(
+    model: _Module,
+    catalog: Catalog,
+    core: _core.Plan,
+    rules: str,
+    missing: str | Mapping[str, str],
+) -> Effect | None:
+    """The effect of a model's hooks and overrides; ``None``: they change nothing.
+
+    Args:
+        core: the plan without it.
+        rules: the rules of that plan as JSON, prefixes included.
+    """
+    with ordinary_tensors():
+        rehearsal = _LoadHookTracer(model, catalog, core, rules)
+        try:
+            problem = rehearsal.run()
+        except _MisfitError:
+            return None
+        return rehearsal.effect(missing) if problem is None else Effect([problem])
+
+
+def _is_own(module: _Module, method: str) -> bool:
+    return method in vars(module) or getattr(type(module), method) is not getattr(_Module, method)
+
+
+def _overrides(model: _Module) -> bool:
+    return _is_own(model, "load_state_dict")
+
+
+def has_code(model: _Module, core: _core.Plan | None = None) -> bool:
+    """Whether ``load_state_dict`` would run code of the model's.
+
+    That of torch's batch norms adds the counter that old checkpoints lack, and nothing else.
+
+    Args:
+        core: a plan without that code, which says whether a counter is missing.
+    """
+    missing = (each for each in core.findings if each.code == "plan.missing") if core else ()
+    counts = any(each.target.endswith("num_batches_tracked") for each in missing)
+    modules = (module for module in model.modules() if counts or not _is_batch_norm(module))
+    return _overrides(model) or any(_has_code(module) for module in modules)
+
+
+def _is_batch_norm(module: _Module) -> bool:
+    plain = type(module)._load_from_state_dict is _NormBase._load_from_state_dict
+    own = vars(module).keys() & set(_METHODS) or _is_own(module, "set_extra_state")
+    return plain and not _hooks(module) and not own
+
+
+def _has_code(module: _Module) -> bool:
+    own = bool(_hooks(module)) or any(_is_own(module, method) for method in _METHODS)
+    return own and type(module).__module__ not in _REPRODUCED
+
+
+def _finding(path: str, module: _Module, reason: str) -> _core.Finding:
+    names = [_hook_name(hook) for hook in _hooks(module)]
+    names += [
+        f"{type(module).__qualname__}.{method}"
+        for method in ("_load_from_state_dict", "load_state_dict")
+        if _is_own(module, method)
+    ]
+    code = f" ({', '.join(names)})" if names else ""
+    message = f"'{path}' has code that load_state_dict runs{code}: {reason}"
+    return _core.Finding("error", _CODE, path, [], message, _HINT)
+
+
+def _hooks(module: _Module) -> list[Any]:
+    """Those of ``load_state_dict`` that do what a load does not do by itself."""
+    hooks = [*module._load_state_dict_pre_hooks.values()]
+    hooks += module._load_state_dict_post_hooks.values()
+    return [each for each in hooks if not _module_of(each).startswith(_DONE_BY_US)]
+
+
+def _hook_name(hook: Any) -> str:
+    function = _function(hook)
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _module_of(hook: Any) -> str:
+    return str(getattr(_function(hook), "__module__", ""))
+
+
+def _function(hook: Any) -> Any:
+    function = getattr(hook, "hook", hook)
+    return getattr(function, "func", function)
+
+
+class _MisfitError(Exception):
+    """Shapes differ, and the plan says so already."""
+
+
+class _LoadHookTracer:
+    """``load_state_dict`` of a stand-in."""
+
+    def __init__(
+        self,
+        model: _Module,
+        catalog: Catalog,
+        core: _core.Plan,
+        rules: str,
+    ) -> None:
+        self.model = model
+        self.catalog = catalog
+        self.core = core
+        self.targets = {each.name: each for each in planned_targets(core)}
+        for slot in slots_of(model):  # code sees whole tensors, and the plan cuts what it does
+            if slot.share is not None and slot.name in self.targets:
+                whole = dataclasses.replace(self.targets[slot.name], shape=slot.shape)
+                self.targets[slot.name] = whole
+        self.trace = Trace(catalog)
+        self.symbols = StateSymbols(self.trace, catalog, rules, self.targets)
+        self.copied: dict[str, list[torch.Tensor]] = {}
+        self.extra: dict[str, Any] = {}
+        self.reproduced: tuple[str, ...] = ()
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+
+    def run(self) -> _core.Finding | None:
+        """The finding that refuses the code, or ``None``."""
+        from loadstone._skeleton.stand_in import Writes, stand_in
+
+        try:
+            twin = stand_in(self.model, self._own)
+        except Exception as error:
+            reason = f"it cannot be copied to be examined ({type(error).__name__}: {error})"
+            return _finding("", self.model, reason)
+        self.reproduced = self._prepare(twin)
+        modules = dict(twin.named_modules())
+        before = {path: _members(module) for path, module in modules.items()}
+        own = {path: _members(module) for path, module in self.model.named_modules()}
+        found, failure = None, None
+        writes = Writes(self.model)
+        try:
+            with writes, torch.no_grad():
+                found = twin.load_state_dict(self.symbols.copy(), strict=False)
+        except Exception as error:
+            failure = self._refusal(error)
+        for refused in (*writes.refused, *self.trace.refused):  # the code may have caught it
+            failure = failure or self._refusal(refused)
+        for path, module in self.model.named_modules():
+            if _members(module) != own.get(path):
+                return self._finding_at(path, "it would change the model itself")
+        for path, module in modules.items():
+            if _members(module) != before[path]:
+                return self._finding_at(path, "it would change the module")
+        if failure is not None:
+            return failure
+        self._note_left_over(found)
+        return None
+
+    def _note_left_over(self, found: Any) -> None:
+        """Missing and unexpected names; an override may have answered for a part of the model."""
+        if not _overrides(self.model):
+            self.missing = [saved_path(self.model, name) for name in found.missing_keys]
+            unexpected = (saved_path(self.model, name) for name in found.unexpected_keys)
+            self.unexpected = [n for n in unexpected if not n.startswith(self.reproduced)]
+            return
+        self.missing = [name for name in self.targets if name not in self.copied]
+        values = [*self.extra.values(), *(each for taken in self.copied.values() for each in taken)]
+        used = {name for each in values if isinstance(each, Symbol) for name in leaves(each)[0]}
+        given = self.symbols.state.items()
+        self.unexpected = [name for name, symbol in given if symbol.source not in used]
+
+    def _own(self, slot: TensorSlot) -> torch.Tensor:
+        return OwnSymbol(self.trace, slot, self.copied)
+
+    def _prepare(self, twin: _Module) -> tuple[str, ...]:
+        """Takes out modules that an adapter fills (their prefixes); extra state will be noted."""
+        reproduced = []
+        for path, module in list(twin.named_modules()):
+            if type(module).__module__ in _REPRODUCED and path:
+                owner, _, leaf = path.rpartition(".")
+                twin.get_submodule(owner)._modules[leaf] = _Module()
+                reproduced.append(f"{saved_path(twin, path)}.")
+            elif _is_own(module, "set_extra_state"):
+                note = types.MethodType(self._note_extra, saved_path(twin, path))
+                module.__dict__["set_extra_state"] = note
+        return tuple(reproduced)
+
+    def _note_extra(self, *noted: Any) -> None:
+        path, state = noted
+        self.extra[path] = state
+
+    def _refusal(self, error: Exception) -> _core.Finding:
+        """The module whose code it was is the one that the last call was about."""
+        codes = {each.code for each in self.core.findings if each.severity == "error"}
+        if "size mismatch for" in str(error) and codes - {"plan.missing", "plan.unexpected"}:
+            raise _MisfitError from error
+        path, frames = "", error.__traceback__
+        while frames is not None:
+            prefix = frames.tb_frame.f_locals.get("prefix")
+            path = prefix.rstrip(".") if isinstance(prefix, str) else path
+            frames = frames.tb_next
+        reason = f"it cannot be carried out without values ({type(error).__name__}: {error})"
+        return self._finding_at(path, reason)
+
+    def _finding_at(self, path: str, reason: str) -> _core.Finding:
+        try:
+            module = self.model.get_submodule(path)
+            return _finding(saved_path(self.model, path), module, reason)
+        except AttributeError:  # a name of the checkpoint, or a prefix of the hook's own
+            return _finding("", self.model, reason)
+
+    def effect(self, missing: str | Mapping[str, str]) -> Effect | None:
+        """The effect of the rehearsed code; ``None``: it changes nothing."""
+        made = Effect()
+        try:
+            changed = self._add_recipes(made)
+        except Error as error:
+            reason = f"{error.tensor}: {error.message}"
+            return Effect([self._finding_at(error.tensor.rpartition(".")[0], reason)])
+        extra, findings = self._extra_state(missing)
+        made.extra, made.findings = ExtraState(self.catalog, extra), findings
+        absent = {each.target for each in self.core.findings if each.code == "plan.missing"}
+        made.kept |= absent - {*self.missing, *changed}
+        if changed:
+            made.recipes = self.trace.finish()
+        left = self._unexpected()
+        if made.dropped or {source for _, source in left} != self._reported_unexpected():
+            made.unexpected = left
+        elif not (changed or made.kept or extra or findings):
+            return None
+        return made
+
+    def _add_recipes(self, made: Effect) -> set[str]:
+        """Recipes and rules for what is not taken as it is; the names of those with a recipe."""
+        changed: dict[str, torch.Tensor] = {}
+        plain: dict[str, Symbol] = {}
+        groups = self._groups()
+        for name in self.copied.keys() - groups.keys():
+            raise make(_CODE, "it would write to a tensor that is not saved", tensor=name)
+        for name, names in groups.items():
+            if name.startswith(self.reproduced):
+                continue
+            given = [self.symbols.state[each] for each in names if each in self.symbols.state]
+            taken = self.copied.get(name, [])
+            if given and taken and _is_same(taken[-1], given[0]):
+                plain[name] = given[0]
+                continue
+            if taken and self._needs_recipe(name, taken[-1]):
+                changed[name] = taken[-1]
+            elif taken:  # the model's own value, also where the checkpoint has another
+                made.kept |= {name}
+            for symbol in given:
+                made.dropped += self.symbols.sources_of(symbol)
+        changed |= self._read_by(changed.values(), plain)
+        for name, value in changed.items():
+            self.trace.add(name, value)
+        return set(changed)
+
+    def _read_by(
+        self, values: Iterable[torch.Tensor], plain: Mapping[str, Symbol]
+    ) -> dict[str, Symbol]:
+        """Of the tensors that are taken as they are, those that recipes read too.
+
+        The core matches no name with a source that a recipe reads.
+        """
+        symbols = [each for each in values if isinstance(each, Symbol)]
+        read = {name for each in symbols for name in leaves(each)[0]}
+        found = {}
+        for name, symbol in plain.items():
+            if read.isdisjoint(self.symbols.sources_of(symbol)):
+                continue
+            if isinstance(symbol, WholeSymbol):
+                what = "it would use one of the several tensors that this one is made of"
+                raise make(_CODE, what, tensor=name)
+            found[name] = symbol
+        return found
+
+    def _groups(self) -> dict[str, list[str]]:
+        """Saved tensors, each with the names that it has."""
+        groups: dict[str, list[str]] = {}
+        for name, target in self.targets.items():
+            if target.kind in SAVED:
+                groups.setdefault(target.tie_of or name, []).append(name)
+        return groups
+
+    def _needs_recipe(self, name: str, value: torch.Tensor) -> bool:
+        """Whether a value is another one than the tensor has; refuses one that cannot be had."""
+        if isinstance(value, OwnSymbol):
+            if value.slot.name == name:
+                return False
+            raise make(
+                _CODE, f"it would give it what '{value.slot.name}' has in the model", tensor=name
+            )
+        if isinstance(value, WholeSymbol) or value.is_meta:
+            what = f"it would give it {value!r}, which is no tensor of the checkpoint"
+            raise make(_CODE, what, tensor=name)
+        return True
+
+    def _extra_state(self, missing: Any) -> tuple[dict[str, str], list[_core.Finding]]:
+        """Names of the tensors for ``set_extra_state``; findings where they cannot be had."""
+        extra: dict[str, str] = {}
+        findings = []
+        for path, module in named_modules(self.model):
+            if not _is_own(module, "set_extra_state") or type(module).__module__ in _REPRODUCED:
+                continue
+            name = f"{path}._extra_state".lstrip(".")
+            state = self.extra.get(path)
+            source = self.symbols.whole_source(state) if isinstance(state, Symbol) else None
+            message = ""
+            if name in self.symbols.objects:
+                message = "is no tensor in the checkpoint, and cannot be loaded"
+            elif source is not None:
+                extra[path] = source
+            elif state is not None:
+                message = "is made of tensors of the checkpoint by a hook, and cannot be loaded"
+            elif name in self.missing and policies_of([name], missing, {})[name] == "error":
+                message = "is not in the checkpoint"
+            if message:
+                what = f"the extra state of '{path}' ({type(module).__name__}.set_extra_state)"
+                hint = "load this model with load_state_dict"
+                code = "plan.extra_state"
+                findings.append(_core.Finding("error", code, name, [], f"{what} {message}", hint))
+        return extra, findings
+
+    def _reported_unexpected(self) -> set[str]:
+        findings = (each for each in self.core.findings if each.code == "plan.unexpected")
+        return {name for each in findings for name in each.sources}
+
+    def _unexpected(self) -> list[tuple[str, str]]:
+        """Unexpected names, without components of quantized tensors."""
+        reported = self._reported_unexpected()
+        found = []
+        for name in dict.fromkeys(self.unexpected):
+            symbol = self.symbols.state.get(name)
+            sources = self.symbols.sources_of(symbol) if symbol is not None else [name]
+            if symbol is None or not reported.isdisjoint(sources):
+                found.append((name, sources[0]))
+        return found
+
+
+def _members(module: _Module) -> dict[str, Any]:
+    """The attributes of a module, by the identity of their values."""
+    own: dict[str, Any] = {name: id(value) for name, value in vars(module).items()}
+    for registry in _REGISTRIES:
+        own[registry] = [
+            (name, id(value), *_form(value)) for name, value in getattr(module, registry).items()
+        ]
+    return own
+
+
+def _form(value: Any) -> tuple[Any, ...]:
+    is_tensor = isinstance(value, torch.Tensor) and not is_lazy(value)
+    return (value.shape, value.requires_grad) if is_tensor else ()
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not (isinstance(one, Symbol) and isinstance(other, Symbol)):
+        return False
+    return one.value == other.value if one.value >= 0 else one is other

@@ -1,0 +1,147 @@
+"""The tensors that a model needs: a target for the core for each, and the origin of its value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core
+from loadstone._base.text import read_text
+from loadstone._model.targets import SAVED
+
+if TYPE_CHECKING:
+    from loadstone._files.catalog import Catalog
+    from loadstone._model.walk import TensorSlot
+    from loadstone._plan.load_hooks import Effect
+    from loadstone._plan.overlap import Region
+    from loadstone._plan.plan import Plan
+
+
+@dataclass
+class ModelTargets:
+    """The core's targets of a model; for a module at hand its values too.
+
+    Attributes:
+        outside: real tensors that the model's state dict lacks: what the checkpoint does not hold
+            of them keeps its value, whatever the policy.
+        forms: dtype and tie of each tensor.
+        wholes: shapes of the tensors that are spread over ranks.
+    """
+
+    targets: list[_core.Target]
+    module: Any = None
+    findings: list[_core.Finding] = field(default_factory=list)
+    constructor_values: dict[str, Any] = field(default_factory=dict)
+    outside: list[str] = field(default_factory=list)
+    overlapping: list[Region] = field(default_factory=list)
+    forms: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    slots: list[TensorSlot] = field(default_factory=list)
+    wholes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def of_memory(self, plan: Plan, in_place: bool) -> list[_core.Finding]:
+        """Findings about memory of the model that the plan writes to, or that tensors share."""
+        from loadstone._plan import overlap
+
+        found = list(overlap.findings(self.overlapping, plan.targets)) if self.overlapping else []
+        return [*found, *self._written_in_place()] if in_place else found
+
+    def held_bytes(self, plan: Plan, in_place: bool) -> dict[str, int]:
+        """Per device, what the model's own tensors take until the load is done."""
+        from loadstone._execute.destinations import held_bytes
+
+        return held_bytes(self.slots, plan.targets, in_place) if self.held() else {}
+
+    def held(self) -> set[str]:
+        """Names of the tensors that have memory."""
+        return {slot.name for slot in self.slots if not slot.tensor.is_meta}
+
+    def _written_in_place(self) -> list[_core.Finding]:
+        """A failure half-way leaves tensors that hold memory half-way."""
+        real = [slot for slot in self.slots if slot.kind in SAVED and not slot.tensor.is_meta]
+        if not real:
+            return []
+        message = (
+            f"the memory of {len(real)} parameters and buffers is written in place; if the load "
+            "fails they are left half-written"
+        )
+        return [_core.Finding("info", "plan.in_place", real[0].name, [], message)]
+
+    def of_hooks(
+        self,
+        catalog: Catalog,
+        core: _core.Plan,
+        rules: str,
+        prefixes: list[str],
+        missing: str | Mapping[str, str],
+    ) -> Effect | None:
+        """The effect of the model's own code on the load; ``None``: it has none."""
+        from loadstone._plan import load_hooks
+
+        if self.module is None or any(each.code == "plan.tensor_class" for each in self.findings):
+            return None
+        if not load_hooks.has_code(self.module, core):
+            return None
+        rules = _core.stripping_rules(catalog._core, self.targets, prefixes, rules)
+        return load_hooks.effect(self.module, catalog, core, rules, missing)
+
+
+def targets_of(model: Any) -> ModelTargets:
+    """Tensors that a plan has to find a value for."""
+    if isinstance(model, str | os.PathLike):
+        return ModelTargets(_core.skeleton_targets(read_text(model)))
+    from loadstone._model.model_lock import slots_of
+    from loadstone._model.ranks import reshard
+    from loadstone._plan.overlap import overlapping
+    from loadstone._skeleton.constructor import constructor_values
+    from loadstone._skeleton.skeleton import skeleton_record
+
+    reshard(model)
+    slots = slots_of(model)
+    record = skeleton_record(model)
+    values = constructor_values(model, (slot for slot in slots if slot.name not in record.derived))
+    had = values.keys() | record.derived.keys()
+    findings = [
+        _core.Finding(f["severity"], f["code"], f["target"], [], f["message"])
+        for f in record.findings
+        if f["target"] not in values
+    ]
+    findings += [_obstacle(slot) for slot in slots if slot.obstacle and not slot.may_be_kept]
+    slots = [slot for slot in slots if not slot.obstacle]
+    return ModelTargets(
+        targets=[_target(slot, slot.name in had) for slot in slots],
+        module=model,
+        findings=findings,
+        constructor_values=values,
+        outside=[slot.name for slot in slots if slot.may_be_kept],
+        overlapping=overlapping(slots),
+        forms={slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots},
+        slots=slots,
+        wholes={slot.name: slot.shape for slot in slots if slot.share is not None},
+    )
+
+
+def _obstacle(slot: TensorSlot) -> _core.Finding:
+    from loadstone._model.tensor_classes import ADVICE
+
+    message = f"'{slot.name}' cannot be loaded: {slot.obstacle}"
+    return _core.Finding("error", "plan.tensor_class", slot.name, [], message, ADVICE)
+
+
+def _target(slot: TensorSlot, is_made: bool) -> _core.Target:
+    """A tensor as the core wants to know it; ``is_made``: the constructor's value can be had."""
+    from loadstone._base.dtypes import dtype_name, value_shape
+
+    tensor, dtype = slot.tensor, dtype_name(slot.tensor.dtype)
+    is_real = not tensor.is_meta
+    return _core.Target(
+        slot.name,
+        value_shape(slot.shape, dtype),
+        dtype,
+        slot.kind,
+        slot.tie_of or "",
+        is_real or is_made,
+        str(tensor.device) if is_real else "",
+        None if slot.share is None else (slot.share.begin, tensor.shape, slot.share.groups),
+    )

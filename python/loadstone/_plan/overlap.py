@@ -1,0 +1,176 @@
+"""Tensors of a model that lie in one memory without being one tensor: what a load does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loadstone import _core
+from loadstone._execute.destinations import keeps_identity
+from loadstone._model.half_written import WRITTEN
+
+if TYPE_CHECKING:
+    from loadstone._model.targets import PlannedTarget
+    from loadstone._model.walk import TensorSlot
+
+
+@dataclass(frozen=True)
+class Region:
+    """The bytes from a tensor's first element to its last.
+
+    Attributes:
+        space: of the addresses: a device, or a storage on meta.
+        dims: stride and size of each dimension with more than one element, largest stride first.
+    """
+
+    slot: TensorSlot
+    space: tuple[str, int]
+    begin: int
+    end: int
+    dims: tuple[tuple[int, int], ...]
+
+
+def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
+    """The regions that others reach into, by address; empty for nearly all models."""
+    regions = sorted(
+        (region for slot in _near(slots) if (region := _region(slot)) is not None),
+        key=lambda each: (each.space, each.begin),
+    )
+    found: list[Region] = []
+    alone: Region | None = None  # the last one, as long as nothing reaches into it
+    space, end = ("", 0), 0  # of all before
+    for region in regions:
+        if region.space == space and region.begin < end:
+            found += [region] if alone is None else [alone, region]
+            alone, end = None, max(end, region.end)
+        else:
+            alone, space, end = region, region.space, region.end
+    return found
+
+
+def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
+    """Those whose storage others have too, or reach into; meta storages have no addresses."""
+    from loadstone._skeleton.schema import storage_key
+
+    storages: dict[int, list[TensorSlot]] = {}
+    extents: dict[int, tuple[str, int, int]] = {}
+    for slot in slots:
+        if slot.tie_of is not None or slot.obstacle:
+            continue
+        if (key := storage_key(slot.tensor)) is None:
+            continue  # no memory of its own
+        storages.setdefault(key, []).append(slot)
+        if key not in extents and not slot.tensor.is_meta:
+            storage = slot.tensor.untyped_storage()
+            begin = storage.data_ptr()
+            extents[key] = str(slot.tensor.device), begin, begin + storage.nbytes()
+    near = {key for key, found in storages.items() if len(found) > 1}
+    device, end, before = "", 0, 0
+    for key, extent in sorted(extents.items(), key=lambda item: item[1]):
+        if extent[0] == device and extent[1] < end:
+            near |= {key, before}
+        else:
+            device, end, before = extent[0], 0, key
+        if extent[2] > end:
+            end, before = extent[2], key
+    return [slot for key, found in storages.items() if key in near for slot in found]
+
+
+def findings(regions: list[Region], targets: Sequence[PlannedTarget]) -> Iterator[_core.Finding]:
+    """One for each tensor whose memory another one gets a value in.
+
+    Args:
+        regions: see :func:`overlapping`.
+    """
+    planned = {target.name: target for target in targets}
+    active: list[Region] = []
+    for region in regions:
+        if region.slot.name not in planned:
+            continue
+        active = [each for each in active if each.space == region.space and each.end > region.begin]
+        others = (each for each in active if not _are_apart(each, region))
+        pairs = (_finding(each, region, planned) for each in others)
+        finding = next((each for each in pairs if each is not None), None)
+        if finding is not None:
+            yield finding
+        active.append(region)
+
+
+def _region(slot: TensorSlot) -> Region | None:
+    tensor = slot.tensor
+    if slot.tie_of is not None or slot.obstacle or not tensor.numel():
+        return None
+    try:
+        if tensor.is_meta:
+            space = "meta", int(tensor.untyped_storage()._cdata)
+            begin = int(tensor.storage_offset()) * tensor.element_size()
+        else:
+            space, begin = (str(tensor.device), 0), tensor.data_ptr()
+        dims = [
+            (int(s), int(n)) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1
+        ]
+    except (NotImplementedError, RuntimeError):
+        return None  # no memory of its own
+    last = sum(stride * (size - 1) for stride, size in dims)
+    end = begin + (last + 1) * tensor.element_size()
+    return Region(slot, space, begin, end, tuple(sorted(dims, reverse=True)))
+
+
+def _are_apart(one: Region, other: Region) -> bool:
+    """Whether no element of one is in the other, where that is easy to show.
+
+    It is for parts of one larger tensor: rows, columns, every second of them. These have the same
+    strides, and in some dimension no index in common.
+    """
+    if one.end <= other.begin or other.end <= one.begin:
+        return True
+    width = one.slot.tensor.element_size()
+    distance = other.begin - one.begin
+    strides = [stride for stride, _ in one.dims]
+    if (
+        [stride for stride, _ in other.dims] != strides
+        or other.slot.tensor.element_size() != width
+        or distance % width
+        or 0 in strides
+    ):
+        return False
+    distance //= width
+    around = 0  # the stride of the dimension around
+    apart = False
+    for (stride, size), (_, other_size) in zip(one.dims, other.dims, strict=True):
+        index, distance = divmod(distance, stride)
+        if around and (around % stride or max(size, index + other_size) * stride > around):
+            return False  # the tensor wraps around, so an index is not one place
+        apart = apart or index >= size
+        around = stride
+    return apart or distance > 0
+
+
+def _finding(one: Region, other: Region, planned: dict[str, PlannedTarget]) -> _core.Finding | None:
+    written: list[TensorSlot] = []
+    kept: list[TensorSlot] = []
+    for region in (one, other):
+        target = planned[region.slot.name]
+        if target.device == "disk":
+            return None  # no memory of the model is written to
+        (written if target.origin in WRITTEN else kept).append(region.slot)
+    if not written:
+        return None
+    names = f"'{one.slot.name}' and '{other.slot.name}'"
+    name = other.slot.name
+    if kept:
+        if kept[0].tensor.is_meta or keeps_identity(written[0], planned[written[0].name]):
+            return None  # a view sees what its tensor gets; on meta it is computed anew
+        message = (
+            f"{names} share memory; '{written[0].name}' gets memory of its own, "
+            f"and '{kept[0].name}' keeps the value that it has"
+        )
+        return _core.Finding("warning", "plan.in_place", kept[0].name, [], message)
+    if one.space[0] == "meta":
+        message = f"{names} share memory in the model; after the load each has memory of its own"
+        advice = "make them one parameter, if a change of one is to be a change of the other"
+        return _core.Finding("warning", "plan.tie", name, [], message, advice)
+    message = f"{names} share memory, so the value of one would be written over the other's"
+    advice = "build the model under loadstone.skeleton(), or make them one parameter"
+    return _core.Finding("error", "plan.in_place", name, [], message, advice)

@@ -1,0 +1,112 @@
+"""A model's own tensors in a trace of ``load_state_dict``, which notes what is copied into them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone.tracing import Symbol, _operations
+from loadstone.tracing._symbol import refusal
+
+if TYPE_CHECKING:
+    from loadstone._model.walk import TensorSlot
+    from loadstone.tracing import Trace
+
+aten = torch.ops.aten
+
+_NO_VALUE = -1
+_SAME_MEMORY = frozenset({aten.detach, aten.alias})
+_COPIES = frozenset({aten.clone, aten.contiguous, aten.lift_fresh})
+
+
+class WholeSymbol(Symbol):
+    """A value made of several tensors, or decoded; code may only pass it on."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Copies are the same value."""
+        if func.overloadpacket in _SAME_MEMORY | _COPIES:
+            return args[0]
+        why = "is decoded or made of several tensors, and can only be passed on unchanged"
+        raise refusal("plan.untraceable", func.overloadpacket.__name__, [args[0]], why)
+
+
+class OwnSymbol(Symbol):
+    """A tensor of the model, with its device and without its value.
+
+    Attributes:
+        slot: where the tensor stands.
+        is_place: writing to it writes to the model; else it is a copy.
+        copied: by name, in order, what was written to the model's tensors.
+    """
+
+    slot: TensorSlot
+    is_place: bool
+    copied: dict[str, list[torch.Tensor]]
+
+    @staticmethod
+    def __new__(
+        cls,
+        trace: Trace,
+        slot: TensorSlot,
+        copied: dict[str, list[torch.Tensor]],
+        is_place: bool = True,
+    ) -> OwnSymbol:
+        """The symbol of a tensor."""
+        old = slot.held
+        meta = trace.form(slot.shape, old.dtype)
+        symbol: OwnSymbol = torch.Tensor._make_wrapper_subclass(
+            cls,
+            meta.shape,
+            strides=meta.stride(),
+            dtype=old.dtype,
+            device=old.device,
+            requires_grad=is_place and old.requires_grad,
+        )
+        symbol.tracer, symbol.value, symbol.meta = trace, _NO_VALUE, meta
+        symbol.parents, symbol.source = (), slot.name
+        symbol.is_place, symbol.copied, symbol.slot = is_place, copied, slot
+        if is_place and isinstance(old, torch.nn.Parameter):
+            symbol._is_param = True  # what isinstance(_, Parameter) asks
+        return symbol
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        """``load_state_dict`` warns of tensors on meta, which a load fills."""
+        return False
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same memory; what it is set to is the value from then on."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if (value.shape, value.dtype) != (self.shape, self.dtype):
+            why = "would have another shape or dtype"
+            raise refusal("plan.untraceable", "data", [self], why)
+        self.copied.setdefault(self.slot.name, []).append(value)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Notes copies into the tensor; its value can be handed on, and nothing else."""
+        packet, first = func.overloadpacket, args[0]
+        if isinstance(first, OwnSymbol):
+            if packet is aten.copy_ and first.is_place and args[1].shape == first.shape:
+                first.copied.setdefault(first.slot.name, []).append(args[1])
+                return first
+            if packet is aten.resize_ and tuple(args[1]) == first.shape:
+                return first  # quantization's observers do so
+            if packet in _SAME_MEMORY or packet in _COPIES:
+                is_place = first.is_place and packet in _SAME_MEMORY
+                return cls(first.tracer, first.slot, first.copied, is_place)
+        if packet in _operations.READS_VALUES or packet in _operations.FORM_ONLY:
+            return _operations.run(func, args, kwargs or {})
+        own: list[Symbol] = [each for each in args if isinstance(each, OwnSymbol)]
+        why = "is the model's own: a hook may hand it on, and neither change nor compute with it"
+        raise refusal("plan.untraceable", packet.__name__, own, why)

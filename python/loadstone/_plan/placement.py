@@ -1,0 +1,208 @@
+"""Device maps, rewritten in a form that hooks support.
+
+accelerate attaches a hook to each module that a map names, and it moves all tensors inside. So
+nested paths are rewritten as disjoint ones, and a tensor cannot be on disk without its module.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from loadstone import _core
+from loadstone._base.errors import make
+from loadstone._model.modules import inside, named_modules, saved_map, saved_path
+
+DeviceMap = dict[str, Any]
+
+# The alignment of torch's allocator, on which the last bit of a matrix product depends.
+ALIGNMENT = 64
+
+_OFFLOADED = ("cpu", "disk")
+
+
+def is_below(path: str, above: str) -> bool:
+    """Whether a path is, or lies inside, another; everything lies inside ``""``."""
+    return not above or path == above or path.startswith(f"{above}.")
+
+
+def device_of(name: str, device_map: Mapping[str, Any], default: Any = None) -> Any:
+    """The device of a tensor: that of its nearest module in the map, or ``default``."""
+    path = name
+    while path and path not in device_map:
+        path = path.rpartition(".")[0]
+    return device_map.get(path, default)
+
+
+def main_device(device_map: Mapping[str, Any]) -> Any:
+    """The device that computes with offloaded tensors: the first accelerator, else the cpu."""
+    devices = device_map.values()
+    return next((device for device in devices if str(device) not in _OFFLOADED), "cpu")
+
+
+def keep_tied_in_memory(places: DeviceMap, ties: Iterable[tuple[str, str]]) -> None:
+    """Takes a tensor off the disk if a module that is tied to it is in memory.
+
+    Args:
+        places: changed; gets an entry for each such tensor.
+        ties: names, each with the one that has the value.
+    """
+    for name, root in ties:
+        device = device_of(name, places)
+        if device not in (None, "disk") and device_of(root, places) == "disk":
+            places[root] = device
+
+
+def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap:
+    """The same places by paths of which none lies inside another.
+
+    ``{"": "cpu", "blocks.1": "disk"}`` becomes a map of the siblings of ``blocks.1``. Tensors of a
+    divided module that would be on disk stay in memory, because no hook could load them without
+    the module's children.
+    """
+    device_map = saved_map(model, device_map)
+    paths = list(device_map)
+    if not any(path != other and is_below(path, other) for path in paths for other in paths):
+        return device_map
+    return _Expansion(device_map).of(model)
+
+
+class _Expansion:
+    def __init__(self, device_map: Mapping[str, Any]) -> None:
+        self.places = device_map
+        self.memory = main_device(device_map)
+        self.result: DeviceMap = {}
+
+    def of(self, model: torch.nn.Module) -> DeviceMap:
+        self._visit("", model, None)
+        return self.result
+
+    def _visit(self, path: str, module: torch.nn.Module, device: Any) -> None:
+        device = self.places.get(path, device)
+        if not any(other != path and is_below(other, path) for other in self.places):
+            if device is not None:
+                self.result[path] = device
+            return
+        for name in own_tensors(path, inside(module)):
+            place = self.places.get(name, self.memory if str(device) == "disk" else device)
+            if place is not None:
+                self.result[name] = place
+        for name, child in inside(module).named_children():
+            if any(True for _ in child.parameters()) or any(True for _ in child.buffers()):
+                self._visit(f"{path}.{name}" if path else name, child, device)
+
+
+def own_tensors(path: str, module: torch.nn.Module) -> list[str]:
+    """The full names of a module's own tensors."""
+    names = [*module._parameters, *module._buffers]
+    held = [name for name in names if getattr(module, name, None) is not None]
+    return [f"{path}.{name}" if path else name for name in held]
+
+
+def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap:
+    """A computed map without tensors that are on disk apart from their module.
+
+    Such maps come from counting bytes. A module without children goes to disk as a whole; of others
+    the tensor stays in memory.
+    """
+    result = dict(device_map)
+    memory = main_device(device_map)
+    for path, module in named_modules(model):
+        own = [name for name in own_tensors(path, module) if name in result]
+        if not any(str(result[name]) == "disk" for name in own):
+            continue
+        if path and not any(True for _ in module.children()):
+            for name in own:
+                del result[name]
+            result[path] = "disk"
+        else:
+            result.update((name, memory) for name in own if str(result[name]) == "disk")
+    return result
+
+
+def require_paths(
+    model: torch.nn.Module, device_map: Mapping[str, Any], component: str = ""
+) -> None:
+    """Refuses a map with an unknown path, or with a tensor on disk without its module.
+
+    Args:
+        component: the model's name in a pipeline's map.
+
+    Raises:
+        PlanError: ``plan.device_map``, with the nearest known path.
+    """
+    modules = {name for name, _ in named_modules(model, remove_duplicate=False)}
+    known = set(modules)
+    for named in (model.named_parameters, model.named_buffers):
+        known.update(saved_path(model, name) for name, _ in named(remove_duplicate=False))
+    for path, device in device_map.items():
+        full = f"{component}.{path}" if component and path else component or path
+        if path in known and path not in modules and str(device) == "disk":
+            raise make(
+                "plan.device_map",
+                "no hook loads a tensor without its module: name the module",
+                field="device_map",
+                found=repr(full),
+            )
+        if path not in known:
+            near = difflib.get_close_matches(path, known, 1, 0)
+            raise make(
+                "plan.device_map",
+                f"{type(model).__name__} has no module or tensor of this path",
+                field="device_map",
+                found=repr(full),
+                expected=f"a module such as '{near[0]}'" if near else "",
+            )
+
+
+def require_device(device: Any, path: str) -> None:
+    """Refuses values that are neither a device of torch nor ``"disk"``.
+
+    Raises:
+        PlanError: ``plan.device_map``.
+    """
+    is_number = isinstance(device, int) and not isinstance(device, bool) and device >= 0
+    if is_number or device == "disk" or isinstance(device, torch.device):
+        return
+    try:
+        torch.device(device if isinstance(device, str) else "none")
+    except RuntimeError:
+        message = f"'{path}': {_core.unknown_device(str(device))}"
+        raise make("plan.device_map", message, field="device_map", found=repr(device)) from None
+
+
+class AlignedWeights(Mapping[str, torch.Tensor]):
+    """Weights for a hook, aligned as a model's own tensors are.
+
+    A tensor that a hook maps from a safetensors file has the alignment of the file.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.weights = weights
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        value = self.weights[name]
+        return value.clone() if value.data_ptr() % ALIGNMENT else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+
+def align_what_hooks_bring(model: torch.nn.Module) -> None:
+    """Makes a model that is partly on disk give the same bits as in memory."""
+    for module in model.modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):
+            weights: Any = getattr(each, "weights_map", None)
+            inner = getattr(weights, "inner", None)  # of a map that brings quantized weights whole
+            if isinstance(inner, Mapping):
+                if not isinstance(inner, AlignedWeights):
+                    weights.inner = AlignedWeights(inner)
+            elif weights is not None and not isinstance(weights, AlignedWeights):
+                each.weights_map = AlignedWeights(weights)

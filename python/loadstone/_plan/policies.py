@@ -1,0 +1,40 @@
+"""Policies for tensors that the checkpoint lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from loadstone import _core
+from loadstone._base.errors import make, unknown
+
+POLICIES = _core.MISSING_POLICIES
+_SPELLINGS = {"initialize": "initialise"}
+
+
+def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
+    """The default policy, and patterns of whole names with theirs; the first match counts."""
+    if isinstance(missing, str):
+        return _known(missing), []
+    for pattern in missing:
+        if not isinstance(pattern, str):
+            raise make(
+                "plan.options", "a pattern must be a string", field="missing", found=repr(pattern)
+            )
+    return "error", [(pattern, _known(policy)) for pattern, policy in missing.items()]
+
+
+def policies_of(
+    names: Sequence[str], missing: str | Mapping[str, str], missing_of: Mapping[str, str]
+) -> dict[str, str]:
+    """The policy of each of some targets; ``missing_of``: of single ones."""
+    default, patterns = missing_policies(missing)
+    matches = _core.first_matches([pattern for pattern, _ in patterns], names, "missing")
+    chosen = (patterns[index][1] if index >= 0 else default for index in matches)
+    return {name: missing_of.get(name, policy) for name, policy in zip(names, chosen, strict=True)}
+
+
+def _known(policy: object) -> str:
+    name = _SPELLINGS.get(str(policy), str(policy))
+    if name not in POLICIES:
+        raise unknown("missing", "policy", name, POLICIES)
+    return name

@@ -1,0 +1,60 @@
+"""Rules and recipes as a caller writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loadstone import _core
+from loadstone._base.text import read_text
+
+
+@dataclass(frozen=True)
+class RulesText:
+    """Rules or recipes as JSON, which can be passed to another process."""
+
+    text: str
+
+
+def is_json(rules: Any) -> bool:
+    """Return whether rules are given as JSON text, and not as the path of a file or a library."""
+    return isinstance(rules, str) and rules.lstrip()[:1] in ("[", "{") and not is_file(rules)
+
+
+def is_file(rules: str) -> bool:
+    """Return whether a text names a file. A text too long to be a path does not."""
+    return os.path.exists(rules)  # noqa: PTH110  (Path.exists() raises for such a text)
+
+
+Rules = Iterable[Mapping[str, Any]] | Mapping[str, str] | str | os.PathLike[str] | RulesText
+
+
+def rules_text(rules: Rules | None) -> str:
+    """Rules or recipes as JSON.
+
+    Args:
+        rules: a list of rules; or literal prefixes and what replaces them; or the path of a file of
+            rules or recipes; or the text of such a file.
+    """
+    if isinstance(rules, RulesText):
+        return rules.text
+    if is_json(rules):
+        return str(rules)
+    if isinstance(rules, str | os.PathLike):
+        return read_text(rules)
+    if not rules:
+        return ""
+    return json.dumps(dict(rules) if isinstance(rules, Mapping) else [dict(rule) for rule in rules])
+
+
+def rules_or_recipes(
+    rules: Rules | None, catalog: _core.Catalog
+) -> tuple[str, _core.Recipes | None]:
+    """Rules as JSON, and recipes for this catalog; at most one of them is there."""
+    text = rules_text(rules)
+    if not text or _core.is_rules_json(text):
+        return text, None
+    return "", _core.Recipes.from_json(catalog, text)

@@ -1,0 +1,125 @@
+"""The state dict that ``load_state_dict`` would be given: symbols, in the names that rules give."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone import _core
+from loadstone._base.dtypes import is_dtype, torch_dtype
+from loadstone._files.torch_metadata import metadata_of
+from loadstone._model.targets import PlannedTarget, planned_targets
+from loadstone._plan.own_symbol import WholeSymbol
+from loadstone.tracing import Symbol, Trace
+
+if TYPE_CHECKING:
+    from loadstone._files.catalog import Catalog
+
+# name, shape, dtype, sources, whether it is one source as it is
+_Row = tuple[str, tuple[int, ...], str, list[str], bool]
+
+
+class StateSymbols:
+    """Symbols for all tensors of a checkpoint.
+
+    Attributes:
+        state: by name.
+        objects: names of extra state that is no tensor.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        catalog: Catalog,
+        rules: str,
+        targets: Mapping[str, PlannedTarget],
+    ) -> None:
+        self.state: OrderedDict[str, Symbol] = OrderedDict()
+        self._sources: dict[int, list[str]] = {}
+        self._whole: dict[int, str] = {}
+        for name, shape, dtype, sources, is_whole in _rows(catalog, rules):
+            planned = targets.get(name)
+            is_numbers = planned is not None and planned.origin == "checkpoint"
+            if planned is not None and is_numbers and planned.shape != shape:
+                shape, dtype, is_whole = planned.shape, planned.dtype, False
+            symbol = trace.source(sources[0]) if is_whole else _whole(trace, shape, dtype, name)
+            self.state[name] = symbol
+            self._sources[id(symbol)] = sources
+            if is_whole:
+                self._whole[symbol.value] = sources[0]
+        metadata = metadata_of(catalog)
+        self.objects = frozenset(metadata.objects)
+        self._metadata = metadata.modules and _renamed(metadata.modules, catalog, self.state)
+
+    def copy(self) -> OrderedDict[str, Symbol]:
+        """The state dict for ``load_state_dict``, which may change it."""
+        state = OrderedDict(self.state)
+        if self._metadata is not None:
+            state._metadata = self._metadata  # type: ignore[attr-defined]
+        return state
+
+    def sources_of(self, symbol: torch.Tensor) -> list[str]:
+        """Names in the checkpoint of what a symbol of the state dict is made of."""
+        return self._sources[id(symbol)]
+
+    def whole_source(self, symbol: Symbol) -> str | None:
+        """The tensor of the checkpoint that a value is, untouched."""
+        return self._whole.get(symbol.value)
+
+
+def _whole(trace: Trace, shape: tuple[int, ...], dtype: str, name: str) -> WholeSymbol:
+    kind = torch_dtype(dtype) if is_dtype(dtype) else torch.uint8
+    return WholeSymbol(trace, -1, trace.form(shape, kind), (), name)
+
+
+def _rows(catalog: Catalog, rules: str) -> Iterator[_Row]:
+    if json.loads(rules):
+        yield from _after_rules(catalog, rules)
+        return
+    for name, info in catalog.tensors.items():
+        yield name, tuple(info.shape), info.encoding, [name], is_dtype(info.encoding)
+
+
+def _after_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
+    """The core's word: names and shapes from a conversion, boxes from a plan for all of these."""
+    conversion = _core.make_conversion(
+        catalog._core,
+        rules=rules,
+        block_dtype="F32",
+        unexpected="ignore",
+        threads=1,
+        allow_non_finite=True,
+    )
+    made = json.loads(conversion.to_json())["tensors"]
+    targets = [_core.Target(name, row["shape"], row["dtype"]) for name, row in made.items()]
+    options = {"rules": rules, "missing": "zeros", "unexpected": "ignore"}
+    plan = _core.make_plan(catalog._core, targets=targets, values_known=False, **options)
+    document = json.loads(plan.to_json())
+    for planned, target in zip(planned_targets(plan), document["targets"], strict=True):
+        if planned.origin == "checkpoint":
+            is_whole = _is_whole(target, document["sources"], planned)
+            yield planned.name, planned.shape, planned.dtype, list(planned.sources), is_whole
+
+
+def _is_whole(target: Any, sources: Any, planned: PlannedTarget) -> bool:
+    """Whether one box takes all of a source, in its order and dtype."""
+    boxes = target["recipe"]["boxes"]
+    if len(boxes) != 1 or "decoding" in boxes[0]:
+        return False
+    source = sources[boxes[0]["source"]]
+    in_order = all(dim[1] == dim[2] for dim in boxes[0]["dims"])
+    is_plain = source["encoding"] == planned.dtype
+    return in_order and is_plain and tuple(source["shape"]) == planned.shape
+
+
+def _renamed(
+    modules: dict[str, Any], catalog: Catalog, state: Mapping[str, Symbol]
+) -> dict[str, Any]:
+    """Paths of modules without the prefix that a rule took from all names."""
+    first, name = next(iter(catalog.tensors), ""), next(iter(state), "")
+    prefix = first.removesuffix(name) if first.endswith(name) else ""
+    return {path.removeprefix(prefix): own for path, own in modules.items()}

@@ -1,0 +1,1 @@
+"""Models built without memory, and values made as their constructors make them."""

@@ -1,0 +1,385 @@
+"""Operations that were not carried out: a log that can make their results real later.
+
+While a skeleton is built, large tensors lie on meta and what is done to them is noted here. The log
+speaks of storages, never of tensor objects, so that it keeps nothing alive that the constructor
+dropped, and so that views and in-place writes come out as they would have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from loadstone._base.torch_modes import constructing
+
+META = torch.device("meta")
+
+# Initial values of small parameters are kept this far, for constructors that read them back.
+INITIAL_BYTES_MAX = 16 << 20
+# Initialisers of this many parameters are remembered, for the same reason.
+HISTORIES_MAX = 1_000
+
+
+class UnreplayableError(Exception):
+    """A value that the log cannot make."""
+
+
+@dataclass(eq=False, slots=True)
+class Home:
+    """A meta storage and what is known of its content."""
+
+    storage: Any  # held during the build, so that its address stays its name
+    device: torch.device  # where the constructor wanted it
+    real: Any = None  # the real storage, once somebody needed the content
+    initial: Any = None  # content before the first operation, where that was real
+    uninitialized: bool = False  # before the first operation it is fresh memory
+    written: bool = False  # anything was ever done to it
+    is_parameter: bool = False
+    lost: bool = False  # the content before the first operation is not known
+    tainted: bool = False  # `real` depends on the random generator
+    ops: list[Op] = field(default_factory=list)  # all that read or write it, in order
+    key: int = field(init=False)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = int(self.storage._cdata)
+        self.nbytes = int(self.storage.nbytes())
+
+    def weakly(self) -> StorageWeakRef:
+        """A reference that keeps the storage's name from being given to another one."""
+        return StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
+
+
+class Ref:
+    """A tensor's place and form in a storage."""
+
+    __slots__ = ("conj", "dtype", "home", "neg", "offset", "size", "stride")
+
+    def __init__(self, tensor: torch.Tensor, home: Home) -> None:
+        self.home = home
+        self.size = tuple(tensor.size())
+        self.stride = tensor.stride()
+        self.offset = int(tensor.storage_offset())
+        self.dtype = tensor.dtype
+        self.conj = tensor.is_conj()
+        self.neg = tensor.is_neg()
+
+    def bind(self, storage: Any) -> torch.Tensor:
+        """The same window onto another storage."""
+        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+        tensor.set_(storage, self.offset, self.size, self.stride)
+        if self.conj:
+            tensor = tensor.conj()
+        return torch._neg_view(tensor) if self.neg else tensor
+
+
+class Like:
+    """A tensor of which an operation uses no more than shape, strides and dtype."""
+
+    __slots__ = ("dtype", "size", "stride")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.size, self.stride, self.dtype = tuple(tensor.size()), tensor.stride(), tensor.dtype
+
+    def make(self) -> torch.Tensor:
+        """A tensor without memory of that form."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=META)
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One operation that was not carried out yet."""
+
+    seq: int
+    func: Callable[..., Any]
+    args: Any
+    kwargs: dict[str, Any]
+    outputs: list[Ref | None]  # by place among the results; None: no tensor, or an argument again
+    reads: frozenset[Home]
+    writes: frozenset[Home]
+    device: torch.device
+    random: bool
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    done: bool = False
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in arguments or results of an operation."""
+    if issubclass(type(value), torch.Tensor):  # not a proxy of one
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nest of lists, tuples and dicts with each leaf changed."""
+    if isinstance(value, list):
+        return [mapped(item, change) for item in value]
+    if isinstance(value, tuple):
+        return tuple(mapped(item, change) for item in value)
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return change(value)
+
+
+class Log:
+    """All operations of one build, in order. For one thread."""
+
+    def __init__(self) -> None:
+        self.homes: dict[int, Home] = {}
+        self.count = 0
+        self._initials: OrderedDict[Home, int] = OrderedDict()
+        self._initial_bytes = 0
+        self._histories: OrderedDict[Home, None] = OrderedDict()
+
+    def home(self, tensor: torch.Tensor) -> Home | None:
+        """The home of a meta tensor that this log made; None for every other tensor."""
+        if not self.homes or not tensor.is_meta:
+            return None
+        try:
+            return self.homes.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # sparse and other tensors without storage
+            return None
+
+    def new_home(self, tensor: torch.Tensor, device: torch.device) -> Home:
+        """Takes a fresh meta tensor's storage into the log."""
+        home = Home(tensor.untyped_storage(), device)
+        self.homes[home.key] = home
+        return home
+
+    def add(
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        result: Any,
+        read: Iterable[Home],
+        written: Iterable[Home],
+        device: torch.device,
+        random: bool,
+    ) -> Op | None:
+        """Notes an operation whose arguments hold Ref, Like and constants instead of tensors."""
+        reads, writes = set(read), set(written)
+        outputs: list[Ref | None] = []
+        for tensor in tensors_in(result):
+            ref = None
+            if tensor.is_meta and self.home(tensor) is None:
+                ref = Ref(tensor, self.new_home(tensor, device))
+                writes.add(ref.home)
+            outputs.append(ref)
+        if not writes:
+            return None  # a view: its window is all there is to know
+        self.count += 1
+        op = Op(
+            self.count, func, args, kwargs, outputs, frozenset(reads), frozenset(writes),
+            device, random,
+        )  # fmt: skip
+        for home in op.reads | op.writes:
+            home.ops.append(op)
+        for home in op.writes:
+            home.written = True
+        return op
+
+    def set_initial(self, home: Home, storage: Any) -> None:
+        """Keeps what a parameter held before it went to meta, as long as there is room."""
+        size = int(storage.nbytes())
+        if size > INITIAL_BYTES_MAX:
+            home.lost = True
+            return
+        home.initial = storage
+        self._initials[home] = size
+        self._initial_bytes += size
+        while self._initial_bytes > INITIAL_BYTES_MAX:
+            oldest, freed = self._initials.popitem(last=False)
+            self._initial_bytes -= freed
+            oldest.initial, oldest.lost = None, True
+
+    def set_parameter(self, home: Home) -> None:
+        """A parameter's content will come from a checkpoint: its history may be forgotten."""
+        home.is_parameter = True
+        self._histories[home] = None
+        self._histories.move_to_end(home)
+        while len(self._histories) > HISTORIES_MAX:
+            oldest, _ = self._histories.popitem(last=False)
+            if oldest.is_parameter:
+                self._forget(oldest)
+
+    def _forget(self, home: Home) -> None:
+        mine = [op for op in home.ops if all(each.is_parameter for each in op.reads | op.writes)]
+        if mine:
+            home.lost = True
+        for op in mine:
+            for each in op.reads | op.writes:
+                each.lost = each.lost or each in op.writes
+                each.ops.remove(op)
+
+    def overwritten(self, home: Home) -> None:
+        """All content is about to be replaced: what only wrote it before need not be kept."""
+        if any(op.writes != {home} or not op.reads <= {home} for op in home.ops):
+            return
+        home.ops.clear()
+        if home.real is None:
+            home.uninitialized, home.lost, home.initial = True, False, None
+            self._initial_bytes -= self._initials.pop(home, 0)
+
+    # --- making real -----------------------------------------------------------------------------
+
+    def needed(self, home: Home, *, through_parameters: bool = True) -> list[Op]:
+        """The operations that must run, in order, so that a storage gets its content.
+
+        An operation needs the earlier writes of all that it touches; one that writes also needs the
+        earlier reads of what it writes to be over.
+        """
+        chosen: dict[int, Op] = {}
+        open_ops = [op for op in home.ops if home in op.writes and not op.done]
+        while open_ops:
+            op = open_ops.pop()
+            if op.seq in chosen:
+                continue
+            chosen[op.seq] = op
+            for near in op.reads | op.writes:
+                if near.is_parameter and not through_parameters:
+                    continue
+                for other in near.ops:
+                    if other.seq < op.seq and not other.done and (
+                        near in other.writes or near in op.writes
+                    ):  # fmt: skip
+                        open_ops.append(other)
+        return [chosen[seq] for seq in sorted(chosen)]
+
+    def materialise(self, home: Home, *, in_use: bool = False) -> None:
+        """Gives a storage its content for good; not for what depends on parameters.
+
+        With ``in_use`` the content may be changed from now on without the log's knowing: what reads
+        it must have read it before.
+        """
+        for op in self.needed(home):
+            self._commit(op)
+        if home.real is None:
+            home.real = content_before(home)
+        if in_use:
+            for op in list(home.ops):
+                self._detach(op, home)
+
+    def _detach(self, op: Op, home: Home) -> None:
+        """Makes an operation independent of later changes to a storage that it reads."""
+        if op.done:
+            return
+        if not any(self.depends_on_parameters(each) for each in op.reads | op.writes):
+            for each in op.writes:
+                self.materialise(each)
+            return
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, Ref) and value.home is home:
+                return value.bind(home.real).clone()
+            return value
+
+        op.args, op.kwargs = mapped(op.args, copied), mapped(op.kwargs, copied)
+        op.reads -= {home}
+        home.ops.remove(op)
+
+    def _commit(self, op: Op) -> None:
+        storages = {home: home.real for home in op.reads | op.writes if home.real is not None}
+        run(op, storages)
+        tainted = op.random or any(home.tainted for home in op.reads)
+        for home in op.writes:
+            home.real = storages[home]
+            home.tainted = home.tainted or tainted
+        op.done = True
+        op.args, op.kwargs = (), {}
+        for home in op.reads | op.writes:
+            home.ops.remove(op)
+
+    def scratch(self, home: Home) -> tuple[Any, bool]:
+        """The content of a storage that depends on parameters, made beside the log, and whether it
+        depends on the random generator."""
+        ops = self.needed(home)
+        storages: dict[Home, Any] = {}
+        random = home.tainted
+        for each in [home, *(near for op in ops for near in op.reads | op.writes)]:
+            if each in storages:
+                continue  # seen
+            if each.lost:
+                raise UnreplayableError("it depends on a parameter's value that is not kept")
+            source = each.real if each.real is not None else each.initial
+            if source is not None:
+                storages[each] = source.clone()
+            random = random or each.tainted
+        for op in ops:
+            run(op, storages)
+            random = random or op.random
+        if home not in storages:
+            storages[home] = content_before(home)
+        return storages[home], random
+
+    def is_settled(self, home: Home) -> bool:
+        """Whether a parameter's content follows from the log and from no random draw."""
+        if home.lost or home.tainted:
+            return False
+        ops = self.needed(home)
+        for op in ops:
+            if op.random or any(each.lost or each.tainted for each in op.reads | op.writes):
+                return False
+        written = {each for op in ops for each in op.writes}
+        made = {each for op in ops for each in op.reads | op.writes} | {home}
+        return all(
+            each in written or each.initial is not None or each.real is not None for each in made
+        )
+
+    def depends_on_parameters(self, home: Home) -> bool:
+        """Whether a parameter's content is needed for a storage's."""
+        return home.is_parameter or any(
+            near.is_parameter for op in self.needed(home) for near in op.reads | op.writes
+        )
+
+
+def content_before(home: Home) -> Any:
+    """Memory for a storage to which nothing was done yet."""
+    if home.lost or not home.uninitialized:
+        raise UnreplayableError("its content was never recorded")
+    size = home.nbytes
+    return torch.empty(size, dtype=torch.uint8, device=home.device).untyped_storage()
+
+
+def run(op: Op, storages: dict[Home, Any]) -> None:
+    """Carries an operation out on real storages, and notes the storages that it makes."""
+
+    def real(value: Any) -> Any:
+        if isinstance(value, Ref):
+            if value.home not in storages:
+                storages[value.home] = content_before(value.home)
+            return value.bind(storages[value.home])
+        if isinstance(value, Like):
+            return value.make()
+        if isinstance(value, torch.device) and value.type == "meta":
+            return op.device
+        return value
+
+    pinned = op.default_dtype is not torch.get_default_dtype()
+    with constructing(op.default_dtype) if pinned else contextlib.nullcontext(), torch.no_grad():
+        result = op.func(*mapped(op.args, real), **mapped(op.kwargs, real))
+    for ref, tensor in zip(op.outputs, tensors_in(result), strict=True):
+        if ref is not None and ref.home not in storages:
+            storages[ref.home] = _storage_for(ref, tensor)
+
+
+def _storage_for(ref: Ref, tensor: torch.Tensor) -> Any:
+    """The result's storage, laid out as its stand-in on meta was."""
+    same = tensor.storage_offset() == ref.offset and all(
+        mine == planned or extent < 2
+        for mine, planned, extent in zip(tensor.stride(), ref.stride, ref.size, strict=True)
+    )
+    if same and tensor.untyped_storage().nbytes() >= ref.home.nbytes:
+        return tensor.untyped_storage()
+    size = ref.home.nbytes
+    storage = torch.empty(size, dtype=torch.uint8, device=tensor.device).untyped_storage()
+    ref.bind(storage).copy_(tensor)
+    return storage

@@ -1,0 +1,354 @@
+"""The end of a build: what did not become a parameter is made real, wherever it is held.
+
+The tensors are those that the build has seen and that are alive, so closures, tuples and objects of
+any kind are reached, and every holder of a tensor sees it become real. Nobody but the garbage
+collector can tell whether a tensor in a reference cycle is still in use, and forcing a collection
+costs time that grows with the process: so such tensors become real, too, until Python frees them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from loadstone._base.errors import make
+from loadstone._model.modules import named_modules
+from loadstone._skeleton.build import Build, swap
+from loadstone._skeleton.deferred import Home, Op, Ref, UnreplayableError, run
+from loadstone._skeleton.schema import is_expired, storage_key, storage_weakly
+from loadstone._skeleton.seen import holders
+
+
+class Derivation:
+    """Computes a tensor that follows from parameters, once these have their values."""
+
+    def __init__(self, home: Home, ops: list[Op]) -> None:
+        self.home = home
+        self.ops = ops
+        self.parameters: list[tuple[weakref.ref[Any], str, Ref]] = []  # module, name, place
+
+    def compute(self, ref: Ref) -> torch.Tensor:
+        """The tensor that lies at ``ref``, from the parameters as they are now."""
+        storages = {
+            home: self._current(home)
+            for home in {self.home, *(each for op in self.ops for each in op.reads)}
+            if home.is_parameter
+        }
+        if self.home.is_parameter:
+            return self._window(ref)
+        for op in self.ops:
+            run(op, storages)
+        return ref.bind(storages[self.home])
+
+    def names(self, model: Any) -> list[str]:
+        """The parameters concerned, by their names in a model."""
+        paths = {id(module): path for path, module in named_modules(model)}
+        return [
+            f"{paths[id(module())]}.{name}".lstrip(".")
+            for module, name, _ in self.parameters
+            if id(module()) in paths
+        ]
+
+    def _held(self, home: Home) -> list[tuple[Ref, torch.Tensor]]:
+        found = []
+        for module, name, ref in self.parameters:
+            owner = module()
+            if owner is None or ref.home is not home:
+                continue
+            parameter = owner._parameters[name]
+            if parameter.is_meta:
+                raise make("skeleton.not_replayable", "a parameter has no value yet", tensor=name)
+            found.append((ref, parameter.detach()))
+        return found
+
+    def _current(self, home: Home) -> Any:
+        """A storage laid out as it was in the build, with the parameters' values of now."""
+        held = self._held(home)
+        if not held:
+            raise make("skeleton.not_replayable", "the module with the parameters is gone")
+        if len(held) == 1 and _same_layout(*held[0]):
+            return held[0][1].untyped_storage()
+        first = held[0][1]
+        size = home.nbytes
+        storage = torch.empty(size, dtype=torch.uint8, device=first.device).untyped_storage()
+        for ref, value in held:
+            ref.bind(storage).copy_(value)
+        return storage
+
+    def _window(self, ref: Ref) -> torch.Tensor:
+        """A view of a parameter: of the loaded one's memory, in its dtype."""
+        for place, value in self._held(self.home):
+            if place.dtype == ref.dtype and place.stride == value.stride():
+                start = ref.offset - place.offset
+                if start >= 0 and start + _extent(ref) <= _extent(place):
+                    return value.as_strided(
+                        ref.size, ref.stride, start + int(value.storage_offset())
+                    )
+        return ref.bind(self._current(self.home))
+
+
+def _extent(ref: Ref) -> int:
+    if 0 in ref.size:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(ref.size, ref.stride, strict=True))
+
+
+def _same_layout(ref: Ref, tensor: torch.Tensor) -> bool:
+    return (
+        tensor.dtype == ref.dtype
+        and tensor.stride() == ref.stride
+        and int(tensor.storage_offset()) == ref.offset
+    )
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Why a storage does not hold what a direct construction would have put there.
+
+    Attributes:
+        code: of the finding, without ``skeleton.``.
+        reason: why the value cannot be had.
+    """
+
+    storage: StorageWeakRef
+    code: str
+    reason: str = ""
+    derivation: Derivation | None = None
+
+
+class Known:
+    """Facts that builds have found out about storages and modules that are still alive.
+
+    Thread-safe: written to under its lock, and read by single look-ups.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.facts: dict[int, Fact] = {}  # by the storage's key
+        self.builds: weakref.WeakKeyDictionary[Any, Build] = weakref.WeakKeyDictionary()
+
+    def purge(self) -> None:
+        """Forgets storages that are gone, before their keys are given to others."""
+        with self.lock:
+            for key in [key for key, fact in self.facts.items() if is_expired(fact.storage)]:
+                del self.facts[key]
+
+    def note_computed(self, tensor: torch.Tensor, derivation: Derivation) -> None:
+        """Notes a computed tensor, so that the next load computes it again. A view needs no note:
+        it has its parameter's memory.
+        """
+        key = storage_key(tensor)
+        if key is not None and not derivation.home.is_parameter:
+            with self.lock:
+                self.facts[key] = Fact(storage_weakly(tensor), "derived", "", derivation)
+
+    def is_computed(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor follows from parameters, and is computed after each load."""
+        fact = self.facts.get(storage_key(tensor) or 0)
+        return fact is not None and not is_expired(fact.storage) and fact.derivation is not None
+
+    def add(self, build: Build, derivations: dict[Home, Derivation], modules: list[Any]) -> None:
+        """Keeps what a build found out, for as long as the tensors and modules live."""
+        with self.lock:
+            self.purge()
+            for key, weak in build.uninitialized.items():
+                self.facts[key] = Fact(weak, "uninitialised")
+            for key, weak in build.random.items():
+                self.facts[key] = Fact(weak, "random")
+            for home, reason in build.failures.items():
+                self.facts[home.key] = Fact(home.weakly(), "not_replayable", reason)
+            for home, derivation in derivations.items():
+                self.facts[home.key] = Fact(home.weakly(), "derived", "", derivation)
+            for module in modules:
+                with contextlib.suppress(TypeError):  # a class with __eq__ and no __hash__
+                    self.builds[module] = build
+
+
+known = Known()
+
+
+class _Scan:
+    """The modules and tensors of a build that are alive."""
+
+    def __init__(self, build: Build, frame: types.FrameType) -> None:
+        self.parameters: list[tuple[Any, str, torch.Tensor]] = []
+        self.modules: list[Any] = []
+        self.tensors: list[tuple[torch.Tensor, Home]] = []
+        self._known: set[int] = set()  # tensors and modules, which the lists keep alive
+        self._others: list[Any] = []
+        for module in build.seen.alive_modules():
+            self._tree(build, module)
+        for tensor in build.seen.alive_tensors():
+            self._tensor(build, tensor)
+        if self._held_by_others(build):
+            tensors, modules = holders([*self._others, *frame.f_locals.values()])
+            for module in modules:
+                self._tree(build, module)
+            for tensor in tensors:
+                self._tensor(build, tensor)
+
+    def _held_by_others(self, build: Build) -> bool:
+        """Whether something unseen lies in a storage that was taken away or not made yet.
+
+        A parameter that no module registers is made without any operation: then the modules and
+        the variables of the block are searched for it.
+        """
+        seen = [tensor for tensor, _ in self.tensors]
+        seen += {id(parameter): parameter for _, _, parameter in self.parameters}.values()
+        held = Counter(map(storage_key, seen))
+        uses = torch._C._storage_Use_Count
+        return any(
+            home.storage is not None and uses(key) > 1 + held[key]
+            for key, home in build.log.homes.items()
+        ) or any(
+            not is_expired(weak)
+            and home.is_parameter
+            and uses(key) > held[key] + (home.initial is not None)
+            for key, (weak, home) in build.former.items()
+        )
+
+    def _tree(self, build: Build, root: Any) -> None:
+        pending = [root]
+        while pending:
+            module = pending.pop()
+            if id(module) in self._known:
+                continue
+            self._known.add(id(module))
+            self._others.append(module)
+            self._module(build, module)
+            pending += [
+                child for child in module.__dict__.get("_modules", {}).values() if child is not None
+            ]
+
+    def _module(self, build: Build, module: Any) -> None:
+        mine = False
+        for name, parameter in list(module.__dict__.get("_parameters", {}).items()):
+            if parameter is None or torch.nn.parameter.is_lazy(parameter):
+                continue
+            self._tensor(build, parameter)
+            if build.log.home(parameter) is not None:
+                self.parameters.append((module, name, parameter))
+                mine = True
+            elif not parameter.is_meta and storage_key(parameter) in build.born:
+                build.to_meta(parameter)  # registered past register_parameter
+                self._tensor(build, parameter)
+                self.parameters.append((module, name, parameter))
+                mine = True
+        others = [*module.__dict__.get("_buffers", {}).values(), *module.__dict__.values()]
+        for tensor in others:
+            if issubclass(type(tensor), torch.Tensor):
+                self._tensor(build, tensor)
+                if not torch.nn.parameter.is_lazy(tensor):
+                    mine = mine or storage_key(tensor) in build.born
+                    mine = mine or build.log.home(tensor) is not None
+        if mine:
+            self.modules.append(module)
+
+    def _tensor(self, build: Build, tensor: torch.Tensor) -> None:
+        if torch.nn.parameter.is_lazy(tensor) or id(tensor) in self._known:
+            return
+        home = build.log.home(tensor)
+        if home is None and not tensor.is_meta:
+            key = storage_key(tensor)
+            if key in build.former:
+                home = build.former[key][1]
+        if home is not None:
+            self._known.add(id(tensor))
+            self.tensors.append((tensor, home))
+
+
+def finish(build: Build, frame: types.FrameType) -> None:
+    """Makes real what has to be, and keeps what was found out about the rest.
+
+    Args:
+        frame: of the block that ends; its variables may hold what no module does.
+    """
+    with build.quietly(), torch.no_grad():
+        scan = _Scan(build, frame)
+        groups = _groups(build, scan)
+        derivations = _settle(build, groups)
+        for derivation in derivations.values():
+            _place(derivation, scan)
+        known.add(build, derivations, scan.modules)
+        for home in [*derivations, *build.failures]:
+            home.storage = None  # lives as long as the tensors do
+        for derivation in derivations.values():
+            for op in derivation.ops:
+                for home in op.reads | op.writes:
+                    home.storage, home.ops = None, []
+
+
+def _groups(build: Build, scan: _Scan) -> dict[Home, list[torch.Tensor]]:
+    """The tensors alive that are no registered parameters, by storage."""
+    registered = {id(parameter) for _, _, parameter in scan.parameters}
+    of_parameters = {build.log.home(parameter) for _, _, parameter in scan.parameters}
+    for home in build.log.homes.values():
+        if home in of_parameters:
+            home.is_parameter = True
+        elif home.is_parameter:  # it was one, and was taken out again
+            home.is_parameter = False
+            home.real, home.initial = home.initial, None
+    groups: dict[Home, list[torch.Tensor]] = {}
+    for tensor, home in scan.tensors:
+        if id(tensor) in registered:
+            continue
+        if not tensor.is_meta and not home.is_parameter:
+            home.real = tensor.untyped_storage()  # memory that a former parameter shared
+        groups.setdefault(home, []).append(tensor)
+    return groups
+
+
+def _settle(build: Build, groups: dict[Home, list[torch.Tensor]]) -> dict[Home, Derivation]:
+    derivations: dict[Home, Derivation] = {}
+    for home, tensors in groups.items():
+        if home.is_parameter:
+            derivations[home] = Derivation(home, [])
+            for tensor in tensors:
+                if not tensor.is_meta:
+                    swap(tensor, Ref(tensor, home).bind(home.storage))
+            continue
+        try:
+            if not build.log.depends_on_parameters(home):
+                build.log.materialise(home)
+            elif build.log.is_settled(home):
+                home.real, _ = build.log.scratch(home)
+            else:
+                ops = build.log.needed(home, through_parameters=False)
+                derivations[home] = Derivation(home, ops)
+                continue
+        except Exception as reason:
+            build.failures[home] = (
+                str(reason) if isinstance(reason, UnreplayableError) else repr(reason)
+            )
+            continue
+        _install(build, home, tensors)
+    return derivations
+
+
+def _install(build: Build, home: Home, tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.is_meta:
+            swap(tensor, Ref(tensor, home).bind(home.real))
+    key = int(home.real._cdata)
+    if home.tainted:
+        build.random[key] = storage_weakly(tensors[0])
+    if home.uninitialized and not home.written:
+        build.uninitialized[key] = storage_weakly(tensors[0])
+
+
+def _place(derivation: Derivation, scan: _Scan) -> None:
+    """Finds the modules that hold the parameters of a derivation."""
+    homes = {derivation.home, *(home for op in derivation.ops for home in op.reads)}
+    wanted = {home.key: home for home in homes}
+    for module, name, parameter in scan.parameters:
+        home = wanted.get(storage_key(parameter) or 0)
+        if home is not None:
+            derivation.parameters.append((weakref.ref(module), name, Ref(parameter, home)))

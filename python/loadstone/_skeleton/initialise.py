@@ -1,0 +1,160 @@
+"""Values for missing parameters from the model's own initialisers, never from a guess.
+
+A module's ``reset_parameters`` runs on a stand-in of the whole model, in which only this module's
+parameters have memory: whatever it calls or writes, the model and what was loaded stay as they are.
+Other tensors lie on meta there: to initialise them costs nothing and draws nothing, to read them is
+refused. So the random generator is used by the modules that lack a tensor, in the model's order.
+
+A parameter that none writes to gets what the constructor makes of it, where an adapter can build
+such a model again; else the plan refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core
+from loadstone._base.errors import make
+from loadstone._model.modules import owner_of, submodule
+
+if TYPE_CHECKING:
+    from loadstone._model.targets import PlannedTarget
+    from loadstone._plan.plan import Plan
+
+
+def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
+    """One error for each missing tensor that no initialiser of the model can make."""
+    missing = [target for target in targets if target.origin == "initialiser"]
+    problems = [_of_slice(target.name) for target in missing if target.slice_begin]
+    bare = [
+        target.name
+        for target in missing
+        if not target.slice_begin and not _has_initialiser(model, target.name)
+    ]
+    known = _constructed(model, bare)
+    for name in bare:
+        if name not in known:
+            owner, _, leaf = name.rpartition(".")
+            problems.append(
+                _core.Finding(
+                    "error",
+                    "plan.no_initialiser",
+                    name,
+                    [],
+                    f"'{name}' is missing and its module "
+                    f"({type(submodule(model, owner)).__name__}) has no reset_parameters()",
+                    f"put {leaf} into the checkpoint, or choose missing='zeros'",
+                )
+            )
+    return problems
+
+
+def _of_slice(name: str) -> _core.Finding:
+    message = f"'{name}' is missing, and this rank holds a slice: initialisers make whole tensors"
+    hint = "choose missing='zeros', and initialise this tensor after the load"
+    return _core.Finding("error", "plan.no_initialiser", name, [], message, hint)
+
+
+def values(plan: Plan, model: Any) -> dict[int, Any]:
+    """Index into ``plan.targets`` and tensor, for every target of origin ``initialiser``."""
+    wanted: dict[str, dict[str, int]] = {}
+    for index, target in enumerate(plan.targets):
+        if target.origin == "initialiser":
+            owner, _, leaf = target.name.rpartition(".")
+            wanted.setdefault(owner, {})[leaf] = index
+    if not wanted:
+        return {}
+    made: dict[int, Any] = {}
+    initialisers = _Initialisers(model)
+    for owner, leaves in wanted.items():
+        if _has_initialiser(model, f"{owner}." if owner else ""):
+            fresh = initialisers.run(owner)
+            made |= {
+                i: fresh[leaf]
+                for leaf, i in leaves.items()
+                if leaf in fresh and not _is_unwritten(fresh[leaf])
+            }
+    rest = [i for leaves in wanted.values() for i in leaves.values() if i not in made]
+    known = _constructed(model, (plan.targets[index].name for index in rest))
+    for index in rest:
+        name = plan.targets[index].name
+        if name not in known:
+            raise make(
+                "plan.no_initialiser", "reset_parameters() left it without a value", tensor=name
+            )
+        made[index] = known[name]
+    targets = plan.targets
+    return {
+        index: value.to(targets[index].device, _dtype(targets[index].dtype))
+        for index, value in made.items()
+    }
+
+
+def _has_initialiser(model: Any, name: str) -> bool:
+    return callable(getattr(owner_of(model, name), "reset_parameters", None))
+
+
+def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Values of parameters from a second construction, where the model can be built again."""
+    from loadstone._skeleton.constructor import model_builder, parameter_values
+
+    wanted = list(names)
+    build = model_builder(model) if wanted else None
+    return {} if build is None else parameter_values(build, wanted)
+
+
+class _Initialisers:
+    """Runs initialisers of a model, each on a stand-in."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._stand_in: Any = None
+
+    def run(self, owner: str) -> dict[str, Any]:
+        """The parameters that a module's initialiser makes, on the CPU.
+
+        Raises:
+            PlanError: ``plan.no_initialiser``: it fails, reads what is not there, or writes into
+                the model.
+        """
+        import torch
+
+        from loadstone._skeleton import stand_in
+
+        real = submodule(self.model, owner)
+        fresh = {}
+        for name, old in real._parameters.items():
+            if old is not None:
+                data = torch.full(old.shape, _sentinel(old.dtype), dtype=old.dtype, device="cpu")
+                fresh[name] = torch.nn.Parameter(data, requires_grad=old.requires_grad)
+        try:
+            if self._stand_in is None:
+                self._stand_in = stand_in.stand_in(self.model)
+            module = submodule(self._stand_in, owner)
+            with stand_in.with_memory(module, real, fresh), stand_in.Writes(self.model):
+                module.reset_parameters()
+                made = {name: module._parameters.get(name) for name in fresh}
+        except Exception as error:
+            raise make(
+                "plan.no_initialiser",
+                f"reset_parameters() of {type(real).__name__} cannot make its missing tensors: "
+                f"{type(error).__name__}: {error}",
+                tensor=owner,
+            ) from error
+        return {name: value.detach() for name, value in made.items() if value is not None}
+
+
+def _sentinel(dtype: Any) -> float | int:
+    return float("nan") if dtype.is_floating_point or dtype.is_complex else 0
+
+
+def _is_unwritten(value: Any) -> bool:
+    """Whether a floating parameter holds the sentinel still."""
+    return bool(value.is_floating_point() and value.isnan().any())
+
+
+def _dtype(name: str) -> Any:
+    from loadstone._base.dtypes import torch_dtype
+
+    return torch_dtype(name)

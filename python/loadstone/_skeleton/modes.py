@@ -1,0 +1,194 @@
+"""Two torch modes, which are per thread by nature, see a constructor at work.
+
+Nothing of torch is patched and no global hook is set, so another thread's constructions never come
+by here. A parameter is noticed where ``register_parameter`` asks for its ``grad_fn``: hooks for the
+purpose exist in torch, but they are global to the process, and taking one off while another thread
+registers a parameter makes that thread fail ("OrderedDict mutated during iteration").
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from loadstone._base.torch_modes import DispatchMode
+
+if TYPE_CHECKING:
+    from loadstone._skeleton.build import Build
+
+_current: ContextVar[Build | None] = ContextVar("loadstone_skeleton", default=None)
+
+_REGISTER_PARAMETER = torch.nn.Module.register_parameter.__code__
+_COPY_PARAMETER = torch.nn.Parameter.__deepcopy__.__code__
+# Initialisers there that look at what they drew return at once for a tensor on meta, and shall.
+_INIT_GLOBALS = torch.nn.init.__dict__
+
+# Ways to a tensor's memory that pass no dispatcher: those that read it, and those that point to it.
+_READS = frozenset(getattr(torch.Tensor, name) for name in ("__array__", "numpy", "tolist"))
+_POINTS = frozenset(
+    getattr(torch.Tensor, name)
+    for name in (
+        "__dlpack__",
+        "__reduce_ex__",
+        "__repr__",
+        "_typed_storage",
+        "data_ptr",
+        "is_shared",
+        "share_memory_",
+        "storage",
+        "untyped_storage",
+    )
+)
+_DEVICE_GETTERS = ("device", "is_cpu", "is_cuda", "is_meta")
+
+
+def current() -> Build | None:
+    """The build that this thread and context is in."""
+    build = _current.get()
+    if build is None or build.busy or build.thread != threading.get_ident():
+        return None
+    return build
+
+
+class _FunctionMode(TorchFunctionMode):
+    """Answers for memory and device of tensors that seem to a constructor to have some."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        build = current()
+        if build is None:
+            return func(*args, **(kwargs or {}))
+        build.seen.tensors(args)
+        build.seen.tensors(kwargs)
+        caller = sys._getframe(1)
+        if caller.f_code is _COPY_PARAMETER:
+            build.seen.copying(caller.f_locals.get("memo"))
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            result = self._get(build, func, args)
+            build.seen.tensors(result)
+            return result
+        if name == "__set__" and func.__self__ is torch.Tensor.data:  # type: ignore[attr-defined]
+            with build.quietly():
+                return build.set_data(*args)
+        if func in _READS or func in _POINTS:
+            args = build.with_memory(args, values=func in _READS)
+        elif build.any_real:
+            build.settle_arguments(args)
+        before = build.wants_meta
+        build.wants_meta = before or _names_meta(args) or _names_meta((kwargs or {}).values())
+        try:
+            result = func(*args, **(kwargs or {}))
+        finally:
+            build.wants_meta = before
+        build.seen.tensors(result)
+        if isinstance(result, torch.Tensor):
+            build.note_literal(args, kwargs, result)
+        return result
+
+    def _get(self, build: Build, func: Any, args: tuple[Any, ...]) -> Any:
+        tensor, attribute = args[0], func.__self__
+        if attribute is torch.Tensor.grad_fn:
+            frame = sys._getframe(2)
+            if frame.f_code is _REGISTER_PARAMETER:
+                with build.quietly():
+                    build.parameter_registered(frame.f_locals.get("self"), tensor)
+        elif attribute.__name__ == "is_meta" and sys._getframe(2).f_globals is _INIT_GLOBALS:
+            with build.quietly():
+                build.initialiser_skipped(tensor, sys._getframe(2))
+        elif attribute.__name__ in _DEVICE_GETTERS:
+            with build.quietly():
+                device = build.apparent_device(tensor)
+            if device is not None:
+                return device if attribute.__name__ == "device" else (
+                    attribute.__name__ == f"is_{device.type}"
+                )  # fmt: skip
+        return func(*args)
+
+
+def _names_meta(values: Iterable[Any]) -> bool:
+    return any(
+        (isinstance(value, torch.device) and value.type == "meta")
+        or (isinstance(value, str) and value == "meta")
+        for value in values
+    )
+
+
+class _DispatchMode(DispatchMode):
+    """Sees every operation, below autograd."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        build = current()
+        if build is None:
+            return func(*args, **(kwargs or {}))
+        with build.quietly():
+            result = build.dispatch(func, args, kwargs or {})
+        build.seen.tensors(result)
+        return result
+
+
+class _Stack(threading.local):
+    """The modes of a thread: set once, however many contexts (coroutines, say) are inside."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.modes: tuple[Any, ...] = ()
+
+
+_stack = _Stack()
+
+
+def push(build: Build) -> Build | None:
+    """Makes a build the current one; returns the one that was."""
+    if _stack.users == 0:
+        _stack.modes = (_FunctionMode(), _DispatchMode())  # type: ignore[no-untyped-call]
+        for mode in _stack.modes:
+            mode.__enter__()  # type: ignore[no-untyped-call]
+    _stack.users += 1
+    before = _current.get()
+    _current.set(build)
+    return before
+
+
+def pop(before: Build | None) -> None:
+    """Undoes :func:`push`."""
+    _current.set(before)
+    _stack.users -= 1
+    if _stack.users == 0:
+        for mode in reversed(_stack.modes):
+            mode.__exit__(None, None, None)
+        _stack.modes = ()
+
+
+def constructors() -> Iterator[torch.nn.Module]:
+    """The modules whose ``__init__`` is running, the innermost first."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__init__" and code.co_argcount:
+            owner = frame.f_locals.get(code.co_varnames[0])
+            if issubclass(type(owner), torch.nn.Module):
+                yield owner
+        frame = frame.f_back
+
+
+def inside_constructor() -> bool:
+    """Whether a module's ``__init__`` is running: there the world looks as in a direct build."""
+    return next(constructors(), None) is not None

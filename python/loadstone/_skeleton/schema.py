@@ -1,0 +1,90 @@
+"""Declarations of torch's operators: the arguments that they read and write, and their results."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from loadstone._skeleton.deferred import tensors_in
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Operators that make a tensor of nothing, and those that make one of another's form.
+FACTORIES = _names(
+    """arange empty empty_permuted empty_strided eye full linspace logspace normal ones rand randint
+    randn randperm range scalar_tensor tril_indices triu_indices zeros"""
+)
+LIKE = _names(
+    """empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like
+    rand_like randint_like randn_like zeros_like"""
+)
+# Of these, the ones that leave the memory as it is.
+UNINITIALIZED = _names("empty empty_permuted empty_strided empty_like new_empty new_empty_strided")
+# Operators that write all of their first argument whatever it held.
+_OVERWRITES = _names(
+    """bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_
+    zero_"""
+)
+
+
+class Schema:
+    """An operator's declaration."""
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name = schema.name.partition("::")[2]
+        self.written = [
+            (place, argument.name)
+            for place, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.takes_dtype = any(argument.name == "dtype" for argument in schema.arguments)
+        self.gives_tensors = any("Tensor" in str(result.type) for result in schema.returns)
+        tags = func.tags
+        self.random = torch.Tag.nondeterministic_seeded in tags
+        self.reads_values = (
+            torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        )
+        self.overwrites = self.name in _OVERWRITES
+
+    def written_tensors(self, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The arguments that the operator writes to."""
+        found: list[torch.Tensor] = []
+        for place, name in self.written:
+            found += tensors_in(args[place] if place < len(args) else kwargs.get(name))
+        return found
+
+
+@cache
+def schema_of(func: Any) -> Schema:
+    """The operator's schema, read once."""
+    return Schema(func)
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """Identifies a tensor's storage while it lives; None where there is none."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Return torch's count of writes to a tensor; ``None``: inference tensors have none."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def storage_weakly(tensor: torch.Tensor) -> StorageWeakRef:
+    """A reference that keeps the storage's name from being given to another one."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def is_expired(weak: StorageWeakRef) -> bool:
+    """Whether the storage is gone."""
+    return bool(weak.expired())  # type: ignore[no-untyped-call]

@@ -1,0 +1,147 @@
+"""The tensors and modules that a build has seen, held weakly until it ends.
+
+At the end of a build the holders of a tensor must be found again. The garbage collector knows all
+objects, but asking it for them costs time that grows with the process, and it hands out tuples that
+other threads are still making, which then fail there. A weak reference to a tensor object forbids
+``torch.utils.swap_tensors``, so none outlives the build.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from loadstone._model.walk import _LEAVES, _attribute_names, _attribute_value, _is_ours
+from loadstone._skeleton.deferred import tensors_in
+from loadstone._skeleton.modes import constructors
+
+_PRUNED_FROM = 10_000
+
+
+class Seen:
+    """The tensors and modules of one build. For one thread."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._modules: dict[int, weakref.ref[Any]] = {}
+        self._registered: set[int] = set()
+        self._copies: dict[int, dict[int, Any]] = {}
+        self._limit = _PRUNED_FROM
+
+    def tensors(self, value: Any) -> None:
+        """Notes the tensors in arguments or results."""
+        for tensor in tensors_in(value):
+            if isinstance(tensor, torch.nn.Parameter) and id(tensor) in self._registered:
+                continue
+            known = self._tensors.get(id(tensor))
+            if known is None or known() is not tensor:
+                self._tensors[id(tensor)] = weakref.ref(tensor)
+                if len(self._tensors) > self._limit:
+                    self._prune()
+
+    def _prune(self) -> None:
+        alive = {key: weak for key, weak in self._tensors.items() if weak() is not None}
+        self._tensors = alive
+        self._limit = 2 * len(alive) + _PRUNED_FROM
+
+    def registered(self, parameter: torch.Tensor) -> None:
+        """A parameter is found through its module; a weak reference would forbid swaps of it."""
+        self._registered.add(id(parameter))
+        self._tensors.pop(id(parameter), None)
+
+    def module(self, module: Any) -> None:
+        """Notes a module."""
+        if module is not None:
+            self._modules[id(module)] = weakref.ref(module)
+
+    def constructors(self) -> None:
+        """Notes the modules that are being built."""
+        for module in constructors():
+            known = self._modules.get(id(module))
+            if known is not None and known() is module:
+                return  # those around it were noted with it
+            self.module(module)
+
+    def copying(self, memo: Any) -> None:
+        """Notes a deep copy: what it makes is put into modules without any registration."""
+        if isinstance(memo, dict):
+            self._copies[id(memo)] = memo
+
+    def alive_tensors(self) -> list[torch.Tensor]:
+        """Those that somebody holds still."""
+        self._note_copies()
+        return _alive(self._tensors.values())
+
+    def alive_modules(self) -> list[Any]:
+        """Those that somebody holds still."""
+        self._note_copies()
+        return _alive(self._modules.values())
+
+    def _note_copies(self) -> None:
+        for memo in self._copies.values():
+            for copy in memo.values():
+                if issubclass(type(copy), torch.nn.Module):
+                    self.module(copy)
+                elif issubclass(type(copy), torch.Tensor):
+                    self.tensors(copy)
+        self._copies.clear()
+
+
+def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
+    found = [each for weak in list(references) if (each := weak()) is not None]
+    for each in found:
+        if hasattr(each, "_fix_weakref"):
+            each._fix_weakref()  # Python owns the object again, where torch's C++ side did
+    return found
+
+
+def holders(roots: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]:
+    """All tensors and modules that can be reached from modules, through closures and calls too."""
+    tensors: list[torch.Tensor] = []
+    modules: list[Any] = []
+    pending = list(roots)
+    seen: set[int] = set()
+    keep: list[Any] = []
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        keep.append(value)
+        cls = type(value)
+        if issubclass(cls, torch.Tensor):
+            tensors.append(value)
+        elif issubclass(cls, torch.nn.Module):
+            modules.append(value)
+        pending += [each for each in _inside(value, cls) if each is not None]
+    return tensors, modules
+
+
+def _inside(value: Any, cls: type) -> Iterator[Any]:
+    if issubclass(cls, types.FunctionType):
+        yield from value.__defaults__ or ()
+        for cell in value.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # empty
+                continue
+    elif issubclass(cls, types.MethodType):
+        yield value.__self__
+        yield value.__func__
+    elif issubclass(cls, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif issubclass(cls, _LEAVES):
+        return
+    if issubclass(cls, dict):
+        yield from list(dict.values(value))
+    elif issubclass(cls, list | tuple | set | frozenset | deque):
+        yield from list(value)
+    if issubclass(cls, torch.nn.Module | torch.Tensor) or _is_ours(cls):
+        for name in _attribute_names(value):
+            yield _attribute_value(value, name)

@@ -1,0 +1,232 @@
+"""Models without memory: parameters on meta, everything else as the constructor makes it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from loadstone._base.text import write_text
+from loadstone._model.modules import named_modules
+
+if TYPE_CHECKING:
+    import torch
+
+    from loadstone._model.ranks import LocalShard
+    from loadstone._skeleton.build import Build
+
+
+class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
+    """Builds modules without memory for their parameters.
+
+    >>> with loadstone.skeleton():
+    ...     model = MyModel(config)
+
+    Parameters come to lie on meta: nothing is allocated for them, and initialisers cost nothing.
+    Buffers and plain tensors are real and hold what the constructor computes. Ties, views,
+    ``requires_grad``, parameter classes and attributes are as in a direct construction. Only this
+    thread (and, under asyncio, this context) is concerned. May be entered again and nested.
+    Parameters over memory that was not made inside (a parameter of another model, a loaded file)
+    stay as they are. Parameters that share memory without being one tensor do so until a load gives
+    each its own; the plan warns of it (``plan.tie``).
+
+    torch's default dtype and the states of its default generators end as they were, however the
+    block ends. Both belong to the process: of blocks that overlap in several threads, the last one
+    restores them.
+
+    The findings of a plan name what differs from a direct construction: values drawn at random,
+    values that cannot be had, and tensors that follow from parameters.
+    """
+
+    def __init__(self) -> None:
+        self._entered: list[tuple[contextlib.ExitStack, Build | None, Build]] = []
+
+    def _recreate_cm(self) -> skeleton:
+        return skeleton()  # as a decorator: each call enters a context of its own
+
+    def __enter__(self) -> skeleton:
+        from loadstone._base import torch_modes as state
+        from loadstone._skeleton import modes
+        from loadstone._skeleton.build import Build
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(state.default_dtype.kept())
+            stack.enter_context(state.random_numbers.kept())
+            stack.enter_context(state.ordinary_tensors())
+            build = modes.current() or Build()
+            self._entered.append((stack.pop_all(), modes.push(build), build))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        from loadstone._skeleton import modes
+        from loadstone._skeleton.finish import finish
+
+        stack, before, build = self._entered.pop()
+        with stack:
+            modes.pop(before)
+            if before is build:
+                return
+            try:
+                if kind is None or issubclass(kind, Exception):
+                    finish(build, sys._getframe(1))
+            finally:
+                build.close()
+
+
+@dataclass
+class SkeletonRecord:
+    """Everything in which a model is not as a direct construction would have made it.
+
+    Attributes:
+        findings: dicts with ``severity``, ``code``, ``target`` and ``message``. The codes:
+            ``skeleton.random`` drawn at random; ``skeleton.uninitialised`` never written to by the
+            constructor; ``skeleton.not_replayable`` a value that cannot be had;
+            ``skeleton.derived`` (not a fault) follows from parameters, see :func:`recompute`.
+        default_dtype: torch's default dtype when the build began; None: built elsewhere.
+        derived: names of tensors that follow from parameters, with the names of these.
+    """
+
+    findings: list[dict[str, str]] = field(default_factory=list)
+    default_dtype: Any = None
+    derived: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, severity: str, code: str, target: str, message: str) -> None:
+        """Adds a finding."""
+        found = {"severity": severity, "code": f"skeleton.{code}", "target": target}
+        self.findings.append({**found, "message": message})
+
+
+# Severity and message of the facts that a build finds out about a storage.
+_FACTS = {
+    "derived": ("info", "follows from {}: recomputed after a load"),
+    "not_replayable": ("error", "the constructor's value cannot be had: {}"),
+    "random": (
+        "warning",
+        "drawn at random by the constructor: another construction gives other values",
+    ),
+    "uninitialised": ("warning", "memory that the constructor never wrote to: it holds no value"),
+}
+
+
+def skeleton_record(model: Any) -> SkeletonRecord:
+    """The record of a model, as it is now."""
+    import torch
+
+    from loadstone._model.model_lock import slots_of
+    from loadstone._skeleton.finish import known
+    from loadstone._skeleton.schema import storage_key
+
+    known.purge()
+    record = SkeletonRecord()
+    builds = (known.builds.get(module) for module in model.modules())
+    build = next((each for each in builds if each is not None), None)
+    if build is not None:
+        record.default_dtype = build.default_dtype
+        if build.random_read:
+            message = "the constructor looked at a value that was drawn at random"
+            record.add("warning", "random", "", message)
+    for slot in slots_of(model):
+        if slot.kind == "parameter" or slot.tie_of is not None:
+            continue
+        fact = known.facts.get(storage_key(slot.tensor) or 0)
+        if fact is not None:
+            reason = fact.reason
+            if fact.derivation is not None:
+                record.derived[slot.name] = fact.derivation.names(model)
+                reason = ", ".join(record.derived[slot.name]) or "parameters"
+            severity, message = _FACTS[fact.code]
+            if fact.code != "uninitialised" or slot.tensor.numel():
+                record.add(severity, fact.code, slot.name, message.format(reason))
+        elif build is not None and slot.tensor.is_meta:
+            message = "the constructor itself puts it on meta"
+            record.add("error", "not_replayable", slot.name, message)
+    for path, module in named_modules(model):
+        for name, parameter in module._parameters.items():
+            if parameter is not None and torch.nn.parameter.is_lazy(parameter):
+                message = "a lazy parameter has no shape before the first forward"
+                record.add("error", "not_replayable", f"{path}.{name}".lstrip("."), message)
+    return record
+
+
+def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
+    """Gives tensors that follow from parameters their values, from the parameters as they are now.
+
+    Views of a parameter become views of the one that is there now. Later loads compute the others
+    again. Returns the names.
+
+    Args:
+        given: names whose values were read, and stay.
+    """
+    import torch
+
+    from loadstone._model.model_lock import slots_of
+    from loadstone._skeleton.deferred import Ref
+    from loadstone._skeleton.finish import known
+    from loadstone._skeleton.schema import storage_key
+
+    known.purge()
+    done: dict[int, Any] = {}
+    names = []
+    for slot in slots_of(model, anew=True):
+        fact = known.facts.get(storage_key(slot.tensor) or 0)
+        if slot.kind == "parameter" or fact is None or fact.derivation is None:
+            continue
+        if slot.name in given:
+            continue
+        if id(slot.tensor) not in done:
+            ref = Ref(slot.tensor, fact.derivation.home)
+            with torch.no_grad():
+                done[id(slot.tensor)] = fact.derivation.compute(ref)
+            known.note_computed(done[id(slot.tensor)], fact.derivation)
+        slot.replace(done[id(slot.tensor)])
+        names.append(slot.name)
+    return names
+
+
+def save_skeleton(model: Any, path: str | os.PathLike[str]) -> None:
+    """Writes names, shapes, dtypes and kinds of all tensors of a model, for the command line.
+
+    Args:
+        model: an ``nn.Module``, usually built under :class:`skeleton`.
+        path: a JSON file: ``{"targets": [{"name", "shape", "dtype", "kind", "tie_of"}]}``. Real
+            tensors that the model's state dict lacks and that keep their values are left out.
+
+    Raises:
+        PlanError: ``plan.tensor_class``: a parameter or buffer is of an unknown tensor subclass.
+    """
+    from loadstone._base.dtypes import dtype_name
+    from loadstone._base.errors import make
+    from loadstone._model.walk import walk
+
+    slots = [slot for slot in walk(model) if not slot.may_be_kept]
+    for slot in slots:
+        if slot.obstacle:
+            raise make("plan.tensor_class", slot.obstacle, tensor=slot.name)
+    targets = [
+        {
+            "name": slot.name,
+            "shape": list(slot.shape),
+            "dtype": dtype_name(slot.tensor.dtype),
+            "kind": slot.kind,
+            "tie_of": slot.tie_of,
+        }
+        | ({} if slot.share is None else {"slice": _slice_of(slot.share, slot.tensor)})
+        for slot in slots
+    ]
+    write_text(path, json.dumps({"targets": targets}, indent=1) + "\n")
+
+
+def _slice_of(share: LocalShard, tensor: torch.Tensor) -> dict[str, list[int]]:
+    """What a rank holds of a tensor, as skeleton files have it."""
+    found = {"begin": list(share.begin), "shape": list(tensor.shape)}
+    return found | ({"groups": list(share.groups)} if share.groups else {})

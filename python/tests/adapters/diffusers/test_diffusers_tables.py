@@ -1,0 +1,197 @@
+"""Buffers and plain tensors that no file holds are the constructor's, whatever was done to them."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers_models import (
+    CONSTRUCTED,
+    TABLE_CASES,
+    WEIGHT_NORM_CASES,
+    Case,
+    assert_same,
+    by_name,
+    cast_copy,
+    differences,
+    with_meta,
+)
+from torch.nn.utils.weight_norm import WeightNorm
+
+import loadstone
+import loadstone.diffusers
+from loadstone._model.walk import walk
+
+diffusers = pytest.importorskip("diffusers")
+
+# Every class of the library that has such tensors: `test_no_class_is_left_out`.
+OF_FILES = (
+    "wan_t2v", "wan_vace", "wan_animate", "skyreels_v2", "chrono_edit", "qwen_image",
+    "qwen_image21", "minimax_h3", "dit", "pixart", "cogvideox", "kandinsky5",
+)  # fmt: skip
+ALL = [*map(by_name, OF_FILES), *TABLE_CASES]
+SAMPLE = ("wan_animate", "qwen_image", "lumina2_narrow", "dit", "kandinsky5", "oobleck")
+# Tables that the acceptance cases name.
+NAMED = {
+    "qwen_image": {"pos_embed.pos_freqs", "pos_embed.neg_freqs"},
+    "lumina2_narrow": {f"rope_embedder.freqs_cis[{index}]" for index in range(3)},
+    "dit": {"pos_embed.pos_embed"},
+    "pixart": {"pos_embed.pos_embed"},
+    "cogvideox": {"patch_embed.pos_embedding"},
+    "kandinsky5": {"time_embeddings.freqs", "text_rope_embeddings.args"},
+    "wan_t2v": {"rope.freqs_cos", "rope.freqs_sin"},
+}
+# Made in torch's default dtype, which the library sets to ``torch_dtype`` while it constructs.
+IN_DEFAULT_DTYPE = {
+    "consistency_decoder": ("means", "stds"),
+    "prior": ("causal_attention_mask",),
+    "wan_animate": (".blur_kernel",),
+}
+# Its class keeps the factors of its products in float32.
+KEEPS_FACTORS = "minimax_h3_audio"
+# Made when the library is imported, so that no skeleton has it on meta.
+REAL_ANYWAY = {"cosmos_vae": (".wavelets",)}
+
+
+def sampled(cases: list[Case]) -> list[Any]:
+    return [
+        pytest.param(case, id=case.name, marks=() if case.name in SAMPLE else pytest.mark.sweep)
+        for case in cases
+    ]
+
+
+def tables(model: Any) -> dict[str, torch.Tensor]:
+    return {slot.name: slot.tensor for slot in walk(model) if slot.kind in CONSTRUCTED}
+
+
+def renew_products(model: Any) -> set[str]:
+    """Makes the weights that a hook makes before each forward; their names."""
+    made = set()
+    for path, module in model.named_modules():
+        for hook in list(module._forward_pre_hooks.values()):
+            if isinstance(hook, WeightNorm):
+                setattr(module, hook.name, hook.compute_weight(module).detach())
+                made.add(f"{path}.{hook.name}")
+    return made
+
+
+def folder_of(model: Any, folder: Path) -> str:
+    model.save_pretrained(folder / "model")
+    return str(folder / "model")
+
+
+# --- as constructed ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", sampled([*ALL, *WEIGHT_NORM_CASES]))
+@pytest.mark.parametrize("includes_buffers", ["0", "1"])
+def test_tables_are_the_constructors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, includes_buffers: str
+) -> None:
+    """Whatever accelerate is told to leave on meta."""
+    model = case.build()
+    products = renew_products(model)
+    names = tables(model).keys()
+    assert names > products or (products and case in WEIGHT_NORM_CASES)
+    assert NAMED.get(case.name, set()) <= names
+    folder = folder_of(model, tmp_path)
+    monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", includes_buffers)
+    for dtype in (None, torch.bfloat16, torch.float16):
+        found = loadstone.diffusers.from_pretrained(case.cls, folder, torch_dtype=dtype)
+        expected = model if dtype is None else cast_copy(case, model, dtype)
+        made = tables(case.construct(dtype))
+        for slot in walk(expected):
+            if slot.name.endswith(IN_DEFAULT_DTYPE.get(case.name, ())):
+                assert made[slot.name].dtype == (dtype or torch.float32)
+                slot.replace(made[slot.name])
+        assert renew_products(expected) == products
+        assert not any(tensor.is_meta for tensor in tables(found).values())
+        assert loadstone.audit(found).ok
+        if case.name == KEEPS_FACTORS and dtype is not None:
+            renew_products(found)  # as a forward does: before it they are in the default dtype
+        lines = differences(found, expected)
+        assert not lines, "\n".join(lines[:20])
+
+
+@pytest.mark.sweep
+def test_no_class_is_left_out() -> None:
+    """Every model class of the library is built without memory; who has tables is in a test."""
+    from diffusers.models.modeling_utils import no_init_weights
+
+    tested = {case.class_name for case in [*ALL, *WEIGHT_NORM_CASES]}
+    found = set()
+    built = 0
+    for name in sorted(dir(diffusers)):
+        cls = getattr(diffusers, name)
+        if not inspect.isclass(cls) or not issubclass(cls, diffusers.ModelMixin):
+            continue
+        try:
+            with no_init_weights(), torch.device("meta"):
+                model = cls()
+        except (TypeError, ValueError, AssertionError):  # there are arguments without a default
+            continue
+        built += 1
+        if tables(model):
+            found.add(name)
+    assert built > 130
+    assert len(found) > 34
+    assert found - tested == set()
+
+
+@pytest.mark.parametrize("case", sampled(WEIGHT_NORM_CASES))
+def test_the_library_leaves_products_on_meta(tmp_path: Path, case: Case) -> None:
+    """Until the first forward; that they are made at once is in the test before the last."""
+    model = case.build()
+    library = case.cls.from_pretrained(folder_of(model, tmp_path))
+    products = renew_products(model)
+    on_meta = {name for name, tensor in tables(library).items() if tensor.is_meta}
+    assert products
+    assert on_meta == products
+
+
+# --- memory that nobody wrote --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recovers", [True, False], ids=["loadstone", "control"])
+@pytest.mark.parametrize("case", sampled([*ALL, by_name("same")]))
+def test_memory_that_nobody_wrote_never_gets_into_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, recovers: bool
+) -> None:
+    """Tables that a skeleton left on meta are given poisoned memory before the load.
+
+    With loadstone's skeleton there is none; with the library's, which is the control, each of them
+    is wrong.
+    """
+    from loadstone._adapters.diffusers import hooks, load
+
+    model = case.build()
+    products = renew_products(model)
+    folder = folder_of(model, tmp_path)
+    if not recovers:
+        monkeypatch.setattr(hooks, "skeleton_in_turn", with_meta)
+    original = load.Load.read
+    poisoned: set[str] = set()
+
+    def read(self: Any, request: Any) -> Any:
+        for slot in walk(request.model):
+            is_empty = slot.kind in CONSTRUCTED and slot.tensor.is_meta
+            if is_empty and not (recovers and slot.name in products):  # those are made later
+                memory = torch.full((slot.tensor.nbytes,), 0x5A, dtype=torch.uint8)
+                slot.replace(memory.view(slot.tensor.dtype).reshape(slot.tensor.shape))
+                poisoned.add(slot.name)
+        return original(self, request)
+
+    monkeypatch.setattr(load.Load, "read", read)
+    found = loadstone.diffusers.from_pretrained(case.cls, folder)
+    lines = differences(found, model)
+    if recovers:
+        assert not poisoned
+        assert_same(found, model)
+    else:
+        real = REAL_ANYWAY.get(case.name, ())
+        assert poisoned == {name for name in tables(model) if not name.endswith(real)}
+        assert {line.split(":")[0] for line in lines} == poisoned
+        assert all(line.endswith("other values") for line in lines)

@@ -1,0 +1,42 @@
+"""GGUF files for vLLM: published names, permutations and numbers as transformers has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf_models
+import pytest
+import torch
+import transformers
+from compare import same
+
+import loadstone
+from loadstone._adapters.serving.deferred import Copies, Deferring
+from loadstone._adapters.serving.options import Options
+
+
+def copied(path: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """All tensors as a model takes them, in one pass."""
+    copies, made = Copies(), {}
+    for name, tensor in Deferring(loadstone.inspect(path), Options(), "BF16", copies).tensors():
+        made[name] = torch.full(tensor.shape, torch.nan, dtype=dtype)
+        made[name].copy_(tensor)
+    copies.carry_out()
+    return made
+
+
+@pytest.mark.parametrize("name", gguf_models.MODELS)
+def test_as_a_folder_that_transformers_writes(name: str, tmp_path: Path) -> None:
+    """Of the numbers in the file: by the library's own load of it, saved again."""
+    folder = gguf_models.make(name, tmp_path / "model")
+    path = gguf_models.write(name, loadstone.load_file(folder), tmp_path / "model.gguf")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32
+    )
+    oracle.hf_quantizer = None  # it would not save what it has decoded
+    oracle._weight_conversions = None  # but in the names of checkpoints
+    oracle.save_pretrained(tmp_path / "oracle")
+    expected = loadstone.load_file(tmp_path / "oracle")
+    found = copied(path, torch.float32)
+    assert found.keys() == expected.keys() == loadstone.load_file(folder).keys()
+    assert [name for name in expected if not same(found[name], expected[name])] == []

@@ -1,0 +1,104 @@
+"""The conversions of one model, made without those of all others, are the library's own."""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from transformers import conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+
+from loadstone._adapters.patch import hooked
+from loadstone._adapters.transformers import conversions
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library as in a process that has loaded nothing yet."""
+    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)
+    monkeypatch.setattr(conversion_mapping, "USER_REGISTERED_MAPPINGS", set())
+
+
+def asked(model_type: str) -> Any:
+    """Through the place where the library's loader asks."""
+    with hooked(conversions.hooks()):
+        return conversion_mapping.get_checkpoint_conversion_mapping(model_type)
+
+
+def state(transforms: Any) -> Any:
+    """All that transforms consist of, down to their operations."""
+    if not isinstance(transforms, list):
+        return transforms
+    return [
+        (type(each), [(name, plain(each, name)) for name in names(each)]) for each in transforms
+    ]
+
+
+def names(held: Any) -> list[str]:
+    slots = {name for cls in type(held).__mro__ for name in getattr(cls, "__slots__", ())}
+    return sorted(
+        name for name in slots | getattr(held, "__dict__", {}).keys() if hasattr(held, name)
+    )
+
+
+def plain(held: Any, name: str) -> Any:
+    value = getattr(held, name)
+    if isinstance(value, types.FunctionType):
+        return value.__code__
+    return state(value) if name == "operations" else value
+
+
+def test_each_model_has_the_librarys_own(fresh: None):
+    library = conversion_mapping._build_checkpoint_conversion_mapping()
+    assert len(library) > 100
+    for model_type, transforms in library.items():
+        assert state(asked(model_type)) == state(transforms), model_type
+    assert asked("no such model") is None
+    assert conversion_mapping._checkpoint_conversion_mapping_cache is None
+
+
+def test_the_comparison_sees_another_pattern_and_another_operation(fresh: None):
+    converters = asked("mixtral")
+    assert state(converters) == state(asked("mixtral"))
+    changed = copy.deepcopy(converters)
+    changed[-1].operations[0].dim += 1
+    assert state(changed) != state(converters)
+    assert state([WeightRenaming("a", "b")]) != state([WeightRenaming("a", "c")])
+
+
+def test_what_a_caller_does_to_its_own_stays_there(fresh: None):
+    asked("legacy").clear()
+    asked("legacy")[0]._was_used = True
+    assert state(asked("legacy")) == state(
+        conversion_mapping._build_checkpoint_conversion_mapping()["legacy"]
+    )
+
+
+def test_a_registration_of_the_users_counts(fresh: None):
+    mine = [WeightRenaming("mine", "theirs")]
+    conversion_mapping.register_checkpoint_conversion_mapping("mixtral", mine, overwrite=True)
+    assert state(asked("mixtral")) == state(mine)
+    assert state(asked("legacy")) == state(
+        conversion_mapping._build_checkpoint_conversion_mapping()["legacy"]
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["_build_checkpoint_conversion_mapping", "_checkpoint_conversion_mapping_cache"]
+)
+def test_a_library_that_makes_them_in_another_way_makes_them(
+    name: str, fresh: None, monkeypatch: pytest.MonkeyPatch
+):
+    """Its function is the one that answers, and none of its names is relied upon."""
+    own = [WeightRenaming("its", "own")]
+    monkeypatch.setattr(
+        conversion_mapping, "get_checkpoint_conversion_mapping", lambda model_type: own
+    )
+    assert asked("mixtral") is not own
+    monkeypatch.delattr(conversion_mapping, name)
+    assert asked("mixtral") is own

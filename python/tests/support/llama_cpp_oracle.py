@@ -1,0 +1,108 @@
+"""llama.cpp's own converter, run as it is, and its files compared with what was traced.
+
+It is no package that pip installs. LOADSTONE_LLAMA_CPP names the folder of a checkout, or of the
+unpacked source package of llama-cpp-python; tests that need it skip where it is not set.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import loadstone
+from loadstone._adapters.llama_cpp.converter import Converter, converter_at
+
+FOLDER = os.environ.get("LOADSTONE_LLAMA_CPP", "")
+FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", None: "GUESSED"}
+TYPES = {
+    "UINT8": "u8", "INT8": "i8", "UINT16": "u16", "INT16": "i16", "UINT32": "u32", "INT32": "i32",
+    "UINT64": "u64", "INT64": "i64", "FLOAT32": "f32", "FLOAT64": "f64", "BOOL": "bool",
+    "STRING": "string", "ARRAY": "array",
+}  # fmt: skip
+
+
+def converter() -> Converter:
+    if not FOLDER:
+        pytest.skip("LOADSTONE_LLAMA_CPP names no folder of llama.cpp's converter")
+    pytest.importorskip("sentencepiece", reason="the converter asks for it first")
+    return converter_at(FOLDER)
+
+
+def written(entered: Converter, model: Path, target: Path, dtype: str | None) -> Path:
+    """The file that the converter writes by itself, from the model's values."""
+    with entered.entered(), torch.inference_mode():
+        conversion, library = entered.module("conversion"), entered.module("gguf")
+        hparams = conversion.ModelBase.load_hparams(model, False)
+        name = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
+        kind = getattr(library.LlamaFileType, FILE_TYPES[dtype])
+        conversion.get_model_class(name)(model, kind, target).write()
+    return target
+
+
+def keys_of(reader: Any) -> list[tuple[str, str, str, Any]]:
+    """Key, type, type of items and value of all entries, in the order of the file."""
+    rows = []
+    for key, found in reader.fields.items():
+        if key.startswith("GGUF."):  # the file's header
+            continue
+        types = [TYPES[each.name] for each in found.types]
+        items = types[1] if types[0] == "array" else ""
+        rows.append((key, types[0], items, found.contents()))
+    return rows
+
+
+def with_any_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Converter:
+    """The converter, which takes the tokenizers that tests make for one that it knows."""
+    own = Converter._check
+
+    def check(entered: Converter) -> None:
+        own(entered)
+        entered.module("conversion.base").TextModel.get_vocab_base_pre = lambda *_: "gpt-2"
+
+    monkeypatch.setattr(Converter, "_check", check)
+    return converter()
+
+
+def require_same_keys(traced: Any, reader: Any, without: tuple[str, ...] = ()) -> None:
+    """All keys by order, type and value; those ``without`` follow from the folder's name."""
+    found = [(each.key, each.type, each.items, each.value) for each in traced.metadata]
+    expected = keys_of(reader)
+    found, expected = ([row for row in rows if row[0] not in without] for rows in (found, expected))
+    assert [row[:3] for row in found] == [row[:3] for row in expected]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert repr(mine[3]) == repr(theirs[3]), mine[0]
+
+
+def require_same_tensors(traced: Any, reader: Any, target: Path) -> None:
+    """Names, order, shapes and types of the recipes; and bytes, when they are carried out."""
+    expected = [
+        (each.name, tuple(int(size) for size in reversed(each.shape)), each.tensor_type.name)
+        for each in reader.tensors
+    ]
+    assert [tuple(row) for row in traced.recipes.targets()] == expected
+    loadstone.convert(traced.catalog, target, rules=traced, unexpected="ignore", threads=1)
+    values = loadstone.load_file(target)
+    for each in reader.tensors:
+        raw = values[each.name].contiguous().reshape(-1).view(torch.uint8).numpy()
+        assert raw.tobytes() == np.ascontiguousarray(each.data).tobytes(), each.name
+
+
+def require_same_files(path: Path, own: Path) -> None:
+    """All keys, whatever their order, and all tensors in theirs."""
+    found, expected = read(path), read(own)
+    assert sorted(map(repr, keys_of(found))) == sorted(map(repr, keys_of(expected)))
+    rows = [
+        [(each.name, each.shape.tolist(), each.tensor_type, each.data.tobytes()) for each in one]
+        for one in (found.tensors, expected.tensors)
+    ]
+    assert rows[0] == rows[1]
+
+
+def read(path: Path) -> Any:
+    return gguf.GGUFReader(path)

@@ -1,0 +1,19 @@
+"""Which tensors of a model lie in one memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from loadstone._model.walk import TensorSlot
+from loadstone._skeleton.schema import storage_key
+
+
+def sharers(slots: Iterable[TensorSlot]) -> dict[str, str | None]:
+    """For each name that of the first place whose other tensor lies in the same memory."""
+    first: dict[int, TensorSlot] = {}  # by storage, or by the slot of a tensor without one
+    found: dict[str, str | None] = {}
+    for slot in slots:
+        other = first.setdefault(storage_key(slot.tensor) or id(slot), slot)
+        is_shared = slot.tie_of is None and other.tensor is not slot.tensor
+        found[slot.name] = other.name if is_shared else None
+    return found
