@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from loadstone import _core
-from loadstone._base.adapters import adapter
-from loadstone._base.errors import count_argument, make
+from loadstone._base import adapters
+from loadstone._base.errors import make
 from loadstone._base.progress import shown
 from loadstone._convert import cluster as _cluster
 from loadstone._convert.output import (
@@ -17,21 +17,24 @@ from loadstone._convert.output import (
     Quantize,
     carry_out,
     dry_report,
-    folder_of,
     form_of,
-    format_rows,
-    path_text,
-    sizes_of,
-    style_name,
+    settings_of,
 )
 from loadstone._files.catalog import Catalog, Checkpoint, opened
 from loadstone._files.gguf_metadata import Metadata, metadata_text
-from loadstone._files.weighted import patterns_of
 from loadstone._plan import rules as _rules
-from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.rules import RulesText, rules_or_recipes, rules_text
 
-Rules = _rules.Rules | AdapterRecipes
+
+@runtime_checkable
+class TracedRecipes(Protocol):
+    """The part of ``AdapterRecipes`` that files need: this module works without torch."""
+
+    recipes: _core.Recipes | None
+    findings: list[_core.Finding]
+
+
+Rules = _rules.Rules | TracedRecipes
 
 
 def convert(
@@ -158,8 +161,9 @@ def convert(
             ``convert.locked``: another process works on it; ``convert.incomplete``: parts are
             missing.
     """
+    arguments = locals()
     if cluster is not None:
-        return _divided(**locals())
+        return _divided(**arguments)
     if parts is not None:
         message = "parts are the tasks of a cluster, and cluster= is missing"
         raise make("plan.options", message, field="parts", found=repr(parts))
@@ -170,22 +174,9 @@ def convert(
     )
     conversion = _core.make_conversion(
         **resolved,
-        block_dtype=str(block_dtype),
-        **form.arguments,
-        **sizes_of(shard_size, max_memory),
-        threads=count_argument("threads", threads or 0),
-        formats=format_rows(quantize),
-        mode=mode,
-        include=patterns_of(include),
-        exclude=patterns_of(exclude),
-        style=style_name(style),
-        imatrix=path_text(imatrix),
-        allow_non_finite=allow_non_finite,
-        folder=folder_of(source),
-        copy_code=copy_code,
+        **settings_of(arguments, source, form),
         dequantize=dequantize,
         experts=experts,
-        beyond_ggml=beyond_ggml,
     )
     if dry_run:
         return dry_report(conversion, where)
@@ -264,16 +255,12 @@ def _resolved(
     allow_links: bool,
 ) -> dict[str, Any]:
     """Recipes and keys for the core; those of a language model are llama.cpp's converter's."""
-    llama_cpp = adapter("llama_cpp")
-    if rules is None and llama_cpp.concerns(source, target):
-        traced = llama_cpp.trace(
-            source,
-            converter=converter,
-            dtype=None if dtype == "auto" else dtype,
-            computed_bytes_max=llama_cpp.COMPUTED_BYTES_MAX,
-            trust_code=trust_code,
-            allow_links=allow_links,
-        )
+    traced: Any = None
+    if rules is None:
+        convert_to_gguf = adapters.follow(adapters.ADAPTERS["llama_cpp"].gguf)
+        options = {"converter": converter, "trust_code": trust_code, "allow_links": allow_links}
+        traced = convert_to_gguf(source, target, dtype=dtype, **options)
+    if traced is not None:
         catalog, listed, recipes, dtype = traced.catalog._core, "", traced.recipes, None
         metadata = traced.metadata_with(metadata)
     else:
@@ -299,7 +286,7 @@ def _chosen(
     """Rules as JSON, and recipes; at most one of them is there."""
     if rules is None:
         return "", None
-    if isinstance(rules, AdapterRecipes):
+    if isinstance(rules, TracedRecipes):
         if not isinstance(source, Catalog):
             message = "traced recipes belong to the catalog that they were traced with: pass that"
             raise make("plan.options", message, field="source")
@@ -314,7 +301,7 @@ def _chosen(
 
 def _as_text(rules: Rules | None) -> RulesText | None:
     """Rules in a form that can be passed to another process."""
-    if isinstance(rules, AdapterRecipes):
+    if isinstance(rules, TracedRecipes):
         message = "tasks take no traced rules: save them with save_recipes, and pass the file"
         raise make("plan.options", message, field="rules")
     if rules is None or isinstance(rules, RulesText):

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from loadstone._base.adapters import adapter
+from loadstone._base import adapters
 from loadstone._base.errors import Error
 from loadstone._base.torch_modes import random_numbers
 from loadstone._model.modules import inside
@@ -70,8 +70,8 @@ def model_builder(model: Any) -> Callable[[], Any] | None:
     """The ``skeleton_builder`` of the adapter for the library of the model's class or a base."""
     model = inside(model)
     for base in type(model).__mro__:
-        library = adapter(base.__module__.partition(".")[0])
-        if (builder := getattr(library, "skeleton_builder", None)) is not None:
-            made: Callable[[], Any] = builder(model)
+        library = adapters.ADAPTERS.get(base.__module__.partition(".")[0])
+        if library is not None and library.skeleton_builder:
+            made: Callable[[], Any] = adapters.follow(library.skeleton_builder)(model)
             return made
     return None

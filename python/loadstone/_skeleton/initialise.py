@@ -11,16 +11,18 @@ such a model again; else the plan refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
 
 from loadstone import _core
+from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import make
 from loadstone._model.modules import owner_of, submodule
-
-if TYPE_CHECKING:
-    from loadstone._model.targets import PlannedTarget
-    from loadstone._plan.plan import Plan
+from loadstone._model.targets import PlannedTarget
+from loadstone._skeleton import stand_in
+from loadstone._skeleton.constructor import model_builder, parameter_values
 
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
@@ -56,10 +58,10 @@ def _of_slice(name: str) -> _core.Finding:
     return _core.Finding("error", "plan.no_initialiser", name, [], message, hint)
 
 
-def values(plan: Plan, model: Any) -> dict[int, Any]:
-    """Index into ``plan.targets`` and tensor, for every target of origin ``initialiser``."""
+def values(targets: Sequence[PlannedTarget], model: Any) -> dict[int, Any]:
+    """Index and tensor, for every target of origin ``initialiser``."""
     wanted: dict[str, dict[str, int]] = {}
-    for index, target in enumerate(plan.targets):
+    for index, target in enumerate(targets):
         if target.origin == "initialiser":
             owner, _, leaf = target.name.rpartition(".")
             wanted.setdefault(owner, {})[leaf] = index
@@ -76,17 +78,16 @@ def values(plan: Plan, model: Any) -> dict[int, Any]:
                 if leaf in fresh and not _is_unwritten(fresh[leaf])
             }
     rest = [i for leaves in wanted.values() for i in leaves.values() if i not in made]
-    known = _constructed(model, (plan.targets[index].name for index in rest))
+    known = _constructed(model, (targets[index].name for index in rest))
     for index in rest:
-        name = plan.targets[index].name
+        name = targets[index].name
         if name not in known:
             raise make(
                 "plan.no_initialiser", "reset_parameters() left it without a value", tensor=name
             )
         made[index] = known[name]
-    targets = plan.targets
     return {
-        index: value.to(targets[index].device, _dtype(targets[index].dtype))
+        index: value.to(targets[index].device, torch_dtype(targets[index].dtype))
         for index, value in made.items()
     }
 
@@ -97,8 +98,6 @@ def _has_initialiser(model: Any, name: str) -> bool:
 
 def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
     """Values of parameters from a second construction, where the model can be built again."""
-    from loadstone._skeleton.constructor import model_builder, parameter_values
-
     wanted = list(names)
     build = model_builder(model) if wanted else None
     return {} if build is None else parameter_values(build, wanted)
@@ -118,10 +117,6 @@ class _Initialisers:
             PlanError: ``plan.no_initialiser``: it fails, reads what is not there, or writes into
                 the model.
         """
-        import torch
-
-        from loadstone._skeleton import stand_in
-
         real = submodule(self.model, owner)
         fresh = {}
         for name, old in real._parameters.items():
@@ -152,9 +147,3 @@ def _sentinel(dtype: Any) -> float | int:
 def _is_unwritten(value: Any) -> bool:
     """Whether a floating parameter holds the sentinel still."""
     return bool(value.is_floating_point() and value.isnan().any())
-
-
-def _dtype(name: str) -> Any:
-    from loadstone._base.dtypes import torch_dtype
-
-    return torch_dtype(name)

@@ -20,7 +20,7 @@ from models import Tiny, assert_same, randomise, save
 import loadstone
 
 SUBMODULES = [
-    "loadstone._plan.plan",
+    "loadstone._execute.plan",
     "loadstone._execute.audit",
     "loadstone._execute.load",
     "loadstone._execute.execute",
@@ -41,6 +41,30 @@ def test_import_loads_no_framework():
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_files_are_read_and_made_without_torch(tmp_path):
+    save(randomise(Tiny()), tmp_path / "m.safetensors")
+    program = """
+        import sys
+        sys.modules["torch"] = None
+        import loadstone
+        names = list(loadstone.inspect("m.safetensors").tensors)
+        with loadstone.open("m.safetensors") as opened:
+            assert sorted(opened) == sorted(names)
+        loadstone.convert("m.safetensors", "c.safetensors", dtype="bfloat16")
+        loadstone.merge({"m.safetensors": 0.5, "c.safetensors": 0.5}, "d.safetensors")
+        assert loadstone.safe_open("d.safetensors", "np").keys() == sorted(names)
+        loadstone.Receipt, loadstone.configure_remote, loadstone.llama_cpp, loadstone.patch
+        try:
+            loadstone.load
+        except ImportError as error:  # the control
+            assert error.name == "torch"
+            print("done")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "done\n", done.stderr
 
 
 @pytest.mark.parametrize("first", SUBMODULES)
@@ -149,5 +173,5 @@ def test_every_code_in_the_package_is_explained():
 
 
 def test_pairs_of_imports_in_any_order():
-    for first, second in itertools.permutations(["loadstone.torch", "loadstone._plan.plan"], 2):
+    for first, second in itertools.permutations(["loadstone.torch", "loadstone._execute.plan"], 2):
         python(f"import {first}, {second}, loadstone; assert callable(loadstone.plan)")
