@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
 from loadstone._convert import quantize
-
-if TYPE_CHECKING:
-    import torch
 
 
 def dequantize(
@@ -54,8 +52,6 @@ def dequantize(
             ``q.shape``, ``q.scale_shape``, ``q.dtype``, ``q.group_size``, ``q.code``, ``q.nan``),
             or has no memory (``audit.on_meta``).
     """
-    import torch
-
     if encoding.lower() in quantize.ENCODINGS:
         name = encoding.lower()
         return quantize.decode(parts, name, shape, dtype, dialect, block_size, allow_non_finite)

@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make, unknown
 from loadstone._convert import quantize_scaled
 from loadstone._convert.quantize_scaled import _bytes
-
-if TYPE_CHECKING:
-    import torch
 
 BNB_ENCODINGS = _core.bnb.ENCODINGS
 ENCODINGS = (*BNB_ENCODINGS, *quantize_scaled.ENCODINGS)
@@ -139,8 +137,6 @@ def decode(
     allow_non_finite: bool,
 ) -> torch.Tensor:
     """The part of :func:`loadstone.dequantize` for these encodings."""
-    import torch
-
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         expected = "float32, bfloat16 or float16"
         raise make("plan.dtype", "not decoded to this dtype", found=str(dtype), expected=expected)
@@ -178,8 +174,6 @@ def decode(
 
 def _encode_rows(numbers: torch.Tensor, dialect: str) -> tuple[dict[str, torch.Tensor], int]:
     """The parts, and the place of the first number that is not finite."""
-    import torch
-
     if numbers.dim() < 2:
         raise make("q.shape", "int8 has a scale for each row", found=str(list(numbers.shape)))
     parts = {
@@ -196,8 +190,6 @@ def _encode_blocks(
     numbers: torch.Tensor, encoding: str, block_size: int, dialect: str
 ) -> tuple[dict[str, torch.Tensor], int]:
     """The parts, and the place of the first number that is not finite."""
-    import torch
-
     count = numbers.numel()
     parts = {
         "data": torch.empty((count + 1) // 2, 1, dtype=torch.uint8),
@@ -239,8 +231,6 @@ def _check_options(
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:
-    import torch
-
     if tensor.device.type != "cpu":
         raise make("usage", "not a tensor on the CPU", found=str(tensor.device))
     if tensor.layout is not torch.strided:
@@ -270,8 +260,6 @@ def _nest(
     absmax: torch.Tensor, offset: float | torch.Tensor | None, dialect: str, dtype: str
 ) -> dict[str, torch.Tensor]:
     """The parts of nested statistics, ``absmax`` among them, of numbers of this dtype."""
-    import torch
-
     scales = _bytes(absmax)
     value = _core.bnb.nested_offset(scales) if offset is None else float(offset)
     parts = {
@@ -289,8 +277,6 @@ def _nest(
 
 
 def _unnest(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    import torch
-
     code = parts["nested_code"] if "nested_code" in parts else _table("map")
     absmax = torch.empty(parts["absmax"].numel(), dtype=torch.float32)
     _core.bnb.decode_nested(
@@ -304,6 +290,4 @@ def _unnest(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _table(name: str) -> torch.Tensor:
-    import torch
-
     return torch.frombuffer(bytearray(_core.bnb.table(name)), dtype=torch.float32)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make, unknown
-
-if TYPE_CHECKING:
-    import torch
 
 ENCODINGS = (
     "fp8",
@@ -42,8 +40,6 @@ def encode(
         dialect: one of its own.
         amax: the largest magnitude, or one for each matrix; ``None``: of the numbers themselves.
     """
-    import torch
-
     shape, source = list(numbers.shape), dtype_name(numbers.dtype)
     rows = _core.scaled.parts_of(encoding, dialect, shape, source)
     parts = {name: torch.empty(extents, dtype=torch_dtype(dtype)) for name, extents, dtype in rows}
@@ -67,8 +63,6 @@ def decode(
     allow_non_finite: bool,
 ) -> torch.Tensor:
     """The part of :func:`loadstone.dequantize` for these encodings."""
-    import torch
-
     if dialect is not None and dialect not in (known := _core.DIALECTS[encoding]):
         raise unknown("dialect", "dialect", dialect, known, "usage")
     given, source = _checked(parts, encoding, list(shape))
@@ -122,8 +116,6 @@ def _checked(
 
 
 def _check_scales(name: str, scales: torch.Tensor) -> None:
-    import torch
-
     if scales.dtype is torch.uint8:  # powers of two
         wrong = (scales == 255).reshape(-1)
     else:
@@ -137,8 +129,6 @@ def _check_scales(name: str, scales: torch.Tensor) -> None:
 def _given(
     amax: float | Sequence[float] | torch.Tensor, encoding: str, shape: list[int]
 ) -> list[float]:
-    import torch
-
     if encoding not in WHOLE:
         expected = " or ".join(WHOLE)
         raise make("usage", "it has no scale for all numbers", found=encoding, expected=expected)
@@ -161,6 +151,4 @@ def _given(
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor."""
-    import torch
-
     return tensor.reshape(-1).view(torch.uint8)

@@ -11,16 +11,15 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, has_name
 from loadstone._base.errors import Error, make
 from loadstone._base.text import code_of
 from loadstone._convert.shared_storages import shared_groups
-
-if TYPE_CHECKING:
-    import torch
 
 # The order of the format's reference writer: larger elements first, then names.
 _ORDER = [
@@ -146,8 +145,6 @@ def _require_writable(
     tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
 ) -> None:
     """Checks names, tensors and metadata before a file is created."""
-    import torch
-
     if not isinstance(tensors, Mapping):
         message = "expected a dict of [str, torch.Tensor]"
         raise make("save.tensor", message, found=str(type(tensors)))
@@ -180,8 +177,6 @@ def _require_writable(
 
 
 def _require_plain(name: str, tensor: torch.Tensor) -> None:
-    import torch
-
     if tensor.layout != torch.strided:
         message = "the tensor is sparse; .to_dense() makes it dense, and perhaps much larger"
         raise make("save.layout", message, tensor=name, found=str(tensor.layout))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+
+import torch
 
 from loadstone._base.errors import make
-
-if TYPE_CHECKING:
-    import torch
 
 
 def shared_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:

@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._base.errors import make
+from loadstone._model.storages import is_expired, storage_key, storage_weakly
 from loadstone._model.tensor_classes import require_known
 from loadstone._skeleton.deferred import (
     META,
@@ -27,18 +28,14 @@ from loadstone._skeleton.deferred import (
     mapped,
     tensors_in,
 )
-from loadstone._skeleton.modes import inside_constructor
 from loadstone._skeleton.schema import (
     FACTORIES,
     LIKE,
     UNINITIALIZED,
     Schema,
-    is_expired,
     schema_of,
-    storage_key,
-    storage_weakly,
 )
-from loadstone._skeleton.seen import Seen
+from loadstone._skeleton.seen import Seen, inside_constructor
 
 CPU = torch.device("cpu")
 

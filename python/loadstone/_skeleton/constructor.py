@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from loadstone._base.errors import Error
+from loadstone._base.torch_modes import random_numbers
 from loadstone._model.modules import inside
 from loadstone._model.walk import TensorSlot, walk
+from loadstone._skeleton.modes import current
 from loadstone._skeleton.skeleton import skeleton
 
 
@@ -42,9 +44,6 @@ def parameter_values(build: Callable[[], Any], names: Iterable[str]) -> dict[str
     Values that are drawn at random are drawn from torch's generators, which go on from there: a
     second call gives others.
     """
-    from loadstone._base.torch_modes import random_numbers
-    from loadstone._skeleton.modes import current
-
     values: dict[str, Any] = {}
     with skeleton():
         model = build()

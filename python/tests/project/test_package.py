@@ -43,6 +43,17 @@ def test_import_loads_no_framework():
     assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == "[]"
 
 
+def test_a_conversion_loads_no_framework(tmp_path):
+    save(Tiny(), tmp_path / "m.safetensors")
+    program = f"""
+        import sys, loadstone
+        loadstone.convert({str(tmp_path)!r}, {str(tmp_path / "o.safetensors")!r}, dtype="bfloat16")
+        print("torch" in sys.modules)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == "False"
+
+
 @pytest.mark.parametrize("first", SUBMODULES)
 def test_functions_stay_functions_whatever_is_imported_first(first):
     others = [name for name in SUBMODULES if name != first]

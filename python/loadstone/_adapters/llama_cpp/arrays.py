@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loadstone._base.errors import make
-from loadstone.tracing._symbol import refusal
+from loadstone.tracing._trace import refusal
 
 if TYPE_CHECKING:
     from loadstone._adapters.llama_cpp.weights import Weight

@@ -16,8 +16,7 @@ import torch
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import Error, make
 from loadstone.tracing import Symbol, Trace
-from loadstone.tracing._symbol import refusal
-from loadstone.tracing._trace import symbols_in
+from loadstone.tracing._trace import refusal, symbols_in
 
 if TYPE_CHECKING:
     from loadstone._files.catalog import Catalog

@@ -18,7 +18,7 @@ from loadstone._adapters.serving.written import storage_of
 from loadstone._base.errors import Error
 from loadstone._base.progress import ProgressCallback
 from loadstone.tracing import Symbol
-from loadstone.tracing._symbol import refusal
+from loadstone.tracing._trace import refusal
 
 if TYPE_CHECKING:
     from loadstone._adapters.serving.deferred import Deferring
