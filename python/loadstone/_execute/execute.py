@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from loadstone._base.interrupts import held_back
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import ProgressCallback, shown
 from loadstone._base.terminal import warn
+from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._base.warn import users_level, warn_of_overflows
 from loadstone._execute import read_once, ties
 from loadstone._execute.audit import Loads, remember
@@ -42,7 +42,6 @@ from loadstone._skeleton.skeleton import recompute
 
 _Addresses = list[tuple[int, int, str]]  # address, bytes and dtype, by target
 _PartAddresses = list[tuple[int, list[tuple[int, int]]]]  # target; address and bytes by part
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def run(
@@ -140,17 +139,6 @@ class _Before:
         renew(self._model)
 
 
-def _with_ordinary_tensors(function: _Function) -> _Function:
-    """Runs a function outside of ``torch.inference_mode()``: what is loaded can be trained."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.inference_mode(False):
-            return function(*args, **kwargs)
-
-    return call  # type: ignore[return-value]
-
-
 def _require_numbers(plan: PlannedLoad) -> None:
     """Refuses a plan that quantizes and does not know into which modules."""
     extended = plan.extension_names()
@@ -194,7 +182,7 @@ class Filled:
         return self.core.offload
 
 
-@_with_ordinary_tensors
+@ordinary_tensors()
 def read_values(
     plan: PlannedLoad,
     model: Any,
@@ -237,7 +225,7 @@ def read_values(
 
 
 @collector.paused()
-@_with_ordinary_tensors
+@ordinary_tensors()
 def install_values(
     plan: PlannedLoad,
     model: Any,
@@ -278,7 +266,7 @@ def _warn_of_fills(plan: PlannedLoad) -> None:
 
 
 @collector.paused()
-@_with_ordinary_tensors
+@ordinary_tensors()
 def make_report(
     plan: PlannedLoad, model: Any, core: _core.Report, tied_again: Mapping[str, str] | None = None
 ) -> Report:
