@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from loadstone._adapters.serving.written import Hole, Writes
+from loadstone._adapters.serving.write_tracking import Unwritten, WriteTracker
 from loadstone._base.errors import make
 
 # An error names this many parameters, and counts the others.
@@ -17,7 +17,7 @@ _OF_THE_CONFIG = ("input_scale_ub",)
 
 def require_written(
     model: torch.nn.Module,
-    writes: Writes,
+    writes: WriteTracker,
     path: str,
     is_exempt: Callable[[str, torch.nn.Module], bool] = lambda name, module: False,
 ) -> None:
@@ -34,7 +34,7 @@ def require_written(
     lacking = [
         (name, parameter, hole)
         for name, parameter in _proved(model, is_exempt)
-        if (hole := writes.hole(parameter)) is not None
+        if (hole := writes.unwritten(parameter)) is not None
     ]
     if not lacking:
         return
@@ -60,7 +60,7 @@ def _proved(
                 yield f"{path}.{name}" if path else name, parameter
 
 
-def _described(name: str, parameter: torch.Tensor, hole: Hole) -> str:
+def _described(name: str, parameter: torch.Tensor, hole: Unwritten) -> str:
     if hole.count == parameter.numel():
         return f"'{name}'"
     is_stack = parameter.dim() > 2
