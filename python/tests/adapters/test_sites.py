@@ -135,13 +135,13 @@ def require_refused(library: str, named: str) -> None:
         assert named in str(error)
         for word in (library, sites_of(library).version(), sites_of(library).tested):
             assert word in str(error)
-    standing = dict(patch._sites)
+    standing = dict(patch._patched)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):
             with loadstone.patch(library) as patched:
                 assert patched._hooks == []
-                assert patch._sites == standing
+                assert patch._patched == standing
     told = [each for each in said if "nothing is patched" in str(each.message)]
     assert len(told) == 1
     assert told[0].category is UserWarning

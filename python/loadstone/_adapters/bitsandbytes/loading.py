@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loadstone import _core
+from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, Shape, full
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
-from loadstone._adapters.bitsandbytes.form import FOUR_BIT, Shape, full
-from loadstone._adapters.bitsandbytes.stored import StoredUnit, require_finite
+from loadstone._adapters.bitsandbytes.stored_weights import StoredWeight, require_finite
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
@@ -28,7 +28,7 @@ from loadstone._plan.recipes import shape_mismatch
 
 if TYPE_CHECKING:
     from loadstone._adapters.bitsandbytes.installing import Installation
-    from loadstone._adapters.bitsandbytes.unit import Unit
+    from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
     from loadstone._execute.execute import Filled
     from loadstone._execute.report import Provenance
     from loadstone._model.targets import PlannedTarget
@@ -64,7 +64,7 @@ class QuantizedWeights:
     """
 
     catalog: Catalog
-    stored: dict[str, StoredUnit] = field(default_factory=dict)
+    stored: dict[str, StoredWeight] = field(default_factory=dict)
     quantize: dict[str, Quantization] = field(default_factory=dict)
     broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
     aliases: frozenset[str] = frozenset()
@@ -220,13 +220,17 @@ class QuantizedWeights:
     ) -> dict[str, Any]:
         """bitsandbytes' parameters by name, made of the values read; on meta if on disk."""
         filled = {target.name: value for target, value in zip(plan.targets, values, strict=True)}
-        from loadstone._adapters.bitsandbytes.unit import Unit
+        from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 
         made = {}
         for stored in self.stored.values():
             tensors = {name: filled[name] for name in stored.targets()}
             is_there = tensors[stored.name] is not None
-            unit = Unit.from_names(tensors, stored.path) if is_there else on_meta(stored)
+            unit = (
+                QuantizedWeight.from_state_dict(tensors, stored.path)
+                if is_there
+                else on_meta(stored)
+            )
             made[stored.name] = unit.to_parameter(submodule(model, stored.path))
         for target in plan.targets:
             if target.encoding:
@@ -238,11 +242,11 @@ class QuantizedWeights:
 
     def _quantized(
         self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any
-    ) -> Unit:
+    ) -> QuantizedWeight:
         """The unit of a weight that the load quantized."""
         from bitsandbytes import functional
 
-        from loadstone._adapters.bitsandbytes.unit import Unit
+        from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 
         how = self.quantize[target.name]
         if parts is None:
@@ -251,7 +255,7 @@ class QuantizedWeights:
                 for name, shape, dtype in target.parts
             }
         data = parts["data"]
-        unit = Unit(data, parts["absmax"], how.encoding, target.shape)
+        unit = QuantizedWeight(data, parts["absmax"], how.encoding, target.shape)
         if how.encoding == "int8":
             return unit
         unit.dtype, unit.blocksize = torch_dtype(target.dtype), how.block_size
@@ -281,9 +285,9 @@ class QuantizedWeights:
         """
         on_disk = [each for each in plan.targets if each.device == "disk" and each.encoding]
         self.offsets = {
-            unit.name: torch.tensor(unit.form.offset, dtype=torch.float32)
+            unit.name: torch.tensor(unit.metadata.offset, dtype=torch.float32)
             for unit in self.stored.values()
-            if unit.form is not None and unit.form.nested
+            if unit.metadata is not None and unit.metadata.nested
         }
         for target in on_disk:
             unit = self._quantized(target, None, owner_of(model, target.name))
@@ -339,19 +343,19 @@ def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
     )
 
 
-def on_meta(stored: StoredUnit) -> Unit:
+def on_meta(stored: StoredWeight) -> QuantizedWeight:
     """The unit of a stored weight without memory."""
-    from loadstone._adapters.bitsandbytes.form import NESTED
-    from loadstone._adapters.bitsandbytes.unit import Unit
+    from loadstone._adapters.bitsandbytes.checkpoint_format import NESTED
+    from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 
     def blank(inside: str) -> torch.Tensor:
         dtype, shape = stored.entries[inside]
         return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
 
-    form = stored.form
+    form = stored.metadata
     if form is None:
-        return Unit(blank("weight"), blank("SCB"), "int8", stored.shape)
-    unit = Unit(blank("weight"), blank("weight.absmax"), form.quant_type, form.shape)
+        return QuantizedWeight(blank("weight"), blank("SCB"), "int8", stored.shape)
+    unit = QuantizedWeight(blank("weight"), blank("weight.absmax"), form.quant_type, form.shape)
     unit.dtype, unit.blocksize = getattr(torch, form.dtype), form.blocksize
     unit.code = blank("weight.quant_map")
     if form.nested_blocksize is not None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from loadstone import _core
 from loadstone._adapters.serving.copies import PendingCopies, PendingCopy, changes_in_place
@@ -184,7 +185,8 @@ class DeferredCheckpoint:
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written and (changed := symbols_in(value)):
                 raise changes_in_place(func, changed)
-        return func(*_values(args), **_values(kwargs))
+        args, kwargs = tree_map_only(DeferredTensor, DeferredTensor.materialize, (args, kwargs))
+        return func(*args, **kwargs)
 
     def read(self, symbol: Symbol) -> torch.Tensor:
         """The values of a symbol, in memory that goes back to the system when nobody has them."""
@@ -317,16 +319,6 @@ def lost_memory(name: str) -> Error:
 
 
 def _is_for_another_device(kwargs: dict[str, Any]) -> bool:
-    """Tells if an operation's result is for another device; symbols know none but the host."""
+    """Returns whether an operation's result is for another device; symbols know none but the host."""
     device = kwargs.get("device")
     return device is not None and torch.device(device).type != "cpu"
-
-
-def _values(value: Any) -> Any:
-    if isinstance(value, DeferredTensor):
-        return value.materialize()
-    if isinstance(value, list | tuple):
-        return type(value)(_values(each) for each in value)
-    if isinstance(value, dict):
-        return {key: _values(each) for key, each in value.items()}
-    return value

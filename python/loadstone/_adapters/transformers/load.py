@@ -157,13 +157,13 @@ def _units(
     """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
     if not derived.units and not derived.quantized and not options.quantize_experts:
         return None
-    from loadstone._adapters.bitsandbytes import loading, stored
+    from loadstone._adapters.bitsandbytes import loading, stored_weights
 
-    found = stored.read(catalog, derived.units)
+    found = stored_weights.find_weights(catalog, derived.units)
     quantize = loading.quantizations(model, derived.quantized, options.nested_offset)
     if options.quantize_experts:
         quantize |= loading.of_experts(model, derived.dtypes, quantize, options.nested_offset)
-    units = loading.QuantizedWeights(catalog, found.units, quantize, found.broken)
+    units = loading.QuantizedWeights(catalog, found.weights, quantize, found.broken)
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     unfilled = [each for each in units.unfilled(model) if each.target not in tied]
     units.findings = [*found.findings, *units.misfits(model), *unfilled]
