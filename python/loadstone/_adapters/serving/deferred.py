@@ -319,6 +319,6 @@ def lost_memory(name: str) -> Error:
 
 
 def _is_for_another_device(kwargs: dict[str, Any]) -> bool:
-    """Returns whether an operation's result is for another device; symbols know none but the host."""
+    """Returns whether a result is for another device; symbols know none but the host."""
     device = kwargs.get("device")
     return device is not None and torch.device(device).type != "cpu"
