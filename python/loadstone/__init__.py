@@ -12,6 +12,7 @@ use. Type checkers read ``__init__.pyi``.
 
 import importlib
 
+from loadstone import _adapters as _adapters  # registers them
 from loadstone import _core as _core
 
 # Each module defines these public names.
@@ -28,7 +29,8 @@ _DEFINED_IN = {
     "_core": ("Finding",),
     "_execute.audit": ("Audit", "audit"),
     "_execute.load": ("load",),
-    "_execute.report": ("Provenance", "Report", "Source"),
+    "_execute.plan": ("Plan", "plan"),
+    "_execute.report": ("Report",),
     "_files.catalog": ("Catalog", "TensorInfo", "inspect"),
     "_files.open": ("LazyTensor", "OpenCheckpoint", "load_file", "open"),
     "_files.output": ("ConvertReport",),
@@ -36,8 +38,7 @@ _DEFINED_IN = {
     "_files.remote": ("configure_remote",),
     "_files.safe_open": ("safe_open",),
     "_model.targets": ("PlannedTarget",),
-    "_plan.plan": ("Plan",),
-    "_plan.planning": ("plan",),
+    "_plan.provenance": ("Provenance", "Source"),
     "_plan.quantization": ("Quantization",),
     "_skeleton.skeleton": ("save_skeleton", "skeleton"),
 }
