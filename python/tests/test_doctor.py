@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,19 @@ def test_every_library_has_a_canary_that_is_equal(tmp_path: Path) -> None:
         assert results[name]["result"] == "equal", results[name]
     for name in ("bitsandbytes", "modelopt", "peft"):
         assert results[name]["reason"], name
+
+
+def test_the_report_of_make_newest_names_rows_that_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the document that the doctor prints for a release."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+    newest = importlib.import_module("versions_newest")
+    table = sites_of("accelerate")
+    row = "accelerate.gone(x)"
+    for gone, expected in (((), []), ((row,), [f"changed row of `accelerate`: `{row}`"])):
+        monkeypatch.setattr(table, "lacking", lambda gone=gone: gone)
+        status = command.main(["doctor", "--json"])
+        done = subprocess.CompletedProcess([], status, capsys.readouterr().out, "")
+        monkeypatch.setattr(newest, "run", lambda *_, done=done: done)
+        assert newest.examined(Path()) == ({"accelerate": table.version()}, expected)
