@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "transformers-types.md"
 BEGIN, END = "<!-- coverage: made by tools/coverage_table.py -->", "<!-- end of coverage -->"
 
-sys.path.insert(0, str(ROOT / "python" / "tests"))
+sys.path.insert(0, str(ROOT / "python" / "tests" / "support"))
 
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
@@ -189,6 +189,7 @@ def check_converter(converter: Any, folder: Path) -> int:
         How many targets were compared; an ``AssertionError`` where one differs by a byte.
     """
     import loadstone
+    from loadstone._execute.plan import Plan
     from loadstone._plan import planning
     from loadstone._plan import recipes as _traced
     from loadstone.tracing import Trace
@@ -209,7 +210,7 @@ def check_converter(converter: Any, folder: Path) -> int:
         trace.add(f"t{at}", value)
     holder = Holder(list(expected.values()))
     traced = _traced.AdapterRecipes(recipes=trace.finish())
-    planning.make_plan(holder, catalog, traced).execute()
+    Plan(planning.make_plan(holder, catalog, traced)).execute()
     for at, (name, value) in enumerate(expected.items()):
         ours = holder.get_parameter(f"t{at}").detach()
         same = torch.equal(ours.view(torch.uint8), value.contiguous().view(torch.uint8))

@@ -28,17 +28,18 @@ from loadstone._adapters.accelerate import checkpoint as files
 from loadstone._adapters.accelerate import offload, planning, sharded
 from loadstone._adapters.patch import Hook, Hooks, gated, suspended
 from loadstone._base.dtypes import dtype_argument, torch_dtype
-from loadstone._base.errors import counted, make, unknown
+from loadstone._base.errors import counted, listed, make, unknown
 from loadstone._base.machine import MODES
 from loadstone._base.terminal import printable
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import audit, execute
-from loadstone._execute.report import OFFLOADED, Report
+from loadstone._execute.report import Report
 from loadstone._files.catalog import readable
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import walk
 from loadstone._plan.placement import expanded
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.provenance import OFFLOADED
 
 _logger = logging.getLogger("loadstone.accelerate")
 
@@ -116,7 +117,7 @@ def load_checkpoint_in_model(
         missing=missing,
     )
 
-    def settle(folder: _core.OffloadFolder, report: Report) -> None:
+    def finalize_offload(folder: _core.OffloadFolder, report: Report) -> None:
         _name_kept(plan)
         audit.prove(model, report)
         if device_map is not None and offload_folder is not None:
@@ -124,7 +125,12 @@ def load_checkpoint_in_model(
             _note_moved(model, report)
 
     execute.run(
-        plan, model, progress=progress, threads=threads or 0, receipt=receipt, settle=settle
+        plan,
+        model,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
+        finalize_offload=finalize_offload,
     )
     _warn_unexpected(model, checkpoint, plan)
 
@@ -282,10 +288,10 @@ def _leave_to_library(
     offload.require_values(model, device_map, index, {}, arguments["offload_buffers"])
 
 
-def _name_kept(plan: Plan) -> None:
+def _name_kept(plan: PlannedLoad) -> None:
     kept = [target.name for target in plan.targets if target.origin == "kept"]
     if kept:
-        some = ", ".join(kept[:5]) + (", ..." if len(kept) > 5 else "")
+        some = listed(kept, 5, more=", ...")
         count = counted(len(kept), "tensor is", "tensors are")
         _logger.warning("%s not in the checkpoint and kept: %s", count, printable(some))
 
@@ -321,7 +327,7 @@ def _held_by_hooks(model: torch.nn.Module) -> set[str]:
 
 
 def _warn_unexpected(
-    model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: Plan
+    model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: PlannedLoad
 ) -> None:
     """Warns through accelerate's own logger, so that its settings apply."""
     found = (each.sources for each in plan.findings if each.code == "plan.unexpected")

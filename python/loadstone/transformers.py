@@ -124,7 +124,7 @@ def trace(
 
     from loadstone._adapters.transformers import IS_V5
     from loadstone._base.errors import make
-    from loadstone._execute import ties
+    from loadstone._plan.ties import untied_findings
 
     model = inside(model)
     if not isinstance(model, transformers.PreTrainedModel):
@@ -147,7 +147,7 @@ def trace(
     derived = cache.derive(catalog, question)
     traced = load.as_traced(model, catalog, derived, ignores_mismatches=False)
     traced.untied = load.untied(model, traced.dtypes)
-    traced.findings += ties.untied_findings(traced.untied)
+    traced.findings += untied_findings(traced.untied)
     return traced
 
 

@@ -8,24 +8,26 @@ import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from loadstone._base import collector
-from loadstone._base.errors import make
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from loadstone._base import adapters, collector
+from loadstone._base.errors import listed, make
 from loadstone._base.terminal import printable, warn
 from loadstone._base.warn import users_level
-from loadstone._execute.report import OFFLOADED, Provenance, Report
+from loadstone._execute.report import Report
 from loadstone._files.receipt import Receipt
+from loadstone._model import holders
+from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import saved_path
-
-if TYPE_CHECKING:
-    from loadstone._model.walk import TensorSlot
-
+from loadstone._model.walk import TensorSlot
+from loadstone._plan.provenance import OFFLOADED, Provenance
+from loadstone._skeleton.schema import storage_key, version_of
 
 # Where PEFT's layers, and those that are trained as a whole, hold the one that was there before.
 _OF_ADAPTERS = ("base_layer", "original_module")
-# A warning names this many of the tensors that others hold, and counts the others.
-_LISTED_MAX = 8
 _AFTER_THE_LOAD = "Make what holds them (an optimizer, a closure) after the load"
 
 
@@ -72,7 +74,7 @@ class Audit:
             ("audit.unaccounted", self.unaccounted, "without a known origin"),
         ):
             if names:
-                some = ", ".join(map(self._named, names[:5])) + (", ..." if len(names) > 5 else "")
+                some = listed(names, 5, self._named, more=", ...")
                 is_held = any(name in self.held_elsewhere for name in names)
                 advice = f". {_AFTER_THE_LOAD}" if is_held else ""
                 raise make(code, f"{len(names)} tensors {what}: {some}{advice}", tensor=names[0])
@@ -123,16 +125,12 @@ class _Noted:
     @classmethod
     def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _Noted:
         """As it is now."""
-        from loadstone._skeleton.schema import version_of
-
         shape = _extent_of(tensor)
         shape = shapes.setdefault(shape, shape)
         return cls(_storage(tensor), version_of(tensor), type(tensor), tensor.dtype, shape)
 
     def is_still(self, tensor: Any) -> bool:
         """Whether a tensor lies in the same memory, and nothing was written to it."""
-        from loadstone._skeleton.schema import storage_key, version_of
-
         form = (version_of(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
         if form != (self.version, self.kind, self.dtype, self.shape):
             return False
@@ -144,7 +142,7 @@ def _extent_of(tensor: Any) -> Any:
     """Returns the shape, and strides and offset if it has a storage."""
     if tensor.is_nested:
         return ()
-    if tensor.layout is not sys.modules["torch"].strided:
+    if tensor.layout is not torch.strided:
         return tensor.shape
     return (tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -173,8 +171,6 @@ class Loads:
     """The record of loads that audits use, to be restored if a load fails."""
 
     def __init__(self, model: Any) -> None:
-        from loadstone._model import holders
-
         self._model = model
         self._known = {
             module: loaded
@@ -185,8 +181,6 @@ class Loads:
 
     def restore(self) -> None:
         """Makes it as it was."""
-        from loadstone._model import holders
-
         for module in self._model.modules():
             _last_load.pop(module, None)
             if module in self._known:
@@ -196,8 +190,6 @@ class Loads:
 
 def forget(tensors: Iterable[Any]) -> None:
     """No load accounts for what stands in the memory of these any longer."""
-    from loadstone._skeleton.schema import storage_key
-
     keys = {storage_key(tensor) for tensor in tensors}
     for ref in _last_load.keyrefs():  # a copy: other threads load meanwhile
         model = ref()
@@ -246,8 +238,6 @@ def audit(
         receipt = _own_receipt(model, report) if receipt else None
     elif receipt is not None and not isinstance(receipt, Receipt):
         receipt = Receipt.load(receipt)
-    from loadstone._model.model_lock import slots_of
-
     loads = _loads(model, report)
     result = Audit()
     slots = slots_of(model)
@@ -304,19 +294,16 @@ def _warn_of_holders(result: Audit) -> None:
     names = list(result.held_elsewhere)
     if not names:
         return
-    listed = ", ".join(map(result._named, names[:_LISTED_MAX]))
-    more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
+    named = listed(names, shown=result._named)
     what = "tensor of the model has a holder" if len(names) == 1 else "tensors have holders"
     warn(
-        f"{len(names)} {what} without the loaded value: {listed}{more}. {_AFTER_THE_LOAD}",
+        f"{len(names)} {what} without the loaded value: {named}. {_AFTER_THE_LOAD}",
         UserWarning,
         stacklevel=users_level(),
     )
 
 
 def _find_holders(result: Audit, model: Any, slots: list[TensorSlot]) -> None:
-    from loadstone._model import holders
-
     known: dict[str, list[str]] = {}
     for holder in holders.find(model, [slot for slot in slots if slot.name in result.not_held]):
         texts = known.setdefault(holder.name, [])
@@ -398,7 +385,7 @@ def _by_storage(loaded: _Loaded) -> dict[int, str]:
 
 
 def _borrowed(loaded: _Loaded, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
-    """An attribute that a forward pass set to a loaded tensor's memory: bitsandbytes' state."""
+    """An attribute that a forward pass set to a loaded tensor's memory, as quantized layers do."""
     storage = _storage(slot.tensor) if slot.kind == "attribute" else None
     owner = lent.get(int(storage.cdata)) if storage is not None else None
     known = loaded.report.provenance.get(owner) if owner is not None else None
@@ -411,11 +398,12 @@ def _borrowed(loaded: _Loaded, slot: TensorSlot, lent: dict[int, str]) -> Proven
 
 def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
     """Tensors that hooks bring up whole, with the reason for their having no value here."""
-    if "loadstone._adapters.bitsandbytes.modules" not in sys.modules:
-        return {}  # nothing can have been healed
-    from loadstone._adapters.bitsandbytes.accounts import reasons
-
-    return reasons(model, slots)
+    found: dict[str, str] = {}
+    for adapter in adapters.offering("not_held").values():
+        package = adapter.not_held.rpartition(".")[0]  # with the classes of modules that do so
+        if package in sys.modules and adapters.has_modules_of(model, package):
+            found |= adapters.follow(adapter.not_held)(model, slots)
+    return found
 
 
 def _not_held(report: Report, item: Provenance) -> str | None:
@@ -429,8 +417,6 @@ def _not_held(report: Report, item: Provenance) -> str | None:
 
 def _storage(tensor: Any) -> Any:
     """Weakly; ``None`` for tensors without one (sparse ones, wrappers)."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-
     try:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     except (NotImplementedError, RuntimeError):

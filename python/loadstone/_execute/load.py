@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from loadstone import _core
+from loadstone._base.errors import listed
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
+from loadstone._execute import execute
 from loadstone._execute.audit import prove
+from loadstone._execute.plan import Plan, plan
+from loadstone._execute.read_once import session
 from loadstone._execute.report import Report
 from loadstone._files.catalog import Checkpoint
 from loadstone._model.model_lock import model_lock
-from loadstone._plan.plan import Plan
-from loadstone._plan.planning import plan
-
-# A warning names this many tensors, and counts the others.
-NAMES_LISTED_MAX = 8
 
 
 def load(
@@ -52,13 +50,14 @@ def load(
     Thread safety: loads into one model wait for each other.
     """
     _require_known(plan_arguments)
-    with model_lock(model), _session(bool(plan_arguments.get("read_once"))):
+    with model_lock(model), session(bool(plan_arguments.get("read_once"))):
         made = plan(model, checkpoint, threads=threads, **plan_arguments)
         if plan_arguments.get("strict") is False:
             _warn_of_nothing(made)
         _warn_of_unexpected(made)
         warn_of_findings(each for each in made.findings if each.code == "format.ignored")
-        report = made._carry_out(
+        report = execute.run(
+            made._planned,
             model,
             progress=progress,
             threads=threads,
@@ -83,26 +82,16 @@ def _known_arguments() -> list[str]:
     return list({**inspect.signature(load).parameters, **inspect.signature(plan).parameters})
 
 
-def _session(is_wanted: bool) -> contextlib.AbstractContextManager[None]:
-    """Of ranks that load together."""
-    if not is_wanted:
-        return contextlib.nullcontext()
-    from loadstone._execute.read_once import session  # with torch, which the package does without
-
-    return session(is_wanted)
-
-
 def _warn_of_unexpected(made: Plan) -> None:
     """One warning for all tensors that the model does not need, unless they are an error."""
     unexpected = [each for each in made.findings if each.code == "plan.unexpected"]
     if not unexpected or not made.ok:
         return
     names = [name for each in unexpected for name in each.sources]
-    more = f" and {len(names) - NAMES_LISTED_MAX} more" if len(names) > NAMES_LISTED_MAX else ""
     what = "tensor of the checkpoint is" if len(names) == 1 else "tensors of the checkpoint are"
     warn(
-        f"{len(names)} {what} not needed by the model: "
-        f"{', '.join(names[:NAMES_LISTED_MAX])}{more}. Pass unexpected='ignore' if that is meant",
+        f"{len(names)} {what} not needed by the model: {listed(names)}. "
+        "Pass unexpected='ignore' if that is meant",
         UserWarning,
         stacklevel=3,
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from loadstone import _core
+from loadstone._base.adapters import offering
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
@@ -17,10 +18,10 @@ from loadstone._model.modules import inside
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.placement import device_of, keep_tied_in_memory
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes
-from loadstone._plan.registry import TRACED, trace
+from loadstone._plan.registry import trace
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
@@ -54,7 +55,7 @@ def plan_load(
     keep_in_fp32_modules: list[str] | None,
     strict: bool,
     missing: str,
-) -> Plan:
+) -> PlannedLoad:
     """The plan for a call of ``load_checkpoint_in_model``."""
     if missing not in _core.MISSING_POLICIES:
         where = {"found": missing, "expected": ", ".join(_core.MISSING_POLICIES)}
@@ -94,7 +95,9 @@ def _traced(
 ) -> AdapterRecipes | None:
     """Recipes from the model's own library, if loadstone can trace it."""
     for base in type(inside(model)).__mro__:
-        if base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] in TRACED:
+        if base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] in offering(
+            "recipes"
+        ):
             return trace("transformers", model, catalog, dtype)
     return None
 

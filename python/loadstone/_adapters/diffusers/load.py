@@ -16,7 +16,7 @@ from loadstone._adapters.diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_packed
 from loadstone._adapters.diffusers.gaps import Gaps
 from loadstone._adapters.diffusers.mismatch import Mismatch, Places, examine
-from loadstone._adapters.diffusers.quantized import parts_of, units_of
+from loadstone._adapters.diffusers.quantized import parts_of, quantized_weights
 from loadstone._adapters.diffusers.supplements import supplement
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import PlanError, make
@@ -27,7 +27,7 @@ from loadstone._files.weighted import Adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.walk import walk
 from loadstone._plan.placement import align_what_hooks_bring, device_of
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
 from loadstone.tracing import Symbol
@@ -89,7 +89,7 @@ class Load:
         self.options = options
         self.model: Any = None
         self.device_map: Any = None  # as asked for, once the library has worked it out
-        self.plan: Plan | None = None
+        self.plan: PlannedLoad | None = None
         self.keeps_blocks = False  # as blocks, where they are; else as the numbers they stand for
         self.places = Places()  # where configs may be
         self.lacks = Lacks()  # what the converter asks for in vain, where that is known
@@ -102,7 +102,7 @@ class Load:
         self._request: Request | None = None
         self._traced: AdapterRecipes | None = None
 
-    def read(self, request: Request) -> Plan:
+    def read(self, request: Request) -> PlannedLoad:
         """Plans and loads, and gives the model its tensors."""
         self.prepare(request)
         with model_lock(self.model):
@@ -124,15 +124,15 @@ class Load:
         """The dtype of each target that the checkpoint gives; empty before the trace."""
         return self._traced.dtypes if self._traced is not None else {}
 
-    def make_plan(self, device_map: Mapping[str, Any] | None) -> Plan:
+    def make_plan(self, device_map: Mapping[str, Any] | None) -> PlannedLoad:
         """Plans what was traced; reads nothing."""
         assert self._request is not None
         devices = _devices(self.model, device_map)
-        units = self._traced.units if self._traced is not None else None
-        if devices is not None and units is not None:
-            for unit in units.stored.values():
+        weights: Any = next(iter(self._traced.extensions if self._traced is not None else ()), None)
+        if devices is not None and weights is not None:
+            for unit in weights.stored.values():
                 devices[unit.name] = device_of(unit.name, devices, "cpu")
-            devices = units.devices(devices)
+            devices = weights.devices(devices)
         self._device_map = device_map
         self.plan = make_plan(
             self.model,
@@ -155,7 +155,7 @@ class Load:
         buffers = [name for name, tensor in model.named_buffers() if not tensor.is_meta]
         return {name: "initialise" for name in buffers if name in saved}
 
-    def carry_out(self) -> Plan:
+    def carry_out(self) -> PlannedLoad:
         """Reads what was planned, and gives the model its tensors."""
         assert self.plan is not None
         filled = execute.read_values(
@@ -167,11 +167,12 @@ class Load:
         )
         execute.install_values(self.plan, self.model, filled)
         _as_planned_on_disk(self.plan, self.model)
-        if self.plan._units is not None:
+        weights: Any = next(iter(self.plan.extensions), None)  # QuantizedWeights
+        if weights is not None:
             from loadstone._adapters.bitsandbytes.installing import moves_weights, prepare_hooks
 
             if moves_weights(self._device_map):
-                prepare_hooks(self.model, self.plan._units.offsets)
+                prepare_hooks(self.model, weights.offsets)
         filled.offload.commit()
         self._core = filled.core
         self._request = self._traced = None
@@ -223,8 +224,8 @@ class Load:
 
     def trace(self, request: Request) -> AdapterRecipes:
         """Recipes for what the checkpoint gives, and findings for the rest."""
-        units = units_of(request.model, request.checkpoint.catalog, request.converted)
-        parts = parts_of(units, request.converted)
+        weights = quantized_weights(request.model, request.checkpoint.catalog, request.converted)
+        parts = parts_of(weights, request.converted)
         state = request.model.state_dict()
         converted = {name: value for name, value in request.converted.items() if name not in parts}
         supplement(converted, state)
@@ -245,8 +246,8 @@ class Load:
             request.model, known, self.options.missing, self._left_to_constructor(request.model)
         )
         keys: dict[str, str] = {}
-        traced = AdapterRecipes(recipes=None, units=units)
-        for unit in units.stored.values() if units is not None else ():
+        traced = AdapterRecipes(recipes=None, extensions=[] if weights is None else [weights])
+        for unit in weights.stored.values() if weights is not None else ():
             for name, (dtype, _) in unit.targets().items():
                 trace.add(name, request.converted[name])
                 traced.dtypes[name] = dtype
@@ -445,9 +446,9 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
     )
 
 
-def _as_planned_on_disk(plan: Plan, model: torch.nn.Module) -> None:
+def _as_planned_on_disk(plan: PlannedLoad, model: torch.nn.Module) -> None:
     """Gives meta tensors of values on disk the planned dtype, to which hooks cast."""
-    quantized = plan._units.names() if plan._units is not None else ()
+    quantized = plan.extension_names()
     planned = {
         target.name: target.dtype
         for target in plan.targets

@@ -23,12 +23,13 @@ from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._execute import execute
 from loadstone._execute.audit import prove
-from loadstone._execute.report import Provenance, Report
+from loadstone._execute.report import Report
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.targets import PlannedTarget
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
+from loadstone._plan.provenance import Provenance
 from loadstone._plan.recipes import AdapterRecipes
 
 
@@ -115,7 +116,7 @@ def _loaded(
 
 def _planned(
     model: Any, catalog: Catalog, options: ModelOptOptions, quantize: Mapping[str, Any]
-) -> Plan:
+) -> PlannedLoad:
     plan = make_plan(
         model,
         catalog,
@@ -128,7 +129,7 @@ def _planned(
     for target in plan.targets:
         if target.device in ("disk", "meta"):
             raise make(
-                "plan.device_map",
+                "plan.core.device_map",
                 "packed weights must be in memory: ModelOpt has no hook that loads them with their "
                 "scales",
                 tensor=target.name,
@@ -189,7 +190,7 @@ class _Packing:
     """Parameters and quantizer states, made before the model changes."""
 
     def __init__(
-        self, plan: Plan, filled: execute.Filled, weights: list[Weight], mode: str
+        self, plan: PlannedLoad, filled: execute.Filled, weights: list[Weight], mode: str
     ) -> None:
         self.mode = mode
         self.parameters: list[tuple[Weight, Any]] = []
@@ -249,10 +250,10 @@ class _Packing:
             report.provenance.setdefault(name, item)
 
 
-def _dispatch(model: torch.nn.Module, plan: Plan) -> None:
+def _dispatch(model: torch.nn.Module, plan: PlannedLoad) -> None:
     """Attaches hooks that move activations, if there is more than one device."""
     if len({target.device for target in plan.targets if target.origin != "tie"}) < 2:
         return
     from accelerate import dispatch_model
 
-    dispatch_model(model, dict(plan.device_map))
+    dispatch_model(model, dict(plan.core.device_map))

@@ -13,13 +13,14 @@ from loadstone._adapters.transformers.stripped_config import StrippedQuantizatio
 from loadstone._base.errors import make
 from loadstone._execute import execute, ties
 from loadstone._execute.audit import prove
-from loadstone._execute.report import OFFLOADED, Report
+from loadstone._execute.report import Report
 from loadstone._files.catalog import Catalog
 from loadstone._files.weighted import Adapters
 from loadstone._model.holders import Parameters
 from loadstone._model.model_lock import model_lock, slots_of
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
+from loadstone._plan.provenance import OFFLOADED
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
 from loadstone._skeleton.constructor import model_builder, parameter_values
 
@@ -61,7 +62,7 @@ class FromPretrainedCall:
             StrippedQuantizationConfig()
         )  # the quantization that the config speaks of, and nobody took over
         self.model: Any = None
-        self.plan: Plan | None = None
+        self.plan: PlannedLoad | None = None
         self._core: _core.Report | None = None
         self._before: Parameters | None = None
         self._is_finished = False
@@ -162,7 +163,7 @@ class FromPretrainedCall:
         with model_lock(model):
             return self._proved(model, self.plan, self._core)
 
-    def _proved(self, model: Any, plan: Plan, core: _core.Report) -> Report:
+    def _proved(self, model: Any, plan: PlannedLoad, core: _core.Report) -> Report:
         if self._before is not None:
             self._before.note_replaced(model)
         report = execute.make_report(plan, model, core)

@@ -20,7 +20,7 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     TransformersOptions,
     mismatch,
 )
-from loadstone._base.errors import make
+from loadstone._base.errors import listed, make
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
@@ -56,12 +56,13 @@ class Load(FromPretrainedCall):
         info = _loading_info(model, derived)
         traced = as_traced(model, catalog, derived, config.ignore_mismatched_sizes, self.options)
         devices = _devices(model, config)
-        if devices is not None and traced.units is not None:
-            devices = traced.units.devices(devices)
+        weights: Any = next(iter(traced.extensions), None)  # QuantizedWeights
+        if devices is not None and weights is not None:
+            devices = weights.devices(devices)
         copied = _tied_in_memory(model, devices, config) if devices is not None else []
         filled = self.plan_and_read(model, catalog, traced, devices, config.disk_offload_folder)
         assert self.plan is not None
-        installed = {} if traced.units is None else self._install_units(traced.units, filled, info)
+        installed = {} if weights is None else self._install_quantized(weights, filled, info)
         for target, value in zip(self.plan.targets, filled.values, strict=True):
             if target.kind not in SAVED or target.name in installed:
                 continue
@@ -69,12 +70,12 @@ class Load(FromPretrainedCall):
                 releases.put(model, target.name, value, info, config.hf_quantizer)
             elif target.device == "disk" and target.origin == "checkpoint":
                 info.missing_keys.discard(target.name)
-        if traced.units is not None and devices is not None:
+        if weights is not None and devices is not None:
             from loadstone._adapters.bitsandbytes.installing import moves_weights, prepare_hooks
 
-            traced.units.complete_folder(model, self.plan, filled.offload)
+            weights.complete_folder(model, self.plan.targets, filled.offload)
             if moves_weights(config.device_map):
-                prepare_hooks(model, traced.units.offsets)
+                prepare_hooks(model, weights.offsets)
         on_disk = config.device_map is not None and "disk" in config.device_map.values()
         if on_disk:
             _tie_on_disk(model, filled.offload)
@@ -86,8 +87,8 @@ class Load(FromPretrainedCall):
         _warn_of_recut(derived.recut)
         return releases.answer(info, filled.offload.index() if on_disk else None)
 
-    def _install_units(
-        self, units: QuantizedWeights, filled: execute.Filled, info: Any
+    def _install_quantized(
+        self, weights: QuantizedWeights, filled: execute.Filled, info: Any
     ) -> set[str]:
         """Gives the model bitsandbytes' parameters, marked as initialised.
 
@@ -95,7 +96,7 @@ class Load(FromPretrainedCall):
             The names of all targets that went into them.
         """
         assert self.plan is not None
-        made = units.parameters(self.model, self.plan, filled.values)
+        made = weights.parameters(self.model, self.plan.targets, filled.values)
         from loadstone._adapters.bitsandbytes.installing import put
 
         for name, parameter in made.items():
@@ -105,7 +106,7 @@ class Load(FromPretrainedCall):
             module._is_hf_initialized = True
             parameter._is_hf_initialized = True
             info.missing_keys.discard(name)
-        return made.keys() | units.names()
+        return made.keys() | weights.names()
 
     def give_memory(self, model: Any, missing: set[str], device_map: Any) -> None:
         """Allocates missing parameters; buffers keep the constructor's values."""
@@ -136,7 +137,7 @@ def as_traced(
     findings = list(derived.findings)
     if derived.unneeded:
         findings.append(quantized.unneeded_finding(derived.unneeded))
-    units = _units(model, catalog, derived, options)
+    weights = _quantized_weights(model, catalog, derived, options)
     for name, found, expected in derived.mismatched:
         findings.append(mismatch(name, found, expected, ignores_mismatches))
     failed = {finding.target for finding in derived.findings} | {*derived.explained}
@@ -147,11 +148,11 @@ def as_traced(
         unexpected=reportable(model, derived.unexpected),
         reported_missing=sorted(failed),
         findings=findings,
-        units=units,
+        extensions=[] if weights is None else [weights],
     )
 
 
-def _units(
+def _quantized_weights(
     model: Any, catalog: Catalog, derived: ConversionResult, options: TransformersOptions
 ) -> QuantizedWeights | None:
     """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
@@ -163,11 +164,11 @@ def _units(
     quantize = loading.quantizations(model, derived.quantized, options.nested_offset)
     if options.quantize_experts:
         quantize |= loading.of_experts(model, derived.dtypes, quantize, options.nested_offset)
-    units = loading.QuantizedWeights(catalog, found.units, quantize, found.broken)
+    weights = loading.QuantizedWeights(catalog, found.units, quantize, found.broken)
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    unfilled = [each for each in units.unfilled(model) if each.target not in tied]
-    units.findings = [*found.findings, *units.misfits(model), *unfilled]
-    return units
+    unfilled = [each for each in weights.unfilled(model) if each.target not in tied]
+    weights.problems = [*found.findings, *weights.misfits(model), *unfilled]
+    return weights
 
 
 def reportable(model: Any, unexpected: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -230,9 +231,7 @@ def _warn_of_recut(sources: list[str]) -> None:
 def _warn_once_of(names: list[str], text: str) -> None:
     """One warning that names the first tensor and counts the others."""
     if names:
-        first, *others = sorted(set(names))
-        more = f" and {len(others)} more" if others else ""
-        warn(f"{first}{more}: {text}", UserWarning, stacklevel=3)
+        warn(f"{listed(sorted(set(names)), 1)}: {text}", UserWarning, stacklevel=3)
 
 
 def _loading_info(model: Any, derived: ConversionResult) -> Any:
