@@ -158,13 +158,13 @@ def _quantized_weights(
     """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
     if not derived.units and not derived.quantized and not options.quantize_experts:
         return None
-    from loadstone._adapters.bitsandbytes import loading, stored
+    from loadstone._adapters.bitsandbytes import loading, stored_weights
 
-    found = stored.read(catalog, derived.units)
+    found = stored_weights.find_weights(catalog, derived.units)
     quantize = loading.quantizations(model, derived.quantized, options.nested_offset)
     if options.quantize_experts:
         quantize |= loading.of_experts(model, derived.dtypes, quantize, options.nested_offset)
-    weights = loading.QuantizedWeights(catalog, found.units, quantize, found.broken)
+    weights = loading.QuantizedWeights(catalog, found.weights, quantize, found.broken)
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     unfilled = [each for each in weights.unfilled(model) if each.target not in tied]
     weights.problems = [*found.findings, *weights.misfits(model), *unfilled]
