@@ -20,7 +20,7 @@ from loadstone._base.terminal import warn
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._base.warn import users_level, warn_of_overflows
 from loadstone._execute import read_once, ties
-from loadstone._execute.audit import Loads, remember
+from loadstone._execute.audit import LoadRecords, remember
 from loadstone._execute.destinations import Destinations
 from loadstone._execute.report import Report, filled_findings, human_bytes
 from loadstone._execute.same_model import planned_slots
@@ -70,7 +70,7 @@ def run(
         plan.require_ok()
         slots = planned_slots(plan, model)
         made = initialise.values(plan.targets, model)  # before a byte is read: it may fail
-        before = _Before(model)
+        before = _ModelState(model)
         filled = read_values(
             plan,
             model,
@@ -113,14 +113,14 @@ def _require_digest(receipt: object) -> None:
         raise make("plan.options", message, field="receipt", found=repr(receipt), expected=digests)
 
 
-class _Before:
+class _ModelState:
     """A model as it was before a load gave it values."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._slots = slots_of(model)
         self._tensors = Own(slot.tensor for slot in self._slots)
-        self._loads = Loads(model)
+        self._records = LoadRecords(model)
 
     def restore(self, filled: Filled, error: BaseException) -> None:
         """Makes the model, its offload folder and its audit so again.
@@ -134,7 +134,7 @@ class _Before:
         filled.destinations.undo()
         for slot, tensor in zip(self._slots, self._tensors, strict=True):
             slot.put_back(tensor)
-        self._loads.restore()
+        self._records.restore()
         filled.destinations.report_half_written(error)
         renew(self._model)
 
@@ -188,7 +188,7 @@ def read_values(
     model: Any,
     *,
     progress: bool | ProgressCallback = False,
-    threads: int = 0,
+    threads: int | None = None,
     slots: list[TensorSlot] | None = None,
     receipt: str | None = None,
     in_place: bool | None = None,
@@ -213,7 +213,7 @@ def read_values(
     try:
         with shown(progress, "loading") as callback:
             core = _read(
-                plan, destinations, values, threads, callback, receipt or "", reading or {}
+                plan, destinations, values, threads or 0, callback, receipt or "", reading or {}
             )
         _core.require_delivered(plan.core, core)
         warn_of_overflows(core.findings)
