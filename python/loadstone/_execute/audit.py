@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._base import adapters, collector
 from loadstone._base.errors import listed, make
@@ -22,7 +21,7 @@ from loadstone._files.receipt import Receipt
 from loadstone._model import holders
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import saved_path
-from loadstone._model.storages import storage_key, version_of
+from loadstone._model.storages import storage_key, storage_weakly, version_of
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
 
@@ -422,6 +421,6 @@ def _not_held(report: Report, item: Provenance) -> str | None:
 def _storage(tensor: Any) -> Any:
     """Weakly; ``None`` for tensors without one (sparse ones, wrappers)."""
     try:
-        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        return storage_weakly(tensor)
     except (NotImplementedError, RuntimeError):
         return None

@@ -204,7 +204,8 @@ def read_values(
     in_place = plan.in_place if in_place is None else in_place
     slots = planned_slots(plan, model) if slots is None else slots
     half_written.require_written(slots, plan.targets)
-    _require_devices(plan)
+    for name in {target.device for target in plan.targets if target.delivery == "memory"}:
+        devices.require(name)
     for extension in plan.extensions:
         extension.before_read()
     values: list[Any] = [None] * len(slots)
@@ -306,12 +307,6 @@ def make_report(
     return report
 
 
-def _require_devices(plan: PlannedLoad) -> None:
-    """Refuses devices that this machine lacks, before anything is read."""
-    for name in {target.device for target in plan.targets if target.delivery == "memory"}:
-        devices.require(name)
-
-
 def _read(
     plan: PlannedLoad,
     destinations: Destinations,
@@ -359,11 +354,10 @@ def _make_memory(plan: PlannedLoad, destinations: Destinations, values: list[Any
 
 
 def _parts(target: PlannedTarget) -> Parts:
-    made = {
-        part: devices.empty(target.name, shape, dtype, target.device)
+    return Parts(
+        (part, devices.empty(target.name, shape, dtype, target.device))
         for part, shape, dtype in target.parts
-    }
-    return Parts(made)
+    )
 
 
 def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
