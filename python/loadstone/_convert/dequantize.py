@@ -11,6 +11,7 @@ from loadstone import _core
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
 from loadstone._convert import quantize
+from loadstone._model.memory import bytes_of
 
 
 def dequantize(
@@ -74,6 +75,5 @@ def dequantize(
             expected=f"rows of whole blocks, {elements} numbers in {size} bytes",
         )
     result = torch.empty(extents, dtype=dtype)
-    target = result.view(-1).view(torch.uint8)
-    _core.decode_gguf(encoding, data.view(-1), target, dtype_name(dtype), dialect)
+    _core.decode_gguf(encoding, data.view(-1), bytes_of(result), dtype_name(dtype), dialect)
     return result

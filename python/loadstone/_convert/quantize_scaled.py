@@ -10,6 +10,7 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make, unknown
+from loadstone._model.memory import bytes_of
 
 ENCODINGS = (
     "fp8",
@@ -43,13 +44,13 @@ def encode(
     shape, source = list(numbers.shape), dtype_name(numbers.dtype)
     rows = _core.scaled.parts_of(encoding, dialect, shape, source)
     parts = {name: torch.empty(extents, dtype=torch_dtype(dtype)) for name, extents, dtype in rows}
-    data = _bytes(numbers)
+    data = bytes_of(numbers)
     known: list[float] = []
     if encoding in WHOLE and amax is None:
         known = _core.scaled.measure(encoding, dialect, shape, data, source)
     elif amax is not None:
         known = _given(amax, encoding, shape)
-    places = [_bytes(part) for part in parts.values()]
+    places = [bytes_of(part) for part in parts.values()]
     wrong = _core.scaled.encode(encoding, dialect, shape, data, source, known, places)
     return parts, wrong
 
@@ -73,9 +74,9 @@ def decode(
     result = torch.empty(list(shape), dtype=dtype)
     # Scales of other dtypes than F32 are those of numbers of that dtype.
     form = "exact" if source == "F32" else "modelopt-compat"
-    places = [_bytes(part) for part in given.values()]
+    places = [bytes_of(part) for part in given.values()]
     name = dtype_name(dtype)
-    _core.scaled.decode(encoding, form, list(shape), source, places, _bytes(result), name)
+    _core.scaled.decode(encoding, form, list(shape), source, places, bytes_of(result), name)
     return result
 
 
@@ -147,8 +148,3 @@ def _given(
                 "usage", "no largest magnitude", found=str(value), expected="finite, from 0 on"
             )
     return [float(value) for value in values]
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor."""
-    return tensor.reshape(-1).view(torch.uint8)

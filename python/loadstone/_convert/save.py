@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._base.dtypes import dtype_name, has_name
+from loadstone._base.dtypes import dtype_name, has_name, value_shape
 from loadstone._base.errors import Error, make
 from loadstone._base.text import code_of
 from loadstone._convert.shared_storages import shared_groups
@@ -43,9 +43,7 @@ class Serialized:
         offset = 0
         for dtype, name in rows:
             tensor = tensors[name].detach()
-            shape = list(tensor.shape)
-            if dtype == "F4" and shape:
-                shape[-1] *= 2  # torch has two numbers in one element
+            shape = list(value_shape(tensor.shape, dtype))
             end = offset + tensor.nbytes
             header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
             self.tensors.append(tensor)
@@ -132,8 +130,6 @@ def _write(descriptor: int, chunk: memoryview) -> None:
 
 
 def _dtype(name: str, tensor: torch.Tensor) -> str:
-    if str(tensor.dtype) == "torch.float4_e2m1fn_x2":
-        return "F4"
     found = dtype_name(tensor.dtype) if has_name(tensor.dtype) else ""
     if found not in _ORDER:
         message = "safetensors has no such dtype"

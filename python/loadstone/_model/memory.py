@@ -28,6 +28,11 @@ def file_view(mapping: Any, offset: int, shape: tuple[int, ...], dtype: str) -> 
     return torch.frombuffer(mapping, dtype=kind, count=count, offset=offset).view(shape)
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
 def like(old: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """``data`` as the kind of tensor that ``old`` is: class, requires_grad and attributes kept."""
     if type(old) is torch.Tensor:

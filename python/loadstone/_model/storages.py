@@ -25,7 +25,7 @@ def storage_weakly(tensor: torch.Tensor) -> StorageWeakRef:
 
 
 def is_expired(weak: StorageWeakRef) -> bool:
-    """Whether the storage is gone."""
+    """Return whether the storage is gone."""
     return bool(weak.expired())  # type: ignore[no-untyped-call]
 
 

@@ -276,7 +276,7 @@ class Build:
         try:
             if self.log.depends_on_parameters(home):
                 return self.log.scratch(home)
-            self.log.materialise(home, in_use=True)
+            self.log.materialize(home, in_use=True)
         except UnreplayableError as reason:
             raise make(
                 "skeleton.not_replayable", f"the constructor reads a value, but {reason}"
@@ -385,7 +385,7 @@ class Build:
             content, _ = self._content(home)
             return Ref(tensor, home).bind(content).detach().clone()
 
-    def settle_arguments(self, args: Any) -> None:
+    def materialize_arguments(self, args: Any) -> None:
         """Tensors whose content is in memory by now lie on meta no longer."""
         with self.quietly():
             for tensor in tensors_in(args):

@@ -317,7 +317,7 @@ def _materialize(build: Build, groups: dict[Home, list[torch.Tensor]]) -> dict[H
             continue
         try:
             if not build.log.depends_on_parameters(home):
-                build.log.materialise(home)
+                build.log.materialize(home)
             elif build.log.is_settled(home):
                 home.real, _ = build.log.scratch(home)
             else:

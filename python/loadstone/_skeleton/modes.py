@@ -83,7 +83,7 @@ class _FunctionMode(TorchFunctionMode):
         if func in _READS or func in _POINTS:
             args = build.with_memory(args, values=func in _READS)
         elif build.any_real:
-            build.settle_arguments(args)
+            build.materialize_arguments(args)
         before = build.wants_meta
         build.wants_meta = before or _names_meta(args) or _names_meta((kwargs or {}).values())
         try:

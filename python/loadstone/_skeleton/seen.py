@@ -160,5 +160,5 @@ def constructors() -> Iterator[torch.nn.Module]:
 
 
 def inside_constructor() -> bool:
-    """Whether a module's ``__init__`` is running: there the world looks as in a direct build."""
+    """Return whether a module's ``__init__`` runs: there the world looks as in a direct build."""
     return next(constructors(), None) is not None
