@@ -17,7 +17,7 @@ import torch
 from bitsandbytes import functional
 
 from loadstone import _core
-from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, NESTED, Shape, full
+from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, Shape, full
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
 from loadstone._adapters.bitsandbytes.installing import Installation
@@ -231,12 +231,14 @@ class QuantizedWeights(TargetExtension):
         made = {}
         for stored in self.stored.values():
             tensors = {name: filled[name] for name in stored.targets()}
-            is_there = tensors[stored.name] is not None
-            unit = (
-                QuantizedWeight.from_state_dict(tensors, stored.path)
-                if is_there
-                else on_meta(stored)
-            )
+            if tensors[stored.name] is not None:
+                unit = QuantizedWeight.from_state_dict(tensors, stored.path)
+            else:
+                blank = {
+                    inside: torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+                    for inside, (dtype, shape) in stored.entries.items()
+                }
+                unit = QuantizedWeight.from_components(stored.metadata, blank)
             made[stored.name] = unit.to_parameter(submodule(model, stored.path))
         for target in targets:
             if target.encoding:
@@ -350,26 +352,6 @@ def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
         dtype=dtype_name(slot.tensor.dtype),
         shape=tuple(slot.tensor.shape),
     )
-
-
-def on_meta(stored: StoredWeight) -> QuantizedWeight:
-    """The unit of a stored weight without memory."""
-
-    def blank(inside: str) -> torch.Tensor:
-        dtype, shape = stored.entries[inside]
-        return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
-
-    form = stored.metadata
-    if form is None:
-        return QuantizedWeight(blank("weight"), blank("SCB"), "int8", stored.shape)
-    unit = QuantizedWeight(blank("weight"), blank("weight.absmax"), form.quant_type, form.shape)
-    unit.dtype, unit.blocksize = getattr(torch, form.dtype), form.blocksize
-    unit.code = blank("weight.quant_map")
-    if form.nested_blocksize is not None:
-        unit.nested_absmax, unit.nested_code = (blank(name) for name in NESTED)
-        unit.nested_blocksize = form.nested_blocksize
-        unit.offset = torch.empty((), dtype=torch.float32, device="meta")
-    return unit
 
 
 def quantized_bytes(model: torch.nn.Module, name: str) -> int:
