@@ -368,6 +368,8 @@ def test_tables_name_all_that_is_taken(library: str) -> None:
     same = {id(found) for found in objects if not inspect.ismodule(found)}
     lacking = set()
     for file in sorted(PACKAGE.rglob("*.py")):
+        if file.name == "canary.py":  # it fails by itself where a name is gone
+            continue
         for path in names_in(library, file.read_text(encoding="utf-8")):
             if "__" in path or any(is_covered(prefix, known, same) for prefix in prefixes(path)):
                 continue
