@@ -22,9 +22,9 @@ from loadstone._files.receipt import Receipt
 from loadstone._model import holders
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import saved_path
+from loadstone._model.storages import storage_key, version_of
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
-from loadstone._skeleton.schema import storage_key, version_of
 
 # Where PEFT's layers, and those that are trained as a whole, hold the one that was there before.
 _OF_ADAPTERS = ("base_layer", "original_module")

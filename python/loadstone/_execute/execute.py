@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 
 from loadstone import _core
-from loadstone import torch as memory
 from loadstone._base import collector
 from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import FilledWarning, count_argument, listed, make
@@ -26,7 +25,7 @@ from loadstone._execute.destinations import Destinations
 from loadstone._execute.report import Report, filled_findings, human_bytes
 from loadstone._execute.same_model import planned_slots
 from loadstone._files.receipt import Receipt
-from loadstone._model import devices, half_written
+from loadstone._model import devices, half_written, memory
 from loadstone._model.half_written import WRITTEN
 from loadstone._model.holders import Own, note_replaced
 from loadstone._model.model_lock import slots_of

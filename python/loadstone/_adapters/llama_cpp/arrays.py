@@ -13,7 +13,7 @@ import torch
 from loadstone._adapters.llama_cpp.weights import Weight
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import make
-from loadstone.tracing._symbol import refusal
+from loadstone.tracing._trace import refusal
 
 # Types of GGUF that are dtypes of torch's, by the names that ``gguf`` has for them.
 PLAIN = {
