@@ -29,6 +29,7 @@ from loadstone._adapters.accelerate import offload, planning, sharded
 from loadstone._adapters.patch import Hook, Hooks, gated, suspended
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import counted, make, unknown
+from loadstone._base.keywords import names_keywords
 from loadstone._base.machine import MODES
 from loadstone._base.terminal import printable
 from loadstone._base.warn import warn_of_findings
@@ -46,6 +47,7 @@ DeviceMap = dict[str, int | str | torch.device]
 Progress = bool | Callable[[int, int], object]
 
 
+@names_keywords
 def load_checkpoint_in_model(
     model: torch.nn.Module,
     checkpoint: str | os.PathLike[str],
@@ -129,6 +131,7 @@ def load_checkpoint_in_model(
     _warn_unexpected(model, checkpoint, plan)
 
 
+@names_keywords
 def dispatch_model(
     model: torch.nn.Module,
     device_map: DeviceMap,
@@ -176,6 +179,7 @@ def dispatch_model(
     return dispatched
 
 
+@names_keywords
 def load_checkpoint_and_dispatch(
     model: torch.nn.Module,
     checkpoint: str | os.PathLike[str],

@@ -63,7 +63,7 @@ class LoadSession:
 
     @property
     def offload_index(self) -> dict[str, Any]:
-        """Where hooks find what is on disk, tied tensors under each of their names."""
+        """The index of tensors on disk, tied ones under each of their names."""
         return self._core.offload.index() if self._core is not None else {}
 
     def finish(self, model: Any) -> Report | None:

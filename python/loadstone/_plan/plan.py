@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.errors import Error, count_argument, make
+from loadstone._base.keywords import names_keywords
 from loadstone._base.text import read_text, write_text
 from loadstone._execute.audit import warn_of_replaced
 from loadstone._execute.report import listed_errors
@@ -114,6 +115,7 @@ class Plan:
             error.args = (f"{error}{listed_errors(self.findings)}",)
             raise
 
+    @names_keywords
     def execute(
         self,
         *,
@@ -215,6 +217,7 @@ class Plan:
         write_text(path, self.to_json())
 
     @classmethod
+    @names_keywords
     def load(
         cls,
         path: str | os.PathLike[str],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loadstone import _core
 from loadstone._base import collector, machine
 from loadstone._base.errors import count_argument, make
+from loadstone._base.keywords import names_keywords
 from loadstone._execute import ties
 from loadstone._files.catalog import RANK_MAX, Checkpoint, inspect
 from loadstone._files.weighted import Adapters, Weighted, adapters
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from loadstone._plan.load_hooks import Effect
 
 
+@names_keywords
 def plan(
     model: Any,
     checkpoint: Checkpoint,

@@ -94,7 +94,7 @@ class Load(LoadSession):
 
     @property
     def is_traced(self) -> bool:
-        """Whether this load gives the model its tensors, now or later."""
+        """This load gives the model its tensors, now or later."""
         return self.plan is not None or self._recipes is not None
 
     def dtypes(self) -> Mapping[str, str]:
@@ -286,7 +286,7 @@ def convert(
 
 
 def has_own_names(state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bool:
-    """Whether a file is in the library's names already, whole or not, so that nothing converts it.
+    """Tell if a file has the library's names already, whole or not, so that nothing converts it.
 
     The library says so of whole files only, and runs its converters on all others.
     """

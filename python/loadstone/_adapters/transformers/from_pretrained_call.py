@@ -148,7 +148,7 @@ def _sentinel(dtype: torch.dtype) -> float | int:
 
 
 def _is_unwritten(tensor: torch.Tensor) -> bool:
-    """Whether any element still holds the sentinel."""
+    """Tell if an element still holds the sentinel."""
     if tensor.dtype == torch.bool:
         return True  # bool has no sentinel, and the constructor's value is right anyway
     data = tensor.detach()

@@ -32,9 +32,10 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     FromPretrainedCall,
 )
 from loadstone._base.dtypes import torch_dtype
+from loadstone._base.keywords import refuse_misspelled
 from loadstone._base.torch_modes import construct, constructing, in_turn, ordinary_tensors
 from loadstone._files.catalog import readable
-from loadstone._plan.options import LoadOptions
+from loadstone._plan.options import NAMES, LoadOptions
 from loadstone._plan.placement import expanded
 from loadstone._skeleton.skeleton import skeleton
 from loadstone.peft import with_adapters
@@ -137,6 +138,11 @@ def _makes_dtensors() -> bool:
 
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     chosen = OPTIONS.get()
+    if chosen.is_direct:
+        given = kwargs.get("config")
+        config = given if hasattr(given, "attribute_map") else cls.config_class
+        aliases = getattr(config, "attribute_map", {})
+        refuse_misspelled(kwargs, [*NAMES, *aliases], (original, cls.__init__), config)
     ways = _OTHER_WAYS if _makes_dtensors() else (*_OTHER_WAYS, *_OF_RANKS)
     other = [name for name in ways if kwargs.get(name) is not None]
     if _is_sharded_by_others():
