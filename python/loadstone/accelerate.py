@@ -34,12 +34,13 @@ from loadstone._base.machine import MODES
 from loadstone._base.terminal import printable
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import audit, execute
-from loadstone._execute.report import OFFLOADED, Report
+from loadstone._execute.report import Report
 from loadstone._files.catalog import readable
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import walk
 from loadstone._plan.placement import expanded
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.provenance import OFFLOADED
 
 _logger = logging.getLogger("loadstone.accelerate")
 
@@ -286,7 +287,7 @@ def _leave_to_library(
     offload.require_values(model, device_map, index, {}, arguments["offload_buffers"])
 
 
-def _name_kept(plan: Plan) -> None:
+def _name_kept(plan: PlannedLoad) -> None:
     kept = [target.name for target in plan.targets if target.origin == "kept"]
     if kept:
         some = listed(kept, 5, more=", ...")
@@ -325,7 +326,7 @@ def _held_by_hooks(model: torch.nn.Module) -> set[str]:
 
 
 def _warn_unexpected(
-    model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: Plan
+    model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: PlannedLoad
 ) -> None:
     """Warns through accelerate's own logger, so that its settings apply."""
     found = (each.sources for each in plan.findings if each.code == "plan.unexpected")

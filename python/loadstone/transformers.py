@@ -125,7 +125,7 @@ def trace(
 
     from loadstone._adapters.transformers import IS_V5
     from loadstone._base.errors import make
-    from loadstone._execute import ties
+    from loadstone._plan.ties import untied_findings
 
     model = inside(model)
     if not isinstance(model, transformers.PreTrainedModel):
@@ -148,7 +148,7 @@ def trace(
     result = cache.derive(catalog, conversion)
     recipes = load.as_recipes(model, catalog, result, ignores_mismatches=False)
     recipes.untied = load.untied(model, recipes.dtypes)
-    recipes.findings += ties.untied_findings(recipes.untied)
+    recipes.findings += untied_findings(recipes.untied)
     return recipes
 
 
