@@ -174,7 +174,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
     from loadstone._adapters.transformers import hooks as encoders
     from loadstone._base.errors import make
 
-    library = [getattr(each, function) for each in (cls, DiffusionPipeline)]
+    library = [getattr(each, function, cls.__init__) for each in (cls, DiffusionPipeline)]
     refuse_misspelled(kwargs, NAMES, (*library, cls.__init__))
     merges = options.adapters is not None and options.adapters.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, DiffusionPipeline):

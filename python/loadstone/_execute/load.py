@@ -11,6 +11,7 @@ from loadstone._base.errors import listed
 from loadstone._base.keywords import names_keywords
 from loadstone._base.terminal import warn
 from loadstone._base.warn import users_level, warn_of_findings
+from loadstone._execute import execute
 from loadstone._execute.audit import prove
 from loadstone._execute.plan import Plan, plan
 from loadstone._execute.read_once import session
@@ -77,7 +78,7 @@ def load(
             _warn_of_nothing(made)
         _warn_of_unexpected(made)
         warn_of_findings(each for each in made.findings if each.code == "format.ignored")
-        report = made._carry_out(model, threads=threads, **reading)
+        report = execute.run(made._planned, model, threads=threads, **reading)
         prove(model, report)
     return report
 

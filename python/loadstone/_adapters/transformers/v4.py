@@ -26,7 +26,6 @@ from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
-from loadstone._execute.session import tensor_devices
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.contents import keep_object
 from loadstone._model.model_lock import model_lock
@@ -83,7 +82,7 @@ class Load(FromPretrainedCall):
         known = {name: key for key, name in self.names.items()}
         traced.unexpected = [(name, known.get(name, name)) for name in unexpected]
         device_map = given.get("device_map")
-        folder, devices = given.get("disk_offload_folder"), tensor_devices(model, device_map)
+        folder, devices = given.get("disk_offload_folder"), self.devices(model, device_map)
         with model_lock(model):
             plan = self.make_plan(model, catalog, traced, device_map=devices, offload_folder=folder)
             with self.reading() as filled:
