@@ -173,7 +173,7 @@ def _run(
     kwargs: dict[str, Any],
 ) -> Any:
     from loadstone import transformers
-    from loadstone._adapters.diffusers import hooks
+    from loadstone._adapters.diffusers import call, hooks
     from loadstone._adapters.diffusers.load import DiffusersOptions
     from loadstone._adapters.patch import held, hooked
     from loadstone._adapters.transformers import hooks as encoders
@@ -187,7 +187,7 @@ def _run(
         hooked(transformers.patches()),
         hooked(hooks.hooks()),
         held(encoders.OPTIONS, theirs),
-        held(hooks.OPTIONS, ours),
+        held(call.OPTIONS, ours),
     ):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 

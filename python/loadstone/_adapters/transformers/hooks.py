@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.patch import Hook, Hooks, gated, held, suspended
+from loadstone._adapters.patch import Hook, Hooks, gated, held, suspended, with_hooks_of
 from loadstone._adapters.sites import is_known, sites_of
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers import IS_V5, quantized, stripped_config, trainer, v4
@@ -37,7 +37,6 @@ from loadstone._base.torch_modes import construct, constructing, in_turn, ordina
 from loadstone._files.catalog import readable
 from loadstone._plan.placement import expanded
 from loadstone._skeleton.skeleton import skeleton
-from loadstone.peft import with_adapters
 
 OPTIONS = ContextVar("loadstone_transformers_options", default=DEFAULTS)
 
@@ -285,7 +284,7 @@ def _with_adapters(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     load = current()
     if load is not None and load.model is model:
         load.finish(model)
-    return with_adapters(original, model, *args, **kwargs)
+    return with_hooks_of("peft")(original, model, *args, **kwargs)
 
 
 def _move_missing_keys(
