@@ -30,6 +30,7 @@ from loadstone._adapters.accelerate.dispatch import note_moved
 from loadstone._adapters.patch import Hook, Hooks, gated, suspended
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import counted, listed, make, unknown
+from loadstone._base.keywords import names_keywords
 from loadstone._base.machine import MODES
 from loadstone._base.terminal import printable
 from loadstone._base.warn import warn_of_findings
@@ -37,7 +38,7 @@ from loadstone._execute import audit, execute
 from loadstone._execute.report import Report
 from loadstone._files.catalog import readable
 from loadstone._plan.placement import expanded
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 
 _logger = logging.getLogger("loadstone.accelerate")
 
@@ -45,6 +46,7 @@ DeviceMap = dict[str, int | str | torch.device]
 Progress = bool | Callable[[int, int], object]
 
 
+@names_keywords
 def load_checkpoint_in_model(
     model: torch.nn.Module,
     checkpoint: str | os.PathLike[str],
@@ -234,7 +236,7 @@ def _leave_to_library(
     offload.require_values(model, device_map, index, {}, arguments["offload_buffers"])
 
 
-def _name_kept(plan: Plan) -> None:
+def _name_kept(plan: PlannedLoad) -> None:
     kept = [target.name for target in plan.targets if target.origin == "kept"]
     if kept:
         some = listed(kept, 5, more=", ...")
@@ -243,7 +245,7 @@ def _name_kept(plan: Plan) -> None:
 
 
 def _warn_unexpected(
-    model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: Plan
+    model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: PlannedLoad
 ) -> None:
     """Warns through accelerate's own logger, so that its settings apply."""
     found = (each.sources for each in plan.findings if each.code == "plan.unexpected")

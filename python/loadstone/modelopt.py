@@ -17,12 +17,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from loadstone._base.keywords import names_keywords
+from loadstone._plan.options import LoadOptions
+
 if TYPE_CHECKING:
     from loadstone._adapters.patch import Hooks
 
 __all__ = ["init_quantized_weights", "load", "patches"]
 
 
+@names_keywords
 @contextlib.contextmanager
 def init_quantized_weights(
     quant_cfg: Mapping[str, Any],
@@ -58,10 +62,9 @@ def init_quantized_weights(
     from modelopt.torch.quantization.plugins import accelerate as plugin
 
     from loadstone._adapters.modelopt import hooks
-    from loadstone._adapters.modelopt.loading import ModelOptOptions
     from loadstone._adapters.patch import held, hooked
 
-    chosen = ModelOptOptions(
+    chosen = LoadOptions.of_call(
         mode=mode, missing=missing, progress=progress, threads=threads, receipt=receipt
     )
     with (
@@ -72,6 +75,7 @@ def init_quantized_weights(
         yield
 
 
+@names_keywords
 def load(
     model: Any,
     checkpoint: str | os.PathLike[str],
@@ -117,8 +121,15 @@ def load(
     from loadstone._adapters.modelopt import building, loading
     from loadstone._files.catalog import inspect
 
-    options = loading.ModelOptOptions(
-        mode, missing, device_map, max_memory, attn_implementation, progress, threads, receipt
+    options = LoadOptions.of_call(
+        mode=mode,
+        missing=missing,
+        device_map=device_map,
+        max_memory=max_memory,
+        attn_implementation=attn_implementation,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
     )
     folder = loading.resolved(checkpoint)
     is_callers = not isinstance(model, type)

@@ -21,7 +21,7 @@ from loadstone.torch import like
 
 if TYPE_CHECKING:
     from loadstone._model.targets import PlannedTarget
-    from loadstone._plan.plan import Plan
+    from loadstone._plan.planned_load import PlannedLoad
 
 Index = dict[str, dict[str, Any]]
 
@@ -47,7 +47,7 @@ def offloaded_slots(
 
 def settle(
     model: torch.nn.Module,
-    plan: Plan,
+    plan: PlannedLoad,
     device_map: Mapping[str, Any],
     folder: _core.OffloadFolder,
     offload_buffers: bool,

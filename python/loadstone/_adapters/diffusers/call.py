@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from loadstone._adapters.diffusers.load import DEFAULTS, Load
+from loadstone._adapters.diffusers.load import Load
 from loadstone._adapters.patch import held
 from loadstone._base.torch_modes import ordinary_tensors
+from loadstone._plan.options import DEFAULTS
 
 OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
 _current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)

@@ -385,7 +385,7 @@ def _load_pretrained_model(
             f"Some weights of the model checkpoint at {source} were not used when initializing "
             f"{cls.__name__}: {', '.join(unexpected)}"
         )
-    return model, missing, unexpected, [], load.offload_index, []
+    return model, missing, unexpected, [], load.offload_index or None, []
 
 
 def _reportable(cls: Any, names: list[str]) -> list[str]:

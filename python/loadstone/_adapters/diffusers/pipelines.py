@@ -302,7 +302,7 @@ def _finish(
         if places is not None:
             load.device_map = expanded(load.model, places)
         try:
-            load.make_plan(load.device_map).require_ok()
+            load.plan_for(load.device_map).require_ok()
         except PlanError as failure:
             failures[name] = failure
     if failures:
