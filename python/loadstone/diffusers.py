@@ -180,15 +180,16 @@ def trace(
 
 
 def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
-    from diffusers import DiffusionPipeline, ModelMixin
+    import diffusers
 
     from loadstone._adapters.diffusers import call, hooks
     from loadstone._adapters.transformers import hooks as encoders
 
-    library = [getattr(each, function, None) for each in (cls, DiffusionPipeline, ModelMixin)]
+    owners = cls, diffusers.DiffusionPipeline, diffusers.ModelMixin
+    library = [getattr(each, function, None) for each in owners]
     refuse_misspelled(kwargs, NAMES, (*filter(None, library), cls.__init__))
     merges = options.adapters is not None and options.adapters.catalogs
-    if merges and isinstance(cls, type) and issubclass(cls, DiffusionPipeline):
+    if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"
         raise make("plan.options", message, field="lora", found=cls.__name__)
     of_encoders = LoadOptions(options.missing, options.progress, options.threads, options.receipt)
