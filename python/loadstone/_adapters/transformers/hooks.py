@@ -72,7 +72,8 @@ def hooks() -> Hooks:
         return Hooks(found + turns, "transformers")
     from loadstone._adapters.transformers import conversions
 
-    return Hooks(found + turns + _ties() + conversions.hooks(), "transformers", trainer.hooks)
+    ties = _ties() if SITES.is_since("5.1") else []
+    return Hooks(found + turns + ties + conversions.hooks(), "transformers", trainer.hooks)
 
 
 def _middle() -> list[tuple[Any, str, Any]]:

@@ -1,4 +1,4 @@
-"""Planning and reading in ``from_pretrained`` of releases 4.51 to 4.57, which convert no values.
+"""Planning and reading in ``from_pretrained`` of release 4.57, which converts no values.
 
 Each tensor of the checkpoint becomes one tensor of the model, with the name and dtype that
 functions of the library return. The library's own ``_load_pretrained_model`` runs: it finds
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, modeling_utils
 
-from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers import quantized, stripped_config
 from loadstone._adapters.transformers.call import constructing_in, current, reason_against, refused
 from loadstone._adapters.transformers.conversion import PLAIN_FLOATS
@@ -213,7 +212,7 @@ def _devices(model: Any, device_map: Any) -> dict[str, Any] | None:
 
 def middle() -> list[tuple[Any, str, Any]]:
     """The functions of these releases that are replaced."""
-    places: list[tuple[Any, str, Any]] = [
+    return [
         (modeling_utils, "init_empty_weights", _init_empty_weights),
         (modeling_utils, "_load_state_dict_into_meta_model", _load_state_dict),
         (PreTrainedModel, "_load_pretrained_model", _load_pretrained_model),
@@ -221,10 +220,8 @@ def middle() -> list[tuple[Any, str, Any]]:
         (PreTrainedModel, "_move_missing_keys_from_meta_to_cpu", _move_missing_keys),
         (PreTrainedModel, "_load_from_tf", _load_from_another),
         (PreTrainedModel, "_load_from_flax", _load_from_another),
+        (modeling_utils, "load_shard_files_with_threadpool", _in_this_thread),
     ]
-    if SITES.is_since("4.53"):
-        places.append((modeling_utils, "load_shard_files_with_threadpool", _in_this_thread))
-    return places
 
 
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -278,18 +275,17 @@ def _get_key_renaming_mapping(original: Any, model: Any, *args: Any, **kwargs: A
     return names
 
 
-def _move_missing_keys(original: Any, model: Any, missing: Any, *args: Any) -> Any:
+def _move_missing_keys(original: Any, model: Any, missing: Any, dtype: Any, *args: Any) -> Any:
     load: Any = current()
     if load is None or not load.fills_gaps:
-        return original(model, missing, *args)
-    return load.give_memory(model, missing, args[-2])
+        return original(model, missing, dtype, *args)
+    return load.give_memory(model, missing, dtype)
 
 
 def _load_state_dict(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     load: Any = current()
-    if load is None or load.model is not model:
-        return original(model, *args, **kwargs)
-    return None if SITES.is_since("4.57") else (None, None)  # indices of offload folders
+    is_ours = load is not None and load.model is model
+    return None if is_ours else original(model, *args, **kwargs)  # the index of the offload folder
 
 
 def _in_this_thread(original: Any, shards: Any) -> Any:
