@@ -100,7 +100,7 @@ screenshots: package
 
 test-page: package
 	tools/setup.sh chromium
-	python -m pytest -q python/tests/test_page.py
+	python -m pytest -q python/tests/execute/test_page.py
 
 # Under 90 seconds after a build: HACKING.md says what it leaves out.
 .PHONY: test-fast

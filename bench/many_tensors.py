@@ -36,7 +36,7 @@ CASES = {
     "host": ("load of 20,000 tensors", 2000),
     "device": ("the same to a GPU's stand-in", 2000),
 }
-TESTS = Path(__file__).parents[1] / "python" / "tests"
+TESTS = Path(__file__).parents[1] / "python" / "tests" / "support"
 
 
 def linears() -> torch.nn.Module:

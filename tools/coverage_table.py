@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "transformers-types.md"
 BEGIN, END = "<!-- coverage: made by tools/coverage_table.py -->", "<!-- end of coverage -->"
 
-sys.path.insert(0, str(ROOT / "python" / "tests"))
+sys.path.insert(0, str(ROOT / "python" / "tests" / "support"))
 
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- table: made by tools/opens_where.py -->", "<!-- end of table -->"
 
-sys.path.insert(0, str(ROOT / "python" / "tests"))
+sys.path.insert(0, str(ROOT / "python" / "tests" / "support"))
 
 import readback_foreign as foreign  # noqa: E402
 from readback_cells import (  # noqa: E402

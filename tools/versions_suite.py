@@ -240,7 +240,7 @@ def accelerate_cells() -> dict[str, dict[str, str]]:
 
 
 def diffusers_cells() -> dict[str, dict[str, str]]:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "python" / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "python" / "tests" / "support"))
     from diffusers_models import by_name, write_single_file
 
     ours = loadstone.diffusers

@@ -28,7 +28,7 @@ from loadstone._adapters.accelerate import checkpoint as files
 from loadstone._adapters.accelerate import offload, planning, sharded
 from loadstone._adapters.patch import Hook, Hooks, gated, suspended
 from loadstone._base.dtypes import dtype_argument, torch_dtype
-from loadstone._base.errors import counted, make, unknown
+from loadstone._base.errors import counted, listed, make, unknown
 from loadstone._base.machine import MODES
 from loadstone._base.terminal import printable
 from loadstone._base.warn import warn_of_findings
@@ -285,7 +285,7 @@ def _leave_to_library(
 def _name_kept(plan: Plan) -> None:
     kept = [target.name for target in plan.targets if target.origin == "kept"]
     if kept:
-        some = ", ".join(kept[:5]) + (", ..." if len(kept) > 5 else "")
+        some = listed(kept, 5, more=", ...")
         count = counted(len(kept), "tensor is", "tensors are")
         _logger.warning("%s not in the checkpoint and kept: %s", count, printable(some))
 

@@ -1,5 +1,5 @@
 // Decoding against the definition written out element by element. That the definition is what
-// transformers computes is shown by python/tests/test_decode.py.
+// transformers computes is shown by python/tests/convert/test_decode.py.
 #include "codec/decode.h"
 
 #include <gtest/gtest.h>

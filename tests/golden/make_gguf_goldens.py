@@ -20,7 +20,7 @@ from diffusers.quantizers.gguf.utils import dequantize_functions
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from make_cast_goldens import splitmix
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python/tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python/tests/support"))
 from codec_gguf import HALVES, YOUNGER
 
 BLOCK_COUNT = 65536

@@ -1,5 +1,5 @@
 // Against a plain loop (bnb_reference.h) and against values that real bitsandbytes gave. What it
-// gives for more inputs is compared in python/tests/test_bnb_kernels.py.
+// gives for more inputs is compared in python/tests/convert/test_bnb_kernels.py.
 #include "kernels/bnb.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Windows of ModelOpt's encodings and of GGUF's blocks: in any order, from several threads and on
 // every instruction set they have the bytes of the whole value. The bytes themselves are compared
-// with oracles in python/tests/test_modelopt_kernels.py and test_gguf_encoders.py.
+// with oracles in python/tests/convert/test_modelopt_kernels.py and test_gguf_encoders.py.
 #include "kernels/quantize.h"
 
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from loadstone import _core
@@ -223,3 +223,22 @@ def count_argument(field: str, value: Any, most: int = 2**32 - 1) -> int:
 def counted(count: int, one: str, several: str) -> str:
     """A count with its noun, singular or plural."""
     return f"{count} {one if count == 1 else several}"
+
+
+def listed(
+    items: Sequence[Any],
+    most: int = 8,
+    shown: Callable[[Any], str] = str,
+    by: str = ", ",
+    more: str = " and {} more",
+) -> str:
+    """Return the text of the first items and the count of the others: ``"a, b and 3 more"``.
+
+    Args:
+        most: the number of items to show.
+        shown: returns an item's text.
+        by: the separator.
+        more: the text after the last item if others are left; ``{}`` is their count.
+    """
+    left = len(items) - most
+    return by.join(map(shown, items[:most])) + (more.format(left) if left > 0 else "")

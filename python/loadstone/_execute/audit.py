@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loadstone._base import collector
-from loadstone._base.errors import make
+from loadstone._base.errors import listed, make
 from loadstone._base.terminal import printable, warn
 from loadstone._base.warn import users_level
 from loadstone._execute.report import OFFLOADED, Provenance, Report
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # Where PEFT's layers, and those that are trained as a whole, hold the one that was there before.
 _OF_ADAPTERS = ("base_layer", "original_module")
-# A warning names this many of the tensors that others hold, and counts the others.
-_LISTED_MAX = 8
 _AFTER_THE_LOAD = "Make what holds them (an optimizer, a closure) after the load"
 
 
@@ -72,7 +70,7 @@ class Audit:
             ("audit.unaccounted", self.unaccounted, "without a known origin"),
         ):
             if names:
-                some = ", ".join(map(self._named, names[:5])) + (", ..." if len(names) > 5 else "")
+                some = listed(names, 5, self._named, more=", ...")
                 is_held = any(name in self.held_elsewhere for name in names)
                 advice = f". {_AFTER_THE_LOAD}" if is_held else ""
                 raise make(code, f"{len(names)} tensors {what}: {some}{advice}", tensor=names[0])
@@ -304,11 +302,10 @@ def _warn_of_holders(result: Audit) -> None:
     names = list(result.held_elsewhere)
     if not names:
         return
-    listed = ", ".join(map(result._named, names[:_LISTED_MAX]))
-    more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
+    named = listed(names, shown=result._named)
     what = "tensor of the model has a holder" if len(names) == 1 else "tensors have holders"
     warn(
-        f"{len(names)} {what} without the loaded value: {listed}{more}. {_AFTER_THE_LOAD}",
+        f"{len(names)} {what} without the loaded value: {named}. {_AFTER_THE_LOAD}",
         UserWarning,
         stacklevel=users_level(),
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone import torch as memory
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import Error
+from loadstone._base.errors import Error, listed
 from loadstone._execute import audit, ties
 from loadstone._model import devices, half_written
 from loadstone._model.contents import Contents, may_exchange, takes_data
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from loadstone._model.targets import PlannedTarget
     from loadstone._model.walk import TensorSlot
 
-# An error's note names this many tensors, and counts the others.
-_LISTED_MAX = 8
 # Copied memory begins where elements of all dtypes may.
 _ALIGNMENT = 64
 
@@ -182,9 +180,8 @@ class Destinations:
         if isinstance(error, Error):
             error.half_written = names
         if names:
-            more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
-            listed = ", ".join(names[:_LISTED_MAX]) + more
-            error.add_note(f"The model may be half-written: {listed}. Load again to repair it")
+            half = f"The model may be half-written: {listed(names)}"
+            error.add_note(f"{half}. Load again to repair it")
 
     def _may_have_begun(self, index: int) -> bool:
         """Return whether the tensor's own memory may have got bytes of its new value."""

@@ -12,7 +12,7 @@ from loadstone import _core
 from loadstone import torch as memory
 from loadstone._base import collector
 from loadstone._base.dtypes import dtype_name, element_dtype, has_name
-from loadstone._base.errors import FilledWarning, make
+from loadstone._base.errors import FilledWarning, listed, make
 from loadstone._base.interrupts import held_back
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import ProgressCallback, shown
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 _Addresses = list[tuple[int, int, str]]  # address, bytes and dtype, by target
 _PartAddresses = list[tuple[int, list[tuple[int, int]]]]  # target; address and bytes by part
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-# A warning names this many of the tensors that were filled, and counts the others.
-FILLS_LISTED_MAX = 8
 
 
 def run(
@@ -287,16 +284,12 @@ def _warn_of_fills(plan: Plan) -> None:
         return
     counts = Counter(_core.ORIGINS[target.origin][1] or target.origin for target in targets)
     ways = " and ".join(f"{count} {way}" for way, count in counts.items())
-    listed = ", ".join(
-        f"{target.name} ({human_bytes(target.nbytes)})" for target in targets[:FILLS_LISTED_MAX]
-    )
-    more = len(targets) - FILLS_LISTED_MAX
+    named = listed(targets, shown=lambda each: f"{each.name} ({human_bytes(each.nbytes)})")
     size = human_bytes(sum(target.nbytes for target in targets))
     what = "tensor of the model is" if len(targets) == 1 else "tensors of the model are"
     warn(
         f"{len(targets)} {what} not in the checkpoint and got values of another origin ({ways}; "
-        f"{size}): {listed}{f' and {more} more' if more > 0 else ''}. loadstone.audit(model) and "
-        "the report name all",
+        f"{size}): {named}. loadstone.audit(model) and the report name all",
         FilledWarning,
         stacklevel=users_level(),
     )

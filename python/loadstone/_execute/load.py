@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loadstone import _core
+from loadstone._base.errors import listed
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute.audit import prove
@@ -17,9 +18,6 @@ from loadstone._files.catalog import Checkpoint
 from loadstone._model.model_lock import model_lock
 from loadstone._plan.plan import Plan
 from loadstone._plan.planning import plan
-
-# A warning names this many tensors, and counts the others.
-NAMES_LISTED_MAX = 8
 
 
 def load(
@@ -98,11 +96,10 @@ def _warn_of_unexpected(made: Plan) -> None:
     if not unexpected or not made.ok:
         return
     names = [name for each in unexpected for name in each.sources]
-    more = f" and {len(names) - NAMES_LISTED_MAX} more" if len(names) > NAMES_LISTED_MAX else ""
     what = "tensor of the checkpoint is" if len(names) == 1 else "tensors of the checkpoint are"
     warn(
-        f"{len(names)} {what} not needed by the model: "
-        f"{', '.join(names[:NAMES_LISTED_MAX])}{more}. Pass unexpected='ignore' if that is meant",
+        f"{len(names)} {what} not needed by the model: {listed(names)}. "
+        "Pass unexpected='ignore' if that is meant",
         UserWarning,
         stacklevel=3,
     )

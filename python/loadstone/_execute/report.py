@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadstone import _core
+from loadstone._base.errors import listed
 from loadstone._base.terminal import printable
 from loadstone._files.receipt import Receipt
 
@@ -141,10 +142,9 @@ def listed_errors(findings: Iterable[_core.Finding]) -> str:
         counts = Counter(finding.code for finding in errors)
         kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
         lines.append(f"{len(errors)} errors: {kinds}")
-        lines += [f"  {printable(finding.message)}" for finding in errors[1:ERRORS_LISTED_MAX]]
-        if len(errors) > ERRORS_LISTED_MAX:
-            more = len(errors) - ERRORS_LISTED_MAX
-            lines.append(f"  and {more} more, in the findings of this error")
+        texts = [printable(finding.message) for finding in errors[1:]]
+        more = "\n  and {} more, in the findings of this error"
+        lines.append("  " + listed(texts, ERRORS_LISTED_MAX - 1, by="\n  ", more=more))
     hints = [finding.suggestion for finding in errors if finding.suggestion]
     lines += [f"  {printable(hint)}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
     return "".join(f"\n{line}" for line in lines)

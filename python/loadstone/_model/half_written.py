@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
-from loadstone._base.errors import counted, make
+from loadstone._base.errors import counted, listed, make
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,6 @@ RECORD = "_loadstone_half_written"
 _Range = tuple[int, int, int]  # a storage, and bytes in it
 # The references keep the address of a storage from being given to another one.
 _ranges: dict[_Range, StorageWeakRef] = {}
-# An error names this many tensors, and counts the others.
-_LISTED_MAX = 8
 
 
 class _Mark:
@@ -101,12 +99,11 @@ def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget
     ]
     if not names:
         return
-    listed = ", ".join(f"'{name}'" for name in names[:_LISTED_MAX])
-    more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
+    quoted = listed(names, shown="'{}'".format)
     raise make(
         "audit.unaccounted",
         f"{counted(len(names), 'tensor', 'tensors')} that this load would keep may be half-written "
-        f"by a load that failed: {listed}{more}. Load a checkpoint that has them",
+        f"by a load that failed: {quoted}. Load a checkpoint that has them",
         tensor=names[0],
     )
 

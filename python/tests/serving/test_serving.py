@@ -25,7 +25,7 @@ import loadstone  # noqa: E402
 from loadstone._adapters.sites.vllm import SITES  # noqa: E402
 from loadstone._files.receipt import Receipt  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 import gguf_models  # noqa: E402
 import image_models  # noqa: E402

@@ -12,7 +12,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
-from loadstone._base.errors import counted, make
+from loadstone._base.errors import counted, listed, make
 from loadstone._model.modules import is_around_another
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import TensorSlot, walk
@@ -139,7 +139,7 @@ def require_values(
         and str(device_of(slot.name, device_map)) != "meta"
     ]
     if lacking:
-        some = ", ".join(f"'{name}'" for name in lacking[:5]) + (", ..." if lacking[5:] else "")
+        some = listed(lacking, 5, "'{}'".format, more=", ...")
         raise make(
             "plan.missing",
             f"{counted(len(lacking), 'tensor is', 'tensors are')} on meta, and no hook would find "

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, listed, make
 from loadstone._files.catalog import Catalog
 from loadstone.tracing._absent import AbsentSymbol, ShapeGuess, leaves
 
@@ -234,9 +234,9 @@ def refusal(keys: Iterable[str]) -> Error:
         _core.Finding("error", "plan.missing", "", [name], f"the checkpoint lacks {name!r}: {why}")
         for name in names
     ]
-    listed = ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" * (len(names) > 8))
     reason = why if len(names) == 1 else why.replace("it", "them")
-    error = make("plan.missing", f"the checkpoint lacks {listed}, and {reason}", tensor=names[0])
+    message = f"the checkpoint lacks {listed(names, shown=repr)}, and {reason}"
+    error = make("plan.missing", message, tensor=names[0])
     error.findings = findings
     return error
 

@@ -47,7 +47,7 @@ class Placing:
 
     @property
     def is_strategy(self) -> bool:
-        """Whether devices follow from sizes."""
+        """Return whether devices follow from sizes."""
         return isinstance(self.device_map, str) and self.device_map in MODES
 
     @property

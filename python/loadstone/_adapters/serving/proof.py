@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from loadstone._adapters.serving.written import Hole, Writes
-from loadstone._base.errors import make
+from loadstone._base.errors import listed, make
 
-# An error names this many parameters, and counts the others.
-_LISTED_MAX = 4
 # The constructor makes them of the config: no checkpoint has them.
 _OF_THE_CONFIG = ("input_scale_ub",)
 
@@ -38,11 +36,10 @@ def require_written(
     ]
     if not lacking:
         return
-    listed = "; ".join(_described(*each) for each in lacking[:_LISTED_MAX])
-    more = f" and {len(lacking) - _LISTED_MAX} more" if len(lacking) > _LISTED_MAX else ""
+    described = listed(lacking, 4, lambda each: _described(*each), by="; ")
     raise make(
         "audit.unaccounted",
-        f"the checkpoint left parameters of the model without values: {listed}{more}",
+        f"the checkpoint left parameters of the model without values: {described}",
         path=path,
         tensor=lacking[0][0],
         found=f"{len(lacking)} of {sum(1 for _ in model.parameters())} parameters",

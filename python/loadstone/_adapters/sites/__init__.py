@@ -26,13 +26,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, listed, make
 from loadstone._base.terminal import warn
 
 LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt", "peft")
 
 _ABSENT = object()
-_SHOWN_MAX = 4
 
 
 Release = tuple[int, ...]
@@ -182,13 +181,10 @@ class Sites:
 
     def refusal(self) -> Error:
         """That error."""
-        lacking = self.lacking()
-        shown = ", ".join(lacking[:_SHOWN_MAX])
-        more = f" and {len(lacking) - _SHOWN_MAX} more" if len(lacking) > _SHOWN_MAX else ""
         return make(
             "plan.options",
-            f"unsupported version of {self.library}: it lacks {shown}{more}; install a supported "
-            f"one, or {self.otherwise}",
+            f"unsupported version of {self.library}: it lacks {listed(self.lacking(), 4)}; install "
+            f"a supported one, or {self.otherwise}",
             field=self.library,
             found=self.version(),
             expected=f"{self.tested}, or one with the same functions",

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from loadstone import _core
+from loadstone._base.errors import listed
 
 # First target: the library's transform, and the checkpoint's keys by the pattern that they matched.
 Groups = dict[str, tuple[Any, dict[str, list[str]]]]
@@ -51,7 +52,7 @@ def series_gaps(derivation: Any, first: str) -> tuple[Lacking | None, list[_core
     message = (
         f"'{first}' is made of series of tensors whose numbers have to go from 0 on without a gap, "
         "each once, and be the same in all series; these do not fit in: "
-        f"{', '.join(map(repr, odd[:4]))}{' ...' if len(odd) > 4 else ''}"
+        f"{listed(odd, 4, repr, more=' ...')}"
     )
     suggestion = "remove these tensors from the checkpoint, or give them the numbers that they lack"
     finding = _core.Finding(

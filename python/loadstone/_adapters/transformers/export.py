@@ -15,7 +15,7 @@ import transformers
 from transformers import core_model_loading as library
 
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import Error, make
+from loadstone._base.errors import Error, listed, make
 from loadstone._plan import general_rules as general
 from loadstone._plan.planning import plan
 from loadstone._skeleton.skeleton import skeleton
@@ -99,11 +99,10 @@ def require_same(sample: Sample, rules: list[dict[str, Any]]) -> None:
     """Raises Error ``plan.rules`` where rules do anything else than the library."""
     unlike = sample.unlike(rules)
     if unlike:
-        more = f" and {len(unlike) - 5} more" if len(unlike) > 5 else ""
         message = (
             f"the library's conversion of {type(sample.model).__name__} cannot be said in rules "
             f"that hold for any depth: {len(unlike)} of {len(sample.targets)} tensors do not fit: "
-            f"{', '.join(unlike[:5])}{more}. Save recipes for one checkpoint: save_recipes()"
+            f"{listed(unlike, 5)}. Save recipes for one checkpoint: save_recipes()"
         )
         raise make("plan.rules", message, field="model-type")
 

@@ -20,7 +20,7 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     TransformersOptions,
     mismatch,
 )
-from loadstone._base.errors import make
+from loadstone._base.errors import listed, make
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
@@ -230,9 +230,7 @@ def _warn_of_recut(sources: list[str]) -> None:
 def _warn_once_of(names: list[str], text: str) -> None:
     """One warning that names the first tensor and counts the others."""
     if names:
-        first, *others = sorted(set(names))
-        more = f" and {len(others)} more" if others else ""
-        warn(f"{first}{more}: {text}", UserWarning, stacklevel=3)
+        warn(f"{listed(sorted(set(names)), 1)}: {text}", UserWarning, stacklevel=3)
 
 
 def _loading_info(model: Any, derived: ConversionResult) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from loadstone import _core
+from loadstone._base.errors import listed
 from loadstone._files.catalog import Catalog
 
 # Floats narrower than this are codes, or numbers that are cast to a dtype of computation.
@@ -113,8 +114,7 @@ def unneeded_finding(names: list[str]) -> _core.Finding:
     message = (
         f"{count} tensor{'s' if count > 1 else ''} of the checkpoint "
         f"scale{'' if count > 1 else 's'} activations or a cache of a server that computes with "
-        f"codes, and the weights are dequantized here: {', '.join(map(repr, names[:4]))}"
-        f"{' ...' if count > 4 else ''}"
+        f"codes, and the weights are dequantized here: {listed(names, 4, repr, more=' ...')}"
     )
     return _core.Finding("info", "q.scale_unused", "", names[:64], message)
 

@@ -1,0 +1,196 @@
+"""The rules of tools/tidy.py: each fires where it should, and the tree keeps them all."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import tidy  # noqa: E402
+
+LONG_CPP = "int f(int a) {\n" + "  a += 1;\n" * 70 + "  return a;\n}\n"
+LONG_PYTHON = "def f(a):\n" + "    a += 1\n" * 71 + "    return a\n"
+EIGHT = ", ".join(["A<1,2> a"] * 8)
+NINE = f"{EIGHT}, int b"
+# Concatenated, so that this file keeps the rules itself.
+PATH = "/" + "home/someone/model"
+LATER = "TO" + "DO"
+SHORT_FOR_SOURCE = "s" + "rc"
+
+BREACHES = [
+    ("src/base/a.cpp", '#include "plan/rules.h"\n', "base may not include from plan"),
+    ("src/base/a.cpp", '#include "loadstone/catalog.h"\n', "base may not include from catalog"),
+    ("src/catalog/a.cpp", '#include "loadstone/skeleton.h"\n', "may not include from skeleton"),
+    ("src/plan/a.cpp", '#include "engine/run.h"\n', "plan takes its limits from the engine"),
+    ("src/plan/a.cpp", '#include "cli/app.h"\n', "plan may not include from cli"),
+    ("src/plan/a.cpp", '#include "convert/b/c.h"\n', "plan may not include from convert"),
+    ("include/loadstone/shape.h", '#include "loadstone/plan.h"\n', "may not include from plan"),
+    ("src/plan/a.cpp", '#include "loadstone/attic.h"\n', "no folder called attic"),
+    ("cli/a.cpp", "int a;\n" * 501, "the file has 501 lines"),
+    ("tools/a.sh", "#" * 101 + "\n", "the line has 101 columns"),
+    ("src/plan/a.cpp", LONG_CPP, "the function has 73 lines"),
+    ("src/plan/a.cpp", f"namespace a {{\n{LONG_CPP}}}\n", "the function has 73 lines"),
+    ("src/plan/a.h", f"class A {{\n{LONG_CPP}}};\n", "the function has 73 lines"),
+    ("src/plan/a.cpp", LONG_CPP.replace("f(int a)", "A::A(int b) : a{b}, c{}"), "73 lines"),
+    ("src/plan/a.cpp", LONG_CPP.replace("f(int a)", "A::f() const noexcept"), "73 lines"),
+    ("python/loadstone/a.py", LONG_PYTHON, "the function has 73 lines"),
+    ("include/loadstone/a.h", f"int f({NINE});\n", "9 parameters, more than 8"),
+    ("python/bindings/a.cpp", f"int f({NINE}) {{}}\n", "9 parameters, more than 8"),
+    ("python/bindings/a.cpp", f'm.def("f", [](A* self, int x, {NINE}) {{}});\n', "10 parameters"),
+    ("src/plan/a.cpp", 'void f() { printf("a"); }\n', "prints"),
+    ("src/plan/a.cpp", 'auto a = std::getenv("A");\n', "environment"),
+    ("src/plan/a.cpp", "void f() { std::cerr << 1; }\n", "prints"),
+    ("src/plan/a.cpp", "void f() { std::abort(); }\n", "aborts"),
+    ("src/plan/a.cpp", "int f() { return ::open(a, 0); }\n", "calls the system: ::open("),
+    ("src/plan/a.cpp", "auto a = fs::exists(b);\n", "calls the system: fs::exists"),
+    ("src/formats/gguf.cpp", "void f(int a) { assert(a > 0); }\n", "throw, where there is assert("),
+    ("cli/a.cpp", "// caf\u00e9\n", "not ASCII: \u00e9"),
+    ("cli/a.cpp", f"int {SHORT_FOR_SOURCE} = 1;\n", "say source or target"),
+    ("python/loadstone/a.py", f"{SHORT_FOR_SOURCE}_shape = 1\n", "say source or target"),
+    ("README.md", f"{LATER}: more\n", f"finish it or say why not: {LATER}"),
+    ("src/plan/a.cpp", "int transformers_rules();\n", "the core knows no framework: transformers"),
+    (
+        "python/loadstone/_plan.py",
+        "import diffusers.models\n",
+        "only its adapter imports diffusers",
+    ),
+    ("python/loadstone/_plan.py", "from safetensors import torch\n", "imports safetensors"),
+    ("docs/a.md", f"Put it in {PATH}.\n", "a path of one machine"),
+]
+
+KEPT = [
+    (
+        "src/plan/a.cpp",
+        '#include "plan/b.h"\n#include "catalog/c.h"\n#include "loadstone/error.h"\n',
+    ),
+    (
+        "cli/a.cpp",
+        '#include "cli/app.h"\n#include "loadstone/loadstone.h"\n#include "fmt/core.h"\n',
+    ),
+    ("include/loadstone/a.h", f"int f({EIGHT});\n"),
+    ("python/bindings/a.cpp", f"int f(A* self, {EIGHT}) {{}}\n"),
+    ("python/bindings/a.cpp", f"void f() {{\n  m.def({NINE});\n}}\n"),
+    ("src/formats/a.cpp", '#include "loadstone/catalog.h"\n'),
+    ("src/plan/a.cpp", LONG_CPP.replace("  a += 1;\n", "", 3)),
+    ("src/plan/a.cpp", "constexpr int a[] = {\n" + "  1,\n" * 80 + "};\n"),
+    ("src/plan/a.h", "struct A {\n" + "  int f(int a) { return a; }\n" * 80 + "};\n"),
+    ("src/plan/a.cpp", "namespace a {\n" + "int b(int c);\n" * 80 + "}\n"),
+    ("src/plan/a.cpp", 'auto a = "std::abort() { printf(";  // std::cout\n'),
+    ("src/plan/a.cpp", "int n = snprintf(a, 2, b); file.exit(); static_assert(true);\n"),
+    ("cli/a.cpp", 'std::cout << "printed";\n'),
+    ("cli/a.cpp", '#include "a/source.h"\nauto a = "the source, not src/";\n'),
+    ("python/loadstone/_plan.py", "import torch\nfrom .transformers import rules\n"),
+    ("python/loadstone/transformers.py", "import transformers\n"),
+    ("docs/a.md", "See https://example.org/home/page and build/tmp/a.\n"),
+]
+
+
+@pytest.mark.parametrize(("path", "text", "message"), BREACHES)
+def test_a_rule_fires(path: str, text: str, message: str) -> None:
+    assert any(message in said for _, said in tidy.breaches(path, text))
+
+
+@pytest.mark.parametrize(("path", "text"), KEPT)
+def test_what_keeps_the_rules_is_left_alone(path: str, text: str) -> None:
+    assert list(tidy.breaches(path, text)) == []
+
+
+def test_every_rule_has_a_text_that_makes_it_fire() -> None:
+    fired = {
+        rule.__name__
+        for rule in tidy.RULES
+        if any(list(rule(path, text)) for path, text, _ in BREACHES)
+    }
+    assert fired == {rule.__name__ for rule in tidy.RULES}
+
+
+def test_the_tree_keeps_the_rules() -> None:
+    assert "tools/tidy.py" in tidy.files(ROOT)
+    assert tidy.tree_breaches(ROOT) == []
+
+
+# Each gives `same` to something that only its file can see.
+OWN = [
+    "namespace {\nint same(int a = {}, int b = 1) noexcept {\n  return a;\n}\n}  // namespace\n",
+    "namespace {\ntemplate <typename T, int n>\n[[nodiscard]] T same(const A<T, n>&);\n}\n",
+    "static std::vector<std::pair<int, int>> same() { return {}; }\n",
+    "namespace {\nconstexpr auto one = int{1} << 20;\nusing same = int;\n}\n",
+    "namespace a {\nnamespace {\nstruct B {\n  int b;\n};\nstruct same : B {};\n}\n}\n",
+    "namespace a {\nenum class same : int { one };\n}\n",
+    "void f(int a = {}) {}\nconstexpr std::array<int, 2> same = {1, 2};\n",
+    "#define A {\nconst char* const same[] = {};\n",
+]
+NOT_OWN = [
+    "int same(int a) { return a; }\n",
+    "const A& same();\n",
+    "namespace {\nint A::same() { return 1; }\n}\n",
+    "namespace {\nvoid f() { int same = 1; }\nclass A {\n  static int same();\n};\n}\n",
+    "namespace {\nclass same;\nnamespace same = std;\nusing a::same;\n}\n",
+    "extern const int same;\n// int same = 1;\n#define same 1\n",
+]
+
+
+@pytest.mark.parametrize("text", OWN)
+def test_a_name_that_two_files_of_a_folder_define_is_found(text: str) -> None:
+    other = "int a;\nnamespace {\nint same = 1;\n}\n"
+    message = "same is in src/plan/a.cpp too: share or rename it"
+    texts = {"src/plan/a.cpp": text, "src/plan/b.cpp": other, "src/plan/c/d.cpp": text}
+    assert list(tidy.names_defined_twice(texts)) == [f"src/plan/b.cpp:3: {message}"]
+    texts = {"src/plan/a.cpp": text, "src/plan/b.h": "int same(int a);\n", "src/plan/c.cpp": ""}
+    assert list(tidy.names_defined_twice(texts)) == [f"src/plan/b.h:1: {message}"]
+
+
+@pytest.mark.parametrize("text", NOT_OWN)
+def test_names_that_a_file_does_not_define_for_itself_are_left_alone(text: str) -> None:
+    texts = {"src/plan/a.cpp": text, "src/plan/b.cpp": OWN[0]}
+    assert list(tidy.names_defined_twice(texts)) == []
+
+
+ONE_CLASS = "namespace loadstone {\nclass Same;\nstruct LOADSTONE_API Same {\n  int a;\n};\n}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "namespace loadstone {\nclass Same final : public A {};\n}\n",
+        "namespace loadstone {\ntemplate <A<int> a>\nstruct Same {};\n}\n",
+    ],
+)
+def test_a_class_that_two_files_define_is_found(text: str) -> None:
+    texts = {"include/loadstone/a.h": ONE_CLASS, "src/plan/b.h": text}
+    said = "src/plan/b.h:2: loadstone::Same is in include/loadstone/a.h:3 too: rename one"
+    assert list(tidy.classes_defined_twice(texts)) == [said]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "namespace loadstone {\nclass Same;\nstruct A {\n  struct Same {};\n};\n}\n",
+        "namespace loadstone {\nnamespace {\nstruct Same {};\n}\n}\n",
+        "namespace loadstone::cli {\nstruct Same {};\n}\n",
+        "namespace loadstone {\ntemplate <>\nstruct Same<int> {};\nstruct A::Same {};\n}\n",
+        "namespace loadstone {\nstruct Same f() { return {}; }\nclass Same b{1};\n}\n",
+    ],
+)
+def test_other_classes_of_that_name_are_left_alone(text: str) -> None:
+    texts = {"include/loadstone/a.h": ONE_CLASS, "src/plan/b.cpp": text, "src/plan/c.cpp": text}
+    found = list(tidy.classes_defined_twice(texts))
+    assert not any("a.h" in line for line in found)
+
+
+def test_imports_in_a_circle_are_found() -> None:
+    texts = {
+        "python/loadstone/__init__.py": "from loadstone.a import x",
+        "python/loadstone/a.py": "def f():\n    from loadstone.b import c\n",
+        "python/loadstone/b/__init__.py": "import loadstone\n",
+        "python/loadstone/b/c.py": "from loadstone import a\n",
+    }
+    found = list(tidy.import_cycles(texts))
+    assert [line.partition(":")[0] for line in found] == [
+        "python/loadstone/a.py",
+        "python/loadstone/b/c.py",
+    ]
+    texts["python/loadstone/b/c.py"] = "if TYPE_CHECKING:\n    from loadstone import a\n"
+    assert list(tidy.import_cycles(texts)) == []

@@ -1,0 +1,61 @@
+"""Files of one small Llama that llama.cpp's own converter has told: made here, kept beside it.
+
+`python python/tests/support/llama_cpp_golden.py` writes them anew, where LOADSTONE_LLAMA_CPP is
+set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+FOLDER = Path(__file__).with_name("llama_cpp_golden")
+SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+
+
+def values(shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+    """The model's tensors, in each of which every row differs from the others."""
+    made = {}
+    for index, (name, shape) in enumerate(sorted(shapes.items())):
+        numbers = torch.arange(math.prod(shape), dtype=torch.int64) * (2 * index + 1) % 8191
+        made[name] = ((numbers - 4095).to(torch.float32) / 512).to(torch.bfloat16).reshape(shape)
+    return made
+
+
+def digest(reader: Any) -> str:
+    """Of names, shapes, types and bytes of all tensors of a GGUF file, in its order."""
+    found = hashlib.sha256()
+    for each in reader.tensors:
+        head = f"{each.name} {each.shape.tolist()} {each.tensor_type.name}\n"
+        found.update(head.encode() + each.data.tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    import llama_cpp_networks as networks
+    import llama_cpp_oracle as oracle
+
+    from loadstone import llama_cpp
+
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        model = networks.make("llama", Path(folder, "model"), **SIZES)
+        file = model / "model.safetensors"
+        shapes = {name: list(value.shape) for name, value in load_file(file).items()}
+        save_file(values(shapes), file)
+        llama_cpp.save_recipes(model, FOLDER / "llama", converter=oracle.FOLDER, dtype="BF16")
+        own = oracle.written(oracle.converter(), model, Path(folder, "own.gguf"), "BF16")
+        facts = {"sha256": digest(oracle.read(own)), "shapes": shapes}
+        (FOLDER / "llama.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""A Llama config small enough to quantize."""
+
+from __future__ import annotations
+
+LLAMA = {"general.architecture": "none"}

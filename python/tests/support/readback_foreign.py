@@ -1,0 +1,107 @@
+"""A cell opened by transformers itself, beside the numbers of the layout's own library.
+
+``docs/opens-where.md`` holds the outcomes, made by ``tools/opens_where.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from readback_cells import SOURCES, Cell, Output, Source, model_state
+
+PAGE = Path(__file__).parents[3] / "docs" / "opens-where.md"
+# Those whose releases decide about an outcome.
+LIBRARIES = ("transformers", "compressed-tensors", "bitsandbytes", "nvidia-modelopt")
+BF16 = torch.bfloat16
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def load_alone(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The library's own load, dequantized by the library where it can, and its information."""
+    from transformers import AutoConfig, AutoModelForCausalLM, CompressedTensorsConfig
+
+    method = AutoConfig.from_pretrained(folder).quantization_config["quant_method"]
+    given: dict[str, Any] = {"dtype": BF16, "output_loading_info": True}
+    if method == "compressed-tensors":
+        given["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    model, info = AutoModelForCausalLM.from_pretrained(folder, **given)
+    if getattr(model, "is_quantized", False):
+        model.dequantize()
+    return model, info
+
+
+def outcome(cell: Cell, output: Output) -> str:
+    """``"right"``: every tensor bit for bit; else what is wrong."""
+    try:
+        with _quiet():
+            model, info = load_alone(output.folder)
+    except Exception as reason:
+        return f"`{type(reason).__name__}`"
+    if info["missing_keys"]:
+        return "random weights"
+    state = model.state_dict()
+    for name, tensor in model_state(output.numbers, cell.source).items():
+        found = state[name]
+        if found.shape != tensor.shape or not torch.equal(found.to(BF16), tensor):
+            return "wrong numbers"
+    return "right"
+
+
+# ---- the page
+
+
+def column(source: Source) -> str:
+    return source.model if source.layout == "separate" else f"{source.model}, {source.layout}"
+
+
+def releases() -> str:
+    """The libraries at hand, as the page names them."""
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+
+
+def row(encoding: str, style: str | None, outcomes: dict[Source, str]) -> str:
+    cells = [f"`{encoding}`", style or "bitsandbytes", *(outcomes[each] for each in SOURCES)]
+    return f"| {' | '.join(cells)} |"
+
+
+def head() -> list[str]:
+    names = ["encoding", "style", *map(column, SOURCES)]
+    return [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+
+
+def told(cell: Cell) -> str | None:
+    """The outcome on the page; ``None``: the page has no such row."""
+    start = f"| `{cell.encoding}` | {cell.style or 'bitsandbytes'} | "
+    for line in PAGE.read_text().splitlines():
+        if line.startswith(start):
+            outcomes = line.removeprefix(start).removesuffix(" |").split(" | ")
+            return outcomes[SOURCES.index(cell.source)]
+    return None
+
+
+def releases_told() -> str:
+    """The libraries that the page was made with."""
+    found = re.search(r"<!-- made with (.*) -->", PAGE.read_text())
+    assert found is not None
+    return found[1]
