@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._plan.options import LoadOptions
 from loadstone._skeleton.rebuild import builder
 
 if TYPE_CHECKING:
     from loadstone._adapters.patch import Hooks
     from loadstone._files.catalog import Catalog
-    from loadstone._files.weighted import Adapters, Weighted
+    from loadstone._files.weighted import Weighted
     from loadstone._plan.recipes import AdapterRecipes
 
 
@@ -66,11 +67,18 @@ def from_single_file(
     if kwargs.get("config") == "infer":
         del kwargs["config"]
         infer_config = True
-    chosen = missing, progress, threads, max_memory, offload_folder, infer_config
-    merged = _adapters(cls, lora, lora_ignore)
-    return _run(
-        chosen, merged, receipt, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs
+    options = LoadOptions.of_call(
+        missing=missing,
+        infer_config=infer_config,
+        max_memory=max_memory,
+        offload_folder=offload_folder,
+        lora=lora,
+        lora_ignore=lora_ignore,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
     )
+    return _run(options, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs)
 
 
 def from_pretrained(
@@ -97,11 +105,17 @@ def from_pretrained(
     Returns:
         The result of the library's function, as for :func:`from_single_file`.
     """
-    chosen = missing, progress, threads, kwargs.get("max_memory"), kwargs.get("offload_folder")
-    merged = _adapters(cls, lora, lora_ignore)
-    return _run(
-        chosen, merged, receipt, cls, "from_pretrained", pretrained_model_name_or_path, kwargs
+    options = LoadOptions.of_call(
+        missing=missing,
+        max_memory=kwargs.get("max_memory"),
+        offload_folder=kwargs.get("offload_folder"),
+        lora=lora,
+        lora_ignore=lora_ignore,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
     )
+    return _run(options, cls, "from_pretrained", pretrained_model_name_or_path, kwargs)
 
 
 def patches() -> Hooks:
@@ -127,7 +141,7 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> AdapterRecipes:
 
     from loadstone._adapters.diffusers.checkpoint import Checkpoint
     from loadstone._adapters.diffusers.expected import OverlookedError
-    from loadstone._adapters.diffusers.load import DiffusersOptions, Load, Request, convert
+    from loadstone._adapters.diffusers.load import Load, Request, convert
     from loadstone._base.errors import make
 
     if not isinstance(model, diffusers.ModelMixin):
@@ -144,50 +158,31 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> AdapterRecipes:
         made, used, conversion = convert(model, checkpoint, lacks)
         request = Request(model, made, used, given, keeps, conversion=conversion)
         try:
-            return Load(DiffusersOptions()).trace(request)
+            return Load(LoadOptions()).trace(request)
         except OverlookedError as overlooked:
             lacks = overlooked.lacks
     raise AssertionError("a converter passes over tensors again and again")
 
 
-def _adapters(cls: Any, lora: Weighted, ignore: str | Sequence[str]) -> Adapters:
+def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
     from diffusers import DiffusionPipeline
 
-    from loadstone._base.errors import make
-    from loadstone._files.weighted import adapters
-
-    found = adapters(lora, ignore)
-    if found.catalogs and isinstance(cls, type) and issubclass(cls, DiffusionPipeline):
-        message = "a pipeline has several models: load the model with its adapter and pass it"
-        raise make("plan.options", message, field="lora", found=cls.__name__)
-    return found
-
-
-def _run(
-    options: tuple[Any, ...],
-    merged: Adapters,
-    receipt: str | None,
-    cls: Any,
-    function: str,
-    source: Any,
-    kwargs: dict[str, Any],
-) -> Any:
     from loadstone import transformers
     from loadstone._adapters.diffusers import hooks
-    from loadstone._adapters.diffusers.load import DiffusersOptions
     from loadstone._adapters.patch import held, hooked
     from loadstone._adapters.transformers import hooks as encoders
-    from loadstone._adapters.transformers.from_pretrained_call import TransformersOptions
+    from loadstone._base.errors import make
 
-    ours = DiffusersOptions(*options, is_direct=True, adapters=merged, receipt=receipt)
-    theirs = TransformersOptions(
-        ours.missing, progress=ours.progress, threads=ours.threads, receipt=receipt
-    )
+    merges = options.adapters is not None and options.adapters.catalogs
+    if merges and isinstance(cls, type) and issubclass(cls, DiffusionPipeline):
+        message = "a pipeline has several models: load the model with its adapter and pass it"
+        raise make("plan.options", message, field="lora", found=cls.__name__)
+    of_encoders = LoadOptions(options.missing, options.progress, options.threads, options.receipt)
     with (
         hooked(transformers.patches()),
         hooked(hooks.hooks()),
-        held(encoders.OPTIONS, theirs),
-        held(hooks.OPTIONS, ours),
+        held(encoders.OPTIONS, of_encoders),
+        held(hooks.OPTIONS, options),
     ):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 

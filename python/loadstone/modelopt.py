@@ -17,6 +17,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from loadstone._plan.options import LoadOptions
+
 if TYPE_CHECKING:
     from loadstone._adapters.patch import Hooks
 
@@ -58,10 +60,9 @@ def init_quantized_weights(
     from modelopt.torch.quantization.plugins import accelerate as plugin
 
     from loadstone._adapters.modelopt import hooks
-    from loadstone._adapters.modelopt.loading import ModelOptOptions
     from loadstone._adapters.patch import held, hooked
 
-    chosen = ModelOptOptions(
+    chosen = LoadOptions.of_call(
         mode=mode, missing=missing, progress=progress, threads=threads, receipt=receipt
     )
     with (
@@ -117,8 +118,15 @@ def load(
     from loadstone._adapters.modelopt import building, loading
     from loadstone._files.catalog import inspect
 
-    options = loading.ModelOptOptions(
-        mode, missing, device_map, max_memory, attn_implementation, progress, threads, receipt
+    options = LoadOptions.of_call(
+        mode=mode,
+        missing=missing,
+        device_map=device_map,
+        max_memory=max_memory,
+        attn_implementation=attn_implementation,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
     )
     folder = loading.resolved(checkpoint)
     is_callers = not isinstance(model, type)

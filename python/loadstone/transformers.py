@@ -18,6 +18,7 @@ import torch
 
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._model.modules import inside
+from loadstone._plan.options import LoadOptions
 from loadstone._skeleton.rebuild import builder, construction_dtype
 
 if TYPE_CHECKING:
@@ -82,18 +83,17 @@ def from_pretrained(
     """
     from loadstone._adapters.patch import held, hooked
     from loadstone._adapters.transformers import hooks
-    from loadstone._adapters.transformers.from_pretrained_call import TransformersOptions
-    from loadstone._files.weighted import adapters
 
-    chosen = TransformersOptions(
-        missing,
-        nested_offset,
-        quantize_experts,
-        progress,
-        threads,
-        dequantize,
-        is_direct=True,
-        adapters=adapters(lora, lora_ignore, tie=tie),
+    chosen = LoadOptions.of_call(
+        missing=missing,
+        nested_offset=nested_offset,
+        quantize_experts=quantize_experts,
+        dequantize=dequantize,
+        lora=lora,
+        lora_ignore=lora_ignore,
+        tie=tie,
+        progress=progress,
+        threads=threads,
         receipt=receipt,
     )
     with hooked(hooks.hooks()), held(hooks.OPTIONS, chosen):
@@ -143,12 +143,12 @@ def trace(
     wanted = torch_dtype(dtype_argument(dtype)) if is_asked else built
     keeps = releases.dtype_plan(model, wanted)
     registered = conversions.registered(model, key_mapping, quantizer)
-    question = ConversionInput(model, wanted, keeps, registered, quantizer, built, is_asked)
-    derived = cache.derive(catalog, question)
-    traced = load.as_traced(model, catalog, derived, ignores_mismatches=False)
-    traced.untied = load.untied(model, traced.dtypes)
-    traced.findings += ties.untied_findings(traced.untied)
-    return traced
+    conversion = ConversionInput(model, wanted, keeps, registered, quantizer, built, is_asked)
+    result = cache.derive(catalog, conversion)
+    recipes = load.as_recipes(model, catalog, result, ignores_mismatches=False)
+    recipes.untied = load.untied(model, recipes.dtypes)
+    recipes.findings += ties.untied_findings(recipes.untied)
+    return recipes
 
 
 def skeleton_builder(

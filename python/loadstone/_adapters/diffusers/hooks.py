@@ -26,7 +26,6 @@ from loadstone._adapters.diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
 from loadstone._adapters.diffusers.expected import OverlookedError
 from loadstone._adapters.diffusers.load import (
-    DEFAULTS,
     Load,
     Request,
     WrongConfigError,
@@ -55,6 +54,7 @@ from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.errors import PlanError, make
 from loadstone._base.machine import MODES
 from loadstone._base.torch_modes import constructing, in_turn, ordinary_tensors
+from loadstone._plan.options import DEFAULTS
 from loadstone._plan.placement import expanded, gathered, require_paths
 from loadstone._skeleton.construction import skeleton_in_turn
 from loadstone.peft import with_adapters
@@ -407,7 +407,7 @@ def _load_pretrained_model(
             f"Some weights of the model checkpoint at {source} were not used when initializing "
             f"{cls.__name__}: {', '.join(unexpected)}"
         )
-    return model, missing, unexpected, [], load.offload_index, []
+    return model, missing, unexpected, [], load.offload_index or None, []
 
 
 def _reportable(cls: Any, names: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from loadstone._adapters.diffusers.absent import Conversion, Lacks
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
 from loadstone._adapters.diffusers.components import Placing
 from loadstone._adapters.diffusers.expected import OverlookedError
-from loadstone._adapters.diffusers.load import DiffusersOptions, Load, skip_keys
+from loadstone._adapters.diffusers.load import Load, skip_keys
 from loadstone._adapters.patch import Hook, gated, held
 from loadstone._adapters.sites import is_known
 from loadstone._adapters.sites.diffusers import SITES
@@ -29,6 +29,7 @@ from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import PlanError
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._execute.audit import last_report
+from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import expanded
 
 _placing: ContextVar[Placing | None] = ContextVar("loadstone_diffusers_placing", default=None)
@@ -68,7 +69,7 @@ class PipelineHooks:
 
     def __init__(
         self,
-        options: Callable[[], DiffusersOptions],
+        options: Callable[[], LoadOptions],
         load: Callable[[], AbstractContextManager[Load]],
     ) -> None:
         self.options = options
@@ -329,7 +330,7 @@ def _finish(
         if places is not None:
             load.device_map = expanded(load.model, places)
         try:
-            load.make_plan(load.device_map).require_ok()
+            load.plan_for(load.device_map).require_ok()
         except PlanError as failure:
             failures[name] = failure
     if failures:

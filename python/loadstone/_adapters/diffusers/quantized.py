@@ -122,7 +122,9 @@ def hand_on(quantizer: Any, device_map: Any, is_direct: bool) -> None:
         quantizer.validate_environment(device_map=device_map)
 
 
-def units_of(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> QuantizedWeights | None:
+def quantized_weights_of(
+    model: Any, catalog: Catalog, converted: Mapping[str, Any]
+) -> QuantizedWeights | None:
     """The weights of layers that the library's quantizer has put into a model.
 
     Args:

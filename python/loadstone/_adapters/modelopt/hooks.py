@@ -16,9 +16,10 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from loadstone._adapters.modelopt.loading import DEFAULTS, load_into, resolved
+from loadstone._adapters.modelopt.loading import load_into, resolved
 from loadstone._adapters.patch import Hook, Hooks, gated, held
 from loadstone._base.errors import make
+from loadstone._plan.options import DEFAULTS
 from loadstone._skeleton.construction import skeleton_in_turn
 
 LIBRARY = "modelopt"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 
 from loadstone._adapters.modelopt import export, formats, targets
@@ -22,39 +22,16 @@ from loadstone._adapters.modelopt.targets import Weight
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._execute import execute
-from loadstone._execute.audit import prove
 from loadstone._execute.report import Provenance, Report
+from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.targets import PlannedTarget
+from loadstone._plan.options import LoadOptions
 from loadstone._plan.plan import Plan
-from loadstone._plan.planning import make_plan
+from loadstone._plan.quantization import Quantization
 from loadstone._plan.recipes import AdapterRecipes
-
-
-@dataclass(frozen=True)
-class ModelOptOptions:
-    """The arguments of loadstone's own functions that the library's do not have.
-
-    Attributes:
-        mode: ``"modelopt-compat"``, ``"modelopt-export"`` or ``"exact"``.
-        missing: policy for what the checkpoint lacks.
-        device_map, max_memory: as :func:`loadstone.plan` takes them.
-        attn_implementation: of transformers.
-        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
-    """
-
-    mode: str = "modelopt-compat"
-    missing: str | Mapping[str, str] = "error"
-    device_map: Any = None
-    max_memory: Mapping[Any, int | str] | None = None
-    attn_implementation: Any = None
-    progress: bool | Callable[[int, int], object] = False
-    threads: int | None = None
-    receipt: str | None = None
-
-
-DEFAULTS = ModelOptOptions()
+from loadstone._plan.registry import trace
 
 
 def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
@@ -67,12 +44,12 @@ def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
     return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
 
 
-def check(model: torch.nn.Module, catalog: Catalog, options: ModelOptOptions) -> None:
+def check(model: torch.nn.Module, catalog: Catalog, options: LoadOptions) -> None:
     """Raises if the checkpoint is incomplete, before quantizers are placed in the model."""
-    _planned(model, catalog, options, {}).require_ok()
+    _Load(options, []).plan_quantized(model, catalog, {}).require_ok()
 
 
-def load_into(model: Any, checkpoint: str | os.PathLike[str], options: ModelOptOptions) -> Report:
+def load_into(model: Any, checkpoint: str | os.PathLike[str], options: LoadOptions) -> Report:
     """Fills a model that ModelOpt has quantized and compressed on meta.
 
     Raises:
@@ -84,68 +61,71 @@ def load_into(model: Any, checkpoint: str | os.PathLike[str], options: ModelOptO
         model.set_attn_implementation(options.attn_implementation)
     export.register()
     with model_lock(model):
-        return _loaded(model, targets.find(model, options.mode), inspect(checkpoint), options)
-
-
-def _loaded(
-    model: Any, weights: list[Weight], catalog: Catalog, options: ModelOptOptions
-) -> Report:
-    with _Blank(model) as blank:
-        quantize = {each.name: each.quantization(options.mode) for each in weights}
-        plan = _planned(model, catalog, options, quantize)
-        filled = execute.read_values(
-            plan,
-            model,
-            progress=options.progress,
-            threads=options.threads or 0,
-            receipt=options.receipt,
-        )
-        packing = _Packing(plan, filled, weights, options.mode)
-        execute.install_values(plan, model, filled)
-        packing.install()
-        blank.keep()
-    _dispatch(model, plan)
-    report = execute.make_report(plan, model, filled.core)
-    packing.add_provenance(report, blank.configured)
-    if report.receipt is not None:
-        report.receipt = report.receipt.with_held(slots_of(model), report.provenance)
-    prove(model, report)
+        load = _Load(options, targets.find(model, options.mode))
+        load.read(model, inspect(checkpoint))
+        report = load.finish(model)
+    assert report is not None
     return report
 
 
-def _planned(
-    model: Any, catalog: Catalog, options: ModelOptOptions, quantize: Mapping[str, Any]
-) -> Plan:
-    plan = make_plan(
-        model,
-        catalog,
-        _trace(model, catalog),
-        device_map=options.device_map,
-        max_memory=options.max_memory,
-        missing=options.missing,
-        quantize=quantize,
-    )
-    for target in plan.targets:
-        if target.device in ("disk", "meta"):
-            raise make(
-                "plan.device_map",
-                "packed weights must be in memory: ModelOpt has no hook that loads them with their "
-                "scales",
-                tensor=target.name,
-                found=target.device,
-                expected="cpu or an accelerator",
-            )
-    return plan
+class _Load(LoadSession):
+    """One load of a model whose weights are packed. For one thread."""
+
+    def __init__(self, options: LoadOptions, weights: list[Weight]) -> None:
+        super().__init__(options)
+        self.weights = weights
+        self._configured: dict[str, torch.Tensor] = {}
+        self._packing: _Packing | None = None
+
+    def read(self, model: Any, catalog: Catalog) -> None:
+        """Plans and loads, and gives the model its tensors."""
+        mode = self.options.mode
+        with _Blank(model) as blank:
+            quantize = {each.name: each.quantization(mode) for each in self.weights}
+            plan = self.plan_quantized(model, catalog, quantize)
+            with self.reading() as filled:
+                self._packing = _Packing(plan, filled, self.weights, mode)
+                execute.install_values(plan, model, filled)
+                self._packing.install()
+            blank.keep()
+        self._configured = blank.configured
+        _dispatch(model, plan)
+
+    def plan_quantized(
+        self, model: Any, catalog: Catalog, quantize: Mapping[str, Quantization]
+    ) -> Plan:
+        """Plans; packed weights must be in memory."""
+        plan = self.make_plan(
+            model,
+            catalog,
+            _trace(model, catalog),
+            device_map=self.options.device_map,
+            max_memory=self.options.max_memory,
+            quantize=quantize,
+        )
+        for target in plan.targets:
+            if target.device in ("disk", "meta"):
+                raise make(
+                    "plan.device_map",
+                    "packed weights must be in memory: ModelOpt has no hook that loads them with "
+                    "their scales",
+                    tensor=target.name,
+                    found=target.device,
+                    expected="cpu or an accelerator",
+                )
+        return plan
+
+    def complete(self, model: Any, report: Report) -> None:
+        if self._packing is not None:
+            self._packing.add_provenance(report, self._configured)
+        if report.receipt is not None:
+            report.receipt = report.receipt.with_held(slots_of(model), report.provenance)
 
 
 def _trace(model: Any, catalog: Catalog) -> AdapterRecipes | None:
-    from transformers import PreTrainedModel
-
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, transformers.PreTrainedModel):
         return None
-    from loadstone.transformers import trace
-
-    return trace(model, catalog)
+    return trace("transformers", model, catalog, None)
 
 
 class _Blank:

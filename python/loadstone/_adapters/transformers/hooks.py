@@ -30,11 +30,11 @@ from loadstone._adapters.transformers.call import (
 from loadstone._adapters.transformers.from_pretrained_call import (
     DEFAULTS,
     FromPretrainedCall,
-    TransformersOptions,
 )
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import construct, constructing, in_turn, ordinary_tensors
 from loadstone._files.catalog import readable
+from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import expanded
 from loadstone._skeleton.skeleton import skeleton
 from loadstone.peft import with_adapters
@@ -118,7 +118,7 @@ def _tie_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs) if _TIES.get() else None
 
 
-def _begun(chosen: TransformersOptions) -> FromPretrainedCall:
+def _begun(chosen: LoadOptions) -> FromPretrainedCall:
     """A new call of ``from_pretrained``, for the installed release."""
     if not IS_V5:
         return v4.Load(chosen)
@@ -191,7 +191,7 @@ def _get_hf_quantizer(
     if load is None:
         return original(config, quantization_config, *args, **kwargs)
     wish = load.options.dequantize
-    result, load.claim = stripped_config.chosen(
+    result, load.stripped_config = stripped_config.chosen(
         original, wish, config, quantization_config, *args, **kwargs
     )
     return result
@@ -203,7 +203,7 @@ def _get_dtype(
     """The dtype of numbers: where the config has none the library takes that of the codes."""
     load = current()
     is_asked = dtype == "auto" and getattr(config, "dtype", None) is None
-    if load is not None and load.claim.method and is_asked and checkpoint_files:
+    if load is not None and load.stripped_config.method and is_asked and checkpoint_files:
         catalog, _ = readable(checkpoint_files, allow_links=True)
         if catalog is not None and quantized.is_decodable(catalog):
             dtype = torch_dtype(quantized.dtype_of_numbers(catalog))
@@ -273,7 +273,7 @@ def _load_pretrained_model(
             return load.read(model, checkpoint_files, load_config)
         if load.options.is_direct:
             raise refused(reason or "no files")
-        load.fills_gaps = load_config.hf_quantizer is None and mesh is None
+        load.initialises_missing = load_config.hf_quantizer is None and mesh is None
     return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
 
@@ -293,7 +293,7 @@ def _move_missing_keys(
     original: Any, model: Any, missing_keys: Any, device_map: Any, *args: Any, **kwargs: Any
 ) -> Any:
     load: Any = current()
-    if load is None or not load.fills_gaps:
+    if load is None or not load.initialises_missing:
         return original(model, missing_keys, device_map, *args, **kwargs)
     return load.give_memory(model, set(missing_keys), device_map)
 
@@ -301,7 +301,7 @@ def _move_missing_keys(
 def _initialize_missing_keys(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(model, *args, **kwargs)
     load = current()
-    if load is not None and load.fills_gaps:
+    if load is not None and load.initialises_missing:
         load.construct_unwritten(model)
     return result
 

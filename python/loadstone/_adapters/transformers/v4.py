@@ -25,11 +25,12 @@ from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
+from loadstone._execute.session import tensor_devices
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.contents import keep_object
+from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import walk
-from loadstone._plan.placement import device_of
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._skeleton.skeleton import skeleton
 from loadstone.tracing import Trace
@@ -81,12 +82,12 @@ class Load(FromPretrainedCall):
         known = {name: key for key, name in self.names.items()}
         traced.unexpected = [(name, known.get(name, name)) for name in unexpected]
         device_map = given.get("device_map")
-        folder, devices = given.get("disk_offload_folder"), _devices(model, device_map)
-        filled = self.plan_and_read(model, catalog, traced, devices, folder)
-        assert self.plan is not None
-        execute.install(self.plan, model, filled)
-        filled.offload.commit()
-        return filled.offload.index() if "disk" in (device_map or {}).values() else None
+        folder, devices = given.get("disk_offload_folder"), tensor_devices(model, device_map)
+        with model_lock(model):
+            plan = self.make_plan(model, catalog, traced, device_map=devices, offload_folder=folder)
+            with self.reading() as filled:
+                execute.install(plan, model, filled)
+        return self.offload_index if "disk" in (device_map or {}).values() else None
 
 
 def as_traced(
@@ -195,18 +196,6 @@ def _kept_in_fp32(model: Any, dtype: torch.dtype | None) -> re.Pattern[str] | No
     return re.compile("|".join(rf"(?:^|\.){name}(?:$|\.)" for name in names)) if names else None
 
 
-def _devices(model: Any, device_map: Any) -> dict[str, Any] | None:
-    """The device of every tensor; ``None``: all on the cpu. Buffers stay in memory."""
-    if device_map is None:
-        return None
-    buffers = [name for name, _ in model.named_buffers()]
-    places = {"": "cpu"}
-    for name in [*model.state_dict(), *buffers]:
-        device = device_of(name, device_map, "cpu")
-        places[name] = "cpu" if device == "disk" and name in buffers else device
-    return places
-
-
 # --- where that stands in the library ------------------------------------------------------------
 
 
@@ -256,8 +245,8 @@ def _load_pretrained_model(
         reason = "quantization_config (of transformers before 5.0)"
     if reason is not None and load.options.is_direct:
         raise refused(reason)
-    load.fills_gaps = given.get("hf_quantizer") is None
-    if not load.fills_gaps:
+    load.initialises_missing = given.get("hf_quantizer") is None
+    if not load.initialises_missing:
         warn(f"{reason}: the library loads it by itself", UserWarning, stacklevel=2)
     load.model = model if reason is None else None
     result = original(cls, model, state_dict, checkpoint_files, *args, **given)
@@ -277,7 +266,7 @@ def _get_key_renaming_mapping(original: Any, model: Any, *args: Any, **kwargs: A
 
 def _move_missing_keys(original: Any, model: Any, missing: Any, dtype: Any, *args: Any) -> Any:
     load: Any = current()
-    if load is None or not load.fills_gaps:
+    if load is None or not load.initialises_missing:
         return original(model, missing, dtype, *args)
     return load.give_memory(model, missing, dtype)
 
