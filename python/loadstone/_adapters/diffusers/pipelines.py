@@ -295,9 +295,9 @@ def _note_moved(model: Any) -> None:
     """The library has placed a component anew, after its load."""
     report = last_report(model) if isinstance(model, torch.nn.Module) else None
     if report is not None:
-        from loadstone import accelerate
+        from loadstone._adapters.accelerate.dispatch import note_moved
 
-        accelerate._note_moved(model, report)
+        note_moved(model, report)
 
 
 def _unless_placing(original: Any, *args: Any, **kwargs: Any) -> Any:
