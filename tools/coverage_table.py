@@ -189,6 +189,7 @@ def check_converter(converter: Any, folder: Path) -> int:
         How many targets were compared; an ``AssertionError`` where one differs by a byte.
     """
     import loadstone
+    from loadstone._execute.plan import Plan
     from loadstone._plan import planning
     from loadstone._plan import recipes as _traced
     from loadstone.tracing import Trace
@@ -209,7 +210,7 @@ def check_converter(converter: Any, folder: Path) -> int:
         trace.add(f"t{at}", value)
     holder = Holder(list(expected.values()))
     traced = _traced.AdapterRecipes(recipes=trace.finish())
-    planning.make_plan(holder, catalog, traced).execute()
+    Plan(planning.make_plan(holder, catalog, traced)).execute()
     for at, (name, value) in enumerate(expected.items()):
         ours = holder.get_parameter(f"t{at}").detach()
         same = torch.equal(ours.view(torch.uint8), value.contiguous().view(torch.uint8))

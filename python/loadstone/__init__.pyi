@@ -29,9 +29,9 @@ from loadstone._core import Finding as Finding
 from loadstone._execute.audit import Audit as Audit
 from loadstone._execute.audit import audit as audit
 from loadstone._execute.load import load as load
-from loadstone._execute.report import Provenance as Provenance
+from loadstone._execute.plan import Plan as Plan
+from loadstone._execute.plan import plan as plan
 from loadstone._execute.report import Report as Report
-from loadstone._execute.report import Source as Source
 from loadstone._files.catalog import Catalog as Catalog
 from loadstone._files.catalog import TensorInfo as TensorInfo
 from loadstone._files.catalog import inspect as inspect
@@ -44,8 +44,8 @@ from loadstone._files.receipt import Receipt as Receipt
 from loadstone._files.remote import configure_remote as configure_remote
 from loadstone._files.safe_open import safe_open as safe_open
 from loadstone._model.targets import PlannedTarget as PlannedTarget
-from loadstone._plan.plan import Plan as Plan
-from loadstone._plan.planning import plan as plan
+from loadstone._plan.provenance import Provenance as Provenance
+from loadstone._plan.provenance import Source as Source
 from loadstone._plan.quantization import Quantization as Quantization
 from loadstone._skeleton.skeleton import save_skeleton as save_skeleton
 from loadstone._skeleton.skeleton import skeleton as skeleton

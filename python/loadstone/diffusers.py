@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loadstone._base.dtypes import dtype_argument, torch_dtype
-from loadstone._plan.options import LoadOptions
+from loadstone._base.keywords import refuse_misspelled
+from loadstone._plan.options import NAMES, LoadOptions
 from loadstone._skeleton.rebuild import builder
 
 if TYPE_CHECKING:
@@ -165,14 +166,16 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> AdapterRecipes:
 
 
 def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
-    from diffusers import DiffusionPipeline
+    from diffusers import DiffusionPipeline, ModelMixin
 
     from loadstone import transformers
-    from loadstone._adapters.diffusers import hooks
+    from loadstone._adapters.diffusers import call, hooks
     from loadstone._adapters.patch import held, hooked
     from loadstone._adapters.transformers import hooks as encoders
     from loadstone._base.errors import make
 
+    library = [getattr(each, function, None) for each in (cls, DiffusionPipeline, ModelMixin)]
+    refuse_misspelled(kwargs, NAMES, (*filter(None, library), cls.__init__))
     merges = options.adapters is not None and options.adapters.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"
@@ -182,7 +185,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
         hooked(transformers.patches()),
         hooked(hooks.hooks()),
         held(encoders.OPTIONS, of_encoders),
-        held(hooks.OPTIONS, options),
+        held(call.OPTIONS, options),
     ):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from loadstone._base.keywords import names_keywords
 from loadstone._plan.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["init_quantized_weights", "load", "patches"]
 
 
+@names_keywords
 @contextlib.contextmanager
 def init_quantized_weights(
     quant_cfg: Mapping[str, Any],
@@ -73,6 +75,7 @@ def init_quantized_weights(
         yield
 
 
+@names_keywords
 def load(
     model: Any,
     checkpoint: str | os.PathLike[str],

@@ -67,7 +67,8 @@ def from_pretrained(
             nothing uses is an error.
         tie: as for :func:`loadstone.plan`.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
-        kwargs: arguments of the library's function.
+        kwargs: arguments of the library's function. A misspelled one is an error that names the
+            nearest known one.
 
     Returns:
         The result of the library's function: the model, or model and loading info.

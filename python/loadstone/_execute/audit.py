@@ -8,19 +8,23 @@ import sys
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._base import collector
 from loadstone._base.errors import listed, make
 from loadstone._base.terminal import printable, warn
 from loadstone._base.warn import users_level
-from loadstone._execute.report import OFFLOADED, Provenance, Report
+from loadstone._execute.report import Report
 from loadstone._files.receipt import Receipt
+from loadstone._model import holders
+from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import saved_path
-
-if TYPE_CHECKING:
-    from loadstone._model.walk import TensorSlot
-
+from loadstone._model.walk import TensorSlot
+from loadstone._plan.provenance import OFFLOADED, Provenance
+from loadstone._skeleton.schema import storage_key, version_of
 
 # Where PEFT's layers, and those that are trained as a whole, hold the one that was there before.
 _OF_ADAPTERS = ("base_layer", "original_module")
@@ -121,16 +125,12 @@ class _Noted:
     @classmethod
     def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _Noted:
         """As it is now."""
-        from loadstone._skeleton.schema import version_of
-
         shape = _extent_of(tensor)
         shape = shapes.setdefault(shape, shape)
         return cls(_storage(tensor), version_of(tensor), type(tensor), tensor.dtype, shape)
 
     def is_still(self, tensor: Any) -> bool:
         """Whether a tensor lies in the same memory, and nothing was written to it."""
-        from loadstone._skeleton.schema import storage_key, version_of
-
         form = (version_of(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
         if form != (self.version, self.kind, self.dtype, self.shape):
             return False
@@ -142,7 +142,7 @@ def _extent_of(tensor: Any) -> Any:
     """Returns the shape, and strides and offset if it has a storage."""
     if tensor.is_nested:
         return ()
-    if tensor.layout is not sys.modules["torch"].strided:
+    if tensor.layout is not torch.strided:
         return tensor.shape
     return (tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -171,8 +171,6 @@ class Loads:
     """The record of loads that audits use, to be restored if a load fails."""
 
     def __init__(self, model: Any) -> None:
-        from loadstone._model import holders
-
         self._model = model
         self._known = {
             module: loaded
@@ -183,8 +181,6 @@ class Loads:
 
     def restore(self) -> None:
         """Makes it as it was."""
-        from loadstone._model import holders
-
         for module in self._model.modules():
             _last_load.pop(module, None)
             if module in self._known:
@@ -194,8 +190,6 @@ class Loads:
 
 def forget(tensors: Iterable[Any]) -> None:
     """No load accounts for what stands in the memory of these any longer."""
-    from loadstone._skeleton.schema import storage_key
-
     keys = {storage_key(tensor) for tensor in tensors}
     for ref in _last_load.keyrefs():  # a copy: other threads load meanwhile
         model = ref()
@@ -244,8 +238,6 @@ def audit(
         receipt = _own_receipt(model, report) if receipt else None
     elif receipt is not None and not isinstance(receipt, Receipt):
         receipt = Receipt.load(receipt)
-    from loadstone._model.model_lock import slots_of
-
     loads = _loads(model, report)
     result = Audit()
     slots = slots_of(model)
@@ -312,8 +304,6 @@ def _warn_of_holders(result: Audit) -> None:
 
 
 def _find_holders(result: Audit, model: Any, slots: list[TensorSlot]) -> None:
-    from loadstone._model import holders
-
     known: dict[str, list[str]] = {}
     for holder in holders.find(model, [slot for slot in slots if slot.name in result.not_held]):
         texts = known.setdefault(holder.name, [])
@@ -426,8 +416,6 @@ def _not_held(report: Report, item: Provenance) -> str | None:
 
 def _storage(tensor: Any) -> Any:
     """Weakly; ``None`` for tensors without one (sparse ones, wrappers)."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-
     try:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     except (NotImplementedError, RuntimeError):

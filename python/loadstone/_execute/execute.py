@@ -6,7 +6,9 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from loadstone import _core
 from loadstone import torch as memory
@@ -21,7 +23,7 @@ from loadstone._base.warn import users_level, warn_of_overflows
 from loadstone._execute import read_once, ties
 from loadstone._execute.audit import Loads, remember
 from loadstone._execute.destinations import Destinations
-from loadstone._execute.report import Provenance, Report, filled_findings, human_bytes
+from loadstone._execute.report import Report, filled_findings, human_bytes
 from loadstone._execute.same_model import planned_slots
 from loadstone._files.receipt import Receipt
 from loadstone._model import devices, half_written
@@ -29,16 +31,14 @@ from loadstone._model.half_written import WRITTEN
 from loadstone._model.holders import Own, Parameters, note_replaced
 from loadstone._model.model_lock import slots_of
 from loadstone._model.ranks import renew
+from loadstone._model.targets import PlannedTarget
+from loadstone._model.walk import TensorSlot
+from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.provenance import Provenance
+from loadstone._plan.ties import is_split, may_split, untied_by
 from loadstone._skeleton import initialise
+from loadstone._skeleton.finish import known
 from loadstone._skeleton.skeleton import recompute
-
-if TYPE_CHECKING:
-    import torch
-
-    from loadstone._adapters.bitsandbytes.installing import Installation
-    from loadstone._model.targets import PlannedTarget
-    from loadstone._model.walk import TensorSlot
-    from loadstone._plan.plan import Plan
 
 _Addresses = list[tuple[int, int, str]]  # address, bytes and dtype, by target
 _PartAddresses = list[tuple[int, list[tuple[int, int]]]]  # target; address and bytes by part
@@ -46,7 +46,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def run(
-    plan: Plan,
+    plan: PlannedLoad,
     model: Any,
     *,
     progress: bool | ProgressCallback = False,
@@ -63,7 +63,7 @@ def run(
         in_place: ``None``: as the plan says.
         settle: adds to the offload folder and checks the model, before the folder's commit.
     """
-    with read_once.session(plan._whole is not None):
+    with read_once.session(plan.shared_read is not None):
         return _run(
             plan,
             model,
@@ -77,7 +77,7 @@ def run(
 
 
 def _run(
-    plan: Plan,
+    plan: PlannedLoad,
     model: Any,
     *,
     progress: bool | ProgressCallback,
@@ -91,11 +91,11 @@ def _run(
         digests = "'xxh3-128' or 'sha256-tree'"
         message = "a receipt is of a digest that is named"
         raise make("plan.options", message, field="receipt", found=repr(receipt), expected=digests)
-    if plan._units is None:
+    if plan.units is None:
         _require_numbers(plan)
     plan.require_ok()
     slots = planned_slots(plan, model)
-    made = initialise.values(plan, model)  # before a byte is read: initialisers may fail
+    made = initialise.values(plan.targets, model)  # before a byte is read: initialisers may fail
     before = _Before(plan, model)
     filled = read_values(
         plan,
@@ -108,16 +108,17 @@ def _run(
         reading=reading,
     )
     try:
-        split = ties.split_names(model, slots, plan.targets) if ties.may_split(plan) else []
+        splits = may_split(plan.targets, plan.findings)
+        split = ties.split_names(model, slots, plan.targets) if splits else []
         install_values(plan, model, filled, made)
-        untied = ties.untied_by(plan) if split else {}
+        untied = untied_by(plan.targets, plan.findings) if split else {}
         tied_again, different = ties.restore(model, untied)
         if split or tied_again:
             slots_of(model, anew=True)
         report = make_report(plan, model, filled.core, tied_again)
         if settle is not None:
             settle(filled.offload, report)
-        if plan._whole is not None:
+        if plan.shared_read is not None:
             read_once.finish()
         filled.offload.commit()  # the last step: with it the model and its folder are new
     except BaseException as error:
@@ -133,7 +134,7 @@ def _run(
 class _Before:
     """A model as it was before a load gave it values."""
 
-    def __init__(self, plan: Plan, model: Any) -> None:
+    def __init__(self, plan: PlannedLoad, model: Any) -> None:
         self._plan, self._model = plan, model
         self._slots = slots_of(model)
         self._tensors = Own(slot.tensor for slot in self._slots)
@@ -146,7 +147,7 @@ class _Before:
             error: ends the load, and gets the names of the tensors that are half-written.
         """
         filled.offload.abandon()
-        self._plan._extra.undo()
+        self._plan.extra.undo()
         if filled.layers is not None:
             filled.layers.undo()
         filled.homes.undo()
@@ -162,15 +163,13 @@ def _with_ordinary_tensors(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        import torch
-
         with torch.inference_mode(False):
             return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
 
 
-def _require_numbers(plan: Plan) -> None:
+def _require_numbers(plan: PlannedLoad) -> None:
     """Refuses a plan that quantizes and does not know into which modules."""
     quantized = next((target for target in plan.targets if target.encoding), None)
     if quantized is not None:
@@ -207,7 +206,7 @@ class Filled:
     core: _core.Report
     homes: Destinations
     extra: dict[str, torch.Tensor]
-    layers: Installation | None = None
+    layers: Any = None
 
     @property
     def offload(self) -> _core.OffloadFolder:
@@ -216,7 +215,7 @@ class Filled:
 
 @_with_ordinary_tensors
 def read_values(
-    plan: Plan,
+    plan: PlannedLoad,
     model: Any,
     *,
     progress: bool | ProgressCallback = False,
@@ -233,22 +232,22 @@ def read_values(
         in_place: memory that is there is written; ``None``: as the plan says.
     """
     plan.require_ok()
-    in_place = plan._in_place if in_place is None else in_place
+    in_place = plan.in_place if in_place is None else in_place
     slots = planned_slots(plan, model) if slots is None else slots
     half_written.require_written(slots, plan.targets)
     _require_devices(plan)
-    if plan._units is not None:
-        plan._units.require_values()
+    if plan.units is not None:
+        plan.units.require_values()
     values: list[Any] = [None] * len(slots)
     with collector.paused():
         homes = Destinations(slots, plan.targets, in_place)
     try:
         with shown(progress, "loading") as callback:
             core = _read(plan, homes, values, threads, callback, receipt or "", reading or {})
-        _core.require_delivered(plan._core, core)
+        _core.require_delivered(plan.core, core)
         warn_of_overflows(core.findings)
         ties.warn(core.findings, plan.findings)
-        return Filled(slots, values, core, homes, plan._extra.read())
+        return Filled(slots, values, core, homes, plan.extra.read())
     except BaseException as error:
         homes.report_half_written(error)
         raise
@@ -257,7 +256,7 @@ def read_values(
 @collector.paused()
 @_with_ordinary_tensors
 def install_values(
-    plan: Plan,
+    plan: PlannedLoad,
     model: Any,
     filled: Filled,
     made: dict[int, torch.Tensor] | None = None,
@@ -269,14 +268,14 @@ def install_values(
     Args:
         made: what the initialisers made, where they have run.
     """
-    for index, value in (initialise.values(plan, model) if made is None else made).items():
+    for index, value in (initialise.values(plan.targets, model) if made is None else made).items():
         filled.values[index] = value
     install(plan, model, filled)
     renew(model)
     _warn_of_fills(plan)
 
 
-def _warn_of_fills(plan: Plan) -> None:
+def _warn_of_fills(plan: PlannedLoad) -> None:
     """One warning for everything that the checkpoint lacks and that has a value all the same."""
     names = {finding.target for finding in filled_findings(plan.findings)}
     targets = [target for target in plan.targets if target.name in names]
@@ -298,7 +297,7 @@ def _warn_of_fills(plan: Plan) -> None:
 @collector.paused()
 @_with_ordinary_tensors
 def make_report(
-    plan: Plan, model: Any, core: _core.Report, tied_again: Mapping[str, str] | None = None
+    plan: PlannedLoad, model: Any, core: _core.Report, tied_again: Mapping[str, str] | None = None
 ) -> Report:
     """Computes what follows from parameters, and notes the origin of every value.
 
@@ -315,15 +314,15 @@ def make_report(
     for name in recompute(model, given):
         reason = "recomputed from the model's parameters"
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)
-    if plan._units is not None:
-        plan._units.add_provenance(model, provenance)
+    if plan.units is not None:
+        plan.units.add_provenance(model, provenance)
     slots = slots_of(model)
     for slot in slots:
         if slot.name in provenance:
             continue
         if slot.may_be_kept:
             provenance[slot.name] = _kept(slot)
-        elif slot.kind == "attribute" and plan._extra.is_of(model, slot.name):
+        elif slot.kind == "attribute" and plan.extra.is_of(model, slot.name):
             provenance[slot.name] = dataclasses.replace(
                 _kept(slot), origin="checkpoint", reason="made by set_extra_state"
             )
@@ -351,14 +350,14 @@ def _kept(slot: TensorSlot) -> Provenance:
     return Provenance(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)
 
 
-def _require_devices(plan: Plan) -> None:
+def _require_devices(plan: PlannedLoad) -> None:
     """Refuses devices that this machine lacks, before anything is read."""
     for name in {target.device for target in plan.targets if target.delivery == "memory"}:
         devices.require(name)
 
 
 def _read(
-    plan: Plan,
+    plan: PlannedLoad,
     homes: Destinations,
     values: list[Any],
     threads: int,
@@ -367,7 +366,7 @@ def _read(
     reading: Mapping[str, Any],
 ) -> _core.Report:
     """Puts a finished tensor into ``values`` for each target that the core delivers to memory."""
-    if plan._whole is not None:
+    if plan.shared_read is not None:
         if receipt:
             message = "ranks that read together make no receipt"
             raise make("plan.options", message, field="receipt", found=receipt)
@@ -376,7 +375,7 @@ def _read(
     with devices.Copier(_written(plan, values)) as copier:
         destinations, parts = _destinations(values, wanted, copier)
         return _core.execute(
-            plan._core,
+            plan.core,
             destinations,
             threads,
             callback,
@@ -390,7 +389,7 @@ def _read(
 
 
 @collector.paused()
-def _make_memory(plan: Plan, homes: Destinations, values: list[Any]) -> list[int]:
+def _make_memory(plan: PlannedLoad, homes: Destinations, values: list[Any]) -> list[int]:
     """Makes views, and memory for the targets that the core writes, which are returned."""
     mappings: dict[int, Any] = {}
     wanted: list[int] = []
@@ -411,7 +410,7 @@ def _parts(target: PlannedTarget) -> Parts:
     return Parts(made)
 
 
-def _written(plan: Plan, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that the core writes, with their devices."""
     for target, value in zip(plan.targets, values, strict=True):
         if target.delivery == "memory":
@@ -436,28 +435,30 @@ def _destinations(
     return rows, parts
 
 
-def _view(plan: Plan, index: int, target: PlannedTarget, mappings: dict[int, Any]) -> torch.Tensor:
-    shard, offset = plan._core.view_of(index)
+def _view(
+    plan: PlannedLoad, index: int, target: PlannedTarget, mappings: dict[int, Any]
+) -> torch.Tensor:
+    shard, offset = plan.core.view_of(index)
     if shard not in mappings:
-        mappings[shard] = _core.map_shard(plan._core, shard)
+        mappings[shard] = _core.map_shard(plan.core, shard)
     return memory.file_view(mappings[shard], offset, target.shape, target.dtype)
 
 
-def install(plan: Plan, model: Any, filled: Filled) -> None:
+def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
     """Gives the model its tensors, once all of them are made."""
     slots, values = filled.slots, filled.values
-    if plan._units is not None:
-        filled.layers = plan._units.installation(model, plan, filled)
-    quantized = plan._units.names() if plan._units is not None else ()
+    if plan.units is not None:
+        filled.layers = plan.units.installation(model, plan, filled)
+    quantized = plan.units.names() if plan.units is not None else ()
     installed: dict[str, Any] = {}
     for index, (target, slot) in enumerate(zip(plan.targets, slots, strict=True)):
         if target.origin == "tie" or target.name in quantized:
             continue
         new, values[index] = values[index], None
         if new is None and target.origin in ("constructor", "kept"):
-            new = _placed(target, plan._constructor_values.get(target.name, slot.tensor), slot)
+            new = _placed(target, plan.constructor_values.get(target.name, slot.tensor), slot)
         is_away = new is None and target.device in ("disk", "meta")
-        if is_away and (not slot.tensor.is_meta or ties.is_split(slot, target)):
+        if is_away and (not slot.tensor.is_meta or is_split(slot, target)):
             # on meta as well: the root of a tie that is split gets the tensor that they share
             new = slot.tensor.detach().to("meta", element_dtype(target.dtype))
         installed[target.name] = slot.tensor if new is None else filled.homes.take(index, new)
@@ -474,13 +475,11 @@ def install(plan: Plan, model: Any, filled: Filled) -> None:
         replaced = Parameters(model)
         filled.layers.install()
         replaced.note_replaced(model)
-    plan._extra.install(model, filled.extra)
+    plan.extra.install(model, filled.extra)
 
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
     """The constructor's value on its planned device and in its planned dtype; None: it is there."""
-    from loadstone._skeleton.finish import known
-
     if value.is_meta or known.is_computed(value):
         return None  # follows from parameters, and is computed when they have their values
     with devices.memory_for(target.name, target.device):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -13,11 +12,11 @@ from loadstone._base.errors import listed
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute.audit import prove
+from loadstone._execute.plan import Plan, plan
+from loadstone._execute.read_once import session
 from loadstone._execute.report import Report
 from loadstone._files.catalog import Checkpoint
 from loadstone._model.model_lock import model_lock
-from loadstone._plan.plan import Plan
-from loadstone._plan.planning import plan
 
 
 def load(
@@ -50,7 +49,7 @@ def load(
     Thread safety: loads into one model wait for each other.
     """
     _require_known(plan_arguments)
-    with model_lock(model), _session(bool(plan_arguments.get("read_once"))):
+    with model_lock(model), session(bool(plan_arguments.get("read_once"))):
         made = plan(model, checkpoint, threads=threads, **plan_arguments)
         if plan_arguments.get("strict") is False:
             _warn_of_nothing(made)
@@ -79,15 +78,6 @@ def _require_known(arguments: dict[str, Any]) -> None:
 @functools.cache
 def _known_arguments() -> list[str]:
     return list({**inspect.signature(load).parameters, **inspect.signature(plan).parameters})
-
-
-def _session(is_wanted: bool) -> contextlib.AbstractContextManager[None]:
-    """Of ranks that load together."""
-    if not is_wanted:
-        return contextlib.nullcontext()
-    from loadstone._execute.read_once import session  # with torch, which the package does without
-
-    return session(is_wanted)
 
 
 def _warn_of_unexpected(made: Plan) -> None:

@@ -9,30 +9,27 @@ whether they failed: where one did, all end with an error, and no model gets a v
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from loadstone import _core
 from loadstone import torch as memory
 from loadstone._base.errors import make
+from loadstone._base.progress import ProgressCallback
+from loadstone._execute.destinations import Destinations
 from loadstone._model import devices
-from loadstone._model.targets import PlannedTarget, planned_targets
+from loadstone._model.targets import PlannedTarget
+from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.shared_read import SharedReadPlan, require_group
 
-if TYPE_CHECKING:
-    import torch
-
-    from loadstone._base.progress import ProgressCallback
-    from loadstone._execute.destinations import Destinations
-    from loadstone._files.catalog import Catalog
-    from loadstone._plan.plan import Plan
-
-    Slice = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # begin, groups and shape
+Slice = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # begin, groups and shape
 
 # Of the load that runs.
 _PEERS: ContextVar[Peers | None] = ContextVar("loadstone_peers", default=None)
@@ -40,86 +37,10 @@ _PEERS: ContextVar[Peers | None] = ContextVar("loadstone_peers", default=None)
 # Threads take turns: what two of them say at a time would be taken for each other's.
 _one_at_a_time = threading.Lock()
 
-# Whole tensors that are read and sent together: about so many bytes of all ranks, or one tensor.
-WAVE_BYTES = 64 << 20
-
-
-class SharedReadPlan:
-    """The plan of the whole tensors, and what the ranks have to agree on.
-
-    Args:
-        core: its targets are those of the rank's own plan, without slices.
-
-    Attributes:
-        exchanged: positions of the targets that one rank reads for all, in the order of the files.
-    """
-
-    def __init__(self, core: _core.Plan, catalog: Catalog) -> None:
-        self.core = core
-        self.targets = planned_targets(core)
-        self.exchanged = self._in_file_order(catalog)
-        self._files = [_identity(catalog._core.root, shard) for shard in catalog._core.shards]
-
-    def _in_file_order(self, catalog: Catalog) -> list[int]:
-        """Targets whose bytes come from the checkpoint."""
-        places = {name: (each.shard, each.offset_begin) for name, each in catalog.tensors.items()}
-        none = ("", 0)  # of adapters, and of what has no elements
-
-        def place(index: int) -> tuple[str, int]:
-            found = (places.get(name, none) for name in self.targets[index].sources)
-            return min(found, default=none)
-
-        read = (index for index, each in enumerate(self.targets) if _is_read(each))
-        return sorted(read, key=place)
-
-    def require_possible(self) -> None:
-        """Raises where a part of the plan cannot be had in this way."""
-        for target in self.targets:
-            if target.encoding or target.delivery not in ("none", "memory"):
-                message = "ranks that read together bring plain numbers into memory, and no others"
-                found = target.encoding or target.delivery
-                raise make("plan.options", message, field="read_once", found=found)
-        _require_group()
-
-    def held_bytes(self) -> int:
-        """Beside the slices: whole tensors of a wave, and copies of what is sent."""
-        sizes = [sum(self.targets[i].nbytes for i in wave) for wave in self.waves()]
-        return 2 * max(sizes, default=0)
-
-    def waves(self) -> Iterator[list[int]]:
-        """All that is exchanged, in the order of the files."""
-        wave: list[int] = []
-        size = 0
-        for index in self.exchanged:
-            nbytes = self.targets[index].nbytes
-            if wave and size + nbytes > WAVE_BYTES:
-                yield wave
-                wave, size = [], 0
-            wave.append(index)
-            size += nbytes
-        if wave:
-            yield wave
-
-    def terms(self) -> dict[str, Any]:
-        """What has to be the same on all ranks of a node."""
-        return {
-            "the checkpoint's files": self._files,
-            "the model's tensors": [(each.name, each.shape, each.dtype) for each in self.targets],
-            "the ways in which tensors are made": self._digest(),
-        }
-
-    def _digest(self) -> str:
-        """Of all recipes; a rank has its own device, and may have the checkpoint elsewhere."""
-        plan = json.loads(self.core.to_json())
-        for target in plan["targets"]:
-            target.pop("device")
-        made = {key: plan.get(key) for key in ("sources", "targets", "decodings")}
-        return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
-
 
 def read(
-    plan: Plan,
-    homes: Destinations,
+    plan: PlannedLoad,
+    destinations: Destinations,
     values: list[Any],
     callback: ProgressCallback | None,
     reading: Mapping[str, Any],
@@ -129,14 +50,12 @@ def read(
     Args:
         reading: ``threads`` and how files are read, for the core.
     """
-    import torch
-
-    whole, peers = plan._whole, _PEERS.get()
+    whole, peers = plan.shared_read, _PEERS.get()
     assert whole is not None and peers is not None
     with torch.no_grad():
         slices = _agreed(peers, whole, plan.targets)
-        homes.begun = None  # tensors get values from other ranks
-        reports = [_execute_own(plan, whole, homes, values, reading)]
+        destinations.begun = None  # tensors get values from other ranks
+        reports = [_execute_own(plan, whole, destinations, values, reading)]
         load = [0] * peers.count  # bytes that each has read
         for wave in whole.waves():
             owners = _owners(whole, wave, load)
@@ -144,13 +63,13 @@ def read(
             sources = {index: _fresh(whole.targets[index]) for index in own}
             reports.append(_execute(whole.core, sources, callback, reading))
             for index in wave:
-                values[index] = _home(plan, homes, index)
+                values[index] = _memory(plan, destinations, index)
             parts = {index: _parts(source, index, slices) for index, source in sources.items()}
             peers.agree()  # all memory is there, and nothing is left that could fail
             peers.exchange(wave, owners, parts, values)
             for index in wave:
                 values[index] = values[index].to(plan.targets[index].device)
-    return _core.merge_reports(reports, plan._core)
+    return _core.merge_reports(reports, plan.core)
 
 
 @contextlib.contextmanager
@@ -190,9 +109,9 @@ def _agreed(
 
 
 def _execute_own(
-    plan: Plan,
+    plan: PlannedLoad,
     whole: SharedReadPlan,
-    homes: Destinations,
+    destinations: Destinations,
     values: list[Any],
     reading: Mapping[str, Any],
 ) -> _core.Report:
@@ -200,9 +119,9 @@ def _execute_own(
     exchanged = set(whole.exchanged)
     for index, target in enumerate(plan.targets):
         if target.delivery == "memory" and index not in exchanged:
-            values[index] = _home(plan, homes, index)
+            values[index] = _memory(plan, destinations, index)
     made = {index: value for index, value in enumerate(values) if value is not None}
-    report = _execute(plan._core, made, None, reading)
+    report = _execute(plan.core, made, None, reading)
     for index, value in made.items():
         values[index] = value.to(plan.targets[index].device)
     return report
@@ -233,17 +152,13 @@ def _owners(whole: SharedReadPlan, wave: list[int], load: list[int]) -> dict[int
     return owners
 
 
-def _is_read(target: PlannedTarget) -> bool:
-    return target.delivery == "memory" and target.origin == "checkpoint"
-
-
 def _fresh(target: PlannedTarget) -> torch.Tensor:
     return devices.empty(target.name, target.shape, target.dtype, "cpu")
 
 
-def _home(plan: Plan, homes: Destinations, index: int) -> torch.Tensor:
+def _memory(plan: PlannedLoad, destinations: Destinations, index: int) -> torch.Tensor:
     target = plan.targets[index]
-    return homes.memory(index) if target.device == "cpu" else _fresh(target)
+    return destinations.memory(index) if target.device == "cpu" else _fresh(target)
 
 
 def _cut(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
@@ -272,8 +187,6 @@ def _parts(
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Its memory: backends know few dtypes."""
-    import torch
-
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
@@ -286,9 +199,7 @@ class Peers:
     """
 
     def __init__(self) -> None:
-        import torch.distributed as dist
-
-        _require_group()
+        require_group()
         self.is_over = False  # all have ended, or one has told the others that it failed
         self._group: Any = None
         self._is_own = False
@@ -306,8 +217,6 @@ class Peers:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
-        import torch.distributed as dist
-
         if not self.is_over:
             self.gather(None, error)
         if self._is_own:
@@ -318,8 +227,6 @@ class Peers:
 
         Whoever failed says so in the place of what it would have said next.
         """
-        import torch.distributed as dist
-
         told: list[Any] = [None] * self.count
         text = None if error is None else str(error) or type(error).__name__
         dist.all_gather_object(told, (text, value), group=self._group)
@@ -342,8 +249,6 @@ class Peers:
         values: list[Any],
     ) -> None:
         """Sends each rank's part of what this one has read; receives its own of the others'."""
-        import torch.distributed as dist
-
         work: Any
         pending: list[tuple[Any, torch.Tensor]] = []  # sent memory lives until it is sent
         received = []
@@ -353,7 +258,7 @@ class Peers:
                 home = values[index]
                 if home.numel() == 0:
                     continue
-                # Strided homes get their elements when they are all there.
+                # Strided destinations get their elements when they are all there.
                 whole = home if home.is_contiguous() else home.contiguous()
                 work = dist.irecv(_bytes(whole), self.ranks[owner], group=self._group, tag=index)
                 received.append((work, home, whole))
@@ -380,34 +285,3 @@ def node() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return platform.node()
-
-
-def _identity(root: str, shard: str) -> tuple[Any, ...]:
-    """A file as all ranks of a machine see it."""
-    if _core.is_remote(root):
-        return (root, shard)
-    try:
-        found = Path(root, shard).stat()
-    except OSError:  # a part of a checkpoint that is put together
-        return (root, shard)
-    return (shard, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-def _require_group() -> None:
-    """Raises where ranks cannot speak to each other through memory of the host."""
-    import torch
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized():
-        message = "ranks that read together speak through the default process group"
-        raise make("plan.options", message, field="read_once", found="no process group")
-    group: Any = dist.group.WORLD
-    try:
-        group._get_backend(torch.device("cpu"))
-    except RuntimeError:
-        message = "ranks that read together exchange memory of the host"
-        expected = "a process group for it, such as 'cpu:gloo,cuda:nccl'"
-        found = dist.get_backend()
-        raise make(
-            "plan.options", message, field="read_once", found=found, expected=expected
-        ) from None

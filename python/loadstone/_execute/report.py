@@ -3,67 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from loadstone import _core
-from loadstone._base.errors import listed
-from loadstone._base.terminal import printable
 from loadstone._files.receipt import Receipt
-
-OFFLOADED = "offloaded"  # as the core says it
-
-# An error that a plan is refused with tells this many of its errors, and of their suggestions.
-ERRORS_LISTED_MAX = 20
-HINTS_LISTED_MAX = 3
-
-
-@dataclass(frozen=True)
-class Source:
-    """A byte range of the checkpoint that went into a tensor."""
-
-    tensor: str
-    shard: str
-    offset_begin: int
-    offset_end: int
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Where a tensor's value came from.
-
-    Attributes:
-        origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | kept |
-            excluded``. ``kept``: the value that the model held.
-        delivery: ``none | memory | file_view | disk_write | disk_keep``.
-        merged: the adapters that were merged into it; ``sources`` has their ranges too.
-        reason: why the model holds no value (what excludes it, or :data:`OFFLOADED`), or where the
-            value was made.
-        encoding: of a quantized value (``"nf4"``); dtype and shape are those of its numbers.
-    """
-
-    target: str
-    origin: str
-    kind: str
-    delivery: str
-    sources: tuple[Source, ...]
-    device: str
-    dtype: str
-    shape: tuple[int, ...]
-    tie_of: str = ""
-    reason: str = ""
-    bytes_written: int = 0
-    encoding: str = ""
-    merged: tuple[str, ...] = ()
-
-    @classmethod
-    def from_row(cls, row: tuple[Any, ...]) -> Provenance:
-        """From the core's row, which has the fields in this order."""
-        target, origin, kind, delivery, sources, *rest = row
-        found = tuple(Source(*each) for each in sources)
-        return cls(target, origin, kind, delivery, found, *rest)
+from loadstone._plan.provenance import Provenance
 
 
 @dataclass
@@ -132,22 +78,6 @@ def filled_findings(findings: Iterable[_core.Finding]) -> list[_core.Finding]:
         for finding in findings
         if finding.code == "plan.missing" and finding.severity == "warning" and finding.target
     ]
-
-
-def listed_errors(findings: Iterable[_core.Finding]) -> str:
-    """The errors of a plan below its first, and what each kind of them counts."""
-    errors = [finding for finding in findings if finding.severity == "error"]
-    lines = []
-    if len(errors) > 1:
-        counts = Counter(finding.code for finding in errors)
-        kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
-        lines.append(f"{len(errors)} errors: {kinds}")
-        texts = [printable(finding.message) for finding in errors[1:]]
-        more = "\n  and {} more, in the findings of this error"
-        lines.append("  " + listed(texts, ERRORS_LISTED_MAX - 1, by="\n  ", more=more))
-    hints = [finding.suggestion for finding in errors if finding.suggestion]
-    lines += [f"  {printable(hint)}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
-    return "".join(f"\n{line}" for line in lines)
 
 
 def human_bytes(count: int) -> str:

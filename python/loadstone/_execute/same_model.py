@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadstone._base import collector
 from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import make
-from loadstone._execute import ties
 from loadstone._model.model_lock import slots_of
 from loadstone._model.ranks import reshard
 from loadstone._model.targets import SAVED
-from loadstone._plan import overlap
-
-if TYPE_CHECKING:
-    from loadstone._model.walk import TensorSlot
-    from loadstone._plan.plan import Plan
+from loadstone._model.walk import TensorSlot
+from loadstone._plan import overlap, ties
+from loadstone._plan.planned_load import PlannedLoad
 
 
 @collector.paused()
-def planned_slots(plan: Plan, model: Any) -> list[TensorSlot]:
+def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
     """The model's tensors in the plan's order; the model must still be the planned one."""
     reshard(model)
     names = {target.name for target in plan.targets}
     slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
-    if plan._units is not None:
-        slots = plan._units.slots(slots)
+    if plan.units is not None:
+        slots = plan.units.slots(slots)
     found = [(slot.name, tuple(slot.tensor.shape), _place(slot)) for slot in slots]
     planned = [(target.name, target.shape, target.place) for target in plan.targets]
     if found != planned:
@@ -42,7 +39,7 @@ def planned_slots(plan: Plan, model: Any) -> list[TensorSlot]:
             tensor=name,
             found=f"{name} {list(shape)}{place}" if changed[0] in found else "no such tensor",
         )
-    _require_wholes(plan, slots)
+    _require_whole_shapes(plan, slots)
     _require_kinds(plan, slots)
     _require_forms(plan, slots)
     _require_dtypes(plan, slots)
@@ -58,10 +55,10 @@ def _place(slot: TensorSlot) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return ((), ()) if slot.share is None else (slot.share.begin, slot.share.groups)
 
 
-def _require_wholes(plan: Plan, slots: list[TensorSlot]) -> None:
+def _require_whole_shapes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     """Refuses equal slices of other tensors; a plan from a file tells of no whole shapes."""
     for slot in slots:
-        planned = plan._wholes.get(slot.name, slot.shape)
+        planned = plan.whole_shapes.get(slot.name, slot.shape)
         if slot.shape != planned:
             raise make(
                 "plan.model_changed",
@@ -72,7 +69,7 @@ def _require_wholes(plan: Plan, slots: list[TensorSlot]) -> None:
             )
 
 
-def _require_kinds(plan: Plan, slots: list[TensorSlot]) -> None:
+def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     """Refuses a tensor of another kind, by which its origin and its dtype were chosen."""
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.kind != slot.kind:
@@ -85,7 +82,7 @@ def _require_kinds(plan: Plan, slots: list[TensorSlot]) -> None:
             )
 
 
-def _require_kept(plan: Plan, slots: list[TensorSlot]) -> None:
+def _require_kept(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     """Refuses a model without the values that the plan keeps."""
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.origin == "kept" and slot.tensor.is_meta:
@@ -97,20 +94,20 @@ def _require_kept(plan: Plan, slots: list[TensorSlot]) -> None:
             )
 
 
-def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
+def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     """Refuses a dtype or a tie that is neither what was planned for nor what the plan makes of it.
 
     Else the old dtype would come back, and the tie be cut or made again, without a word.
     """
-    quantized = plan._units.names() if plan._units is not None else ()
-    splits = not plan._forms and ties.may_split(plan)
+    quantized = plan.units.names() if plan.units is not None else ()
+    splits = not plan.forms and ties.may_split(plan.targets, plan.findings)
     roots = {target.name: target.tie_of or target.name for target in plan.targets}
     for target, slot in zip(plan.targets, slots, strict=True):
         if slot.name in quantized:
             continue
         # a plan from a file tells of ties, and not which dtypes the model had
         planned_tie = target.tie_of if target.origin == "tie" else ""
-        dtype, tie_of = plan._forms.get(slot.name, (slot.tensor.dtype, planned_tie))
+        dtype, tie_of = plan.forms.get(slot.name, (slot.tensor.dtype, planned_tie))
         found = slot.tie_of or ""
         if splits and ties.is_split(slot, target):
             tie_of = found  # the plan's own doing
@@ -132,7 +129,7 @@ def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
             )
 
 
-def _require_dtypes(plan: Plan, slots: list[TensorSlot]) -> None:
+def _require_dtypes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     """Refuses a dtype that no option gives to a tensor of the model: a file may hold any.
 
     Options cast parameters and persistent buffers from float to float. Where a source gives the

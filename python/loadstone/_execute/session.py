@@ -14,7 +14,7 @@ from loadstone._files.catalog import Catalog
 from loadstone._model.model_lock import model_lock
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import device_of
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes
 
@@ -33,13 +33,13 @@ class LoadSession:
     def __init__(self, options: LoadOptions) -> None:
         self.options = options
         self.model: Any = None
-        self.plan: Plan | None = None
+        self.plan: PlannedLoad | None = None
         self._core: _core.Report | None = None
         self._is_finished = False
 
     def make_plan(
         self, model: Any, catalog: Catalog, recipes: AdapterRecipes | None, **arguments: Any
-    ) -> Plan:
+    ) -> PlannedLoad:
         """Plan by the options and by more arguments for the planner; reads nothing."""
         self.model = model
         chosen = {"missing": self.options.missing, "adapters": self.options.adapters}
@@ -63,7 +63,7 @@ class LoadSession:
 
     @property
     def offload_index(self) -> dict[str, Any]:
-        """Where hooks find what is on disk, tied tensors under each of their names."""
+        """The index of tensors on disk, tied ones under each of their names."""
         return self._core.offload.index() if self._core is not None else {}
 
     def finish(self, model: Any) -> Report | None:

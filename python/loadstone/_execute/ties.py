@@ -1,73 +1,22 @@
-"""Ties of a model after a load: names that the plan split, and names with two values."""
+"""Ties of a model after a load: what its library knows of them, and names with two values."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
 
 from loadstone import _core
 from loadstone._base import terminal
 from loadstone._base.warn import users_level
-
-if TYPE_CHECKING:
-    from loadstone._model.targets import PlannedTarget
-    from loadstone._model.walk import TensorSlot
-    from loadstone._plan.plan import Plan
-
-
-def is_split(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Return whether the plan gives a tied name of the model a tensor of its own."""
-    return slot.tie_of is not None and target.origin != "tie"
-
-
-def findings(
-    slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
-) -> Iterator[_core.Finding]:
-    """Errors for split ties that are one module under two paths: it holds one tensor."""
-    planned = {target.name: target for target in targets}
-    owners: dict[tuple[int, str], TensorSlot] = {}
-    for slot in slots:
-        target = planned.get(slot.name)
-        if slot.place is None or target is None:
-            continue
-        owner = owners.setdefault(slot.place, slot)
-        if owner is slot or not is_split(slot, target):
-            continue
-        if target.origin in ("kept", "constructor", "excluded"):
-            continue
-        message = f"'{slot.name}' and '{owner.name}' are one module, which cannot hold two values"
-        advice = 'tie="keep" changes both names'
-        yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
-
-
-# The end of the message by which a plan, a saved one too, knows names with values of their own.
-_BOTH = "both are loaded, and equal values are tied again"
-
-
-def untied_findings(untied: Mapping[str, str]) -> list[_core.Finding]:
-    """One finding for each name with its root: by these a saved plan knows them too."""
-    message = "'{}' is tied to '{}', and the checkpoint holds both: " + _BOTH
-    return [
-        _core.Finding("info", "plan.tie", name, [root], message.format(name, root))
-        for name, root in untied.items()
-    ]
-
-
-def untied_by(plan: Plan) -> dict[str, str]:
-    """Names that the model ties and the plan loads as tensors of their own, with their roots."""
-    own = {target.name for target in plan.targets if target.origin != "tie"}
-    return {
-        each.target: each.sources[0]
-        for each in plan.findings
-        if each.code == "plan.tie" and each.message.endswith(_BOTH) and each.target in own
-    }
-
-
-def may_split(plan: Plan) -> bool:
-    """Return whether the plan gives names of a tie values of their own."""
-    return any(each.code == "merge.tie" for each in plan.findings) or bool(untied_by(plan))
+from loadstone._model.model_lock import slots_of
+from loadstone._model.targets import PlannedTarget
+from loadstone._model.walk import TensorSlot
+from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.ties import is_split
 
 
 def forget(model: Any, names: Sequence[str]) -> None:
@@ -83,7 +32,7 @@ def _listed(model: Any) -> dict[str, str]:
     return tied if isinstance(tied, dict) else {}
 
 
-def follow_plan(model: Any, plan: Plan, ties: Mapping[str, str]) -> None:
+def follow_plan(model: Any, plan: PlannedLoad, ties: Mapping[str, str]) -> None:
     """Make transformers tie what the plan ties, and warn of what its adapters split.
 
     Args:
@@ -151,10 +100,6 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
         The names that are tied again, each with its root, and those that stay apart: of other
         values, or of values that are not in memory and so not compared.
     """
-    import torch
-
-    from loadstone._model.model_lock import slots_of
-
     slots = {slot.name: slot for slot in slots_of(model)}
     equal: dict[str, str] = {}
     different: list[str] = []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadstone._base.errors import make
+from loadstone._files.catalog import Catalog
 from loadstone._files.read import TensorReader
 from loadstone._model.modules import ModuleStates, named_modules, submodule
-
-if TYPE_CHECKING:
-    from loadstone._files.catalog import Catalog
 
 
 class ExtraState:

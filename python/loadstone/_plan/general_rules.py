@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from loadstone._plan.plan import Plan
-
 # A segment of a name that is a number: a layer, an expert, a place in a list of modules.
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -24,9 +22,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 Rule = dict[str, Any]
 
 
-def boxes_of(plan: Plan) -> Boxes:
-    """By target: its boxes in order, with the names of their sources."""
-    data = json.loads(plan.to_json())
+def boxes_of(plan: str) -> Boxes:
+    """By target: its boxes in order, with the names of their sources; ``plan``: as JSON."""
+    data = json.loads(plan)
     names = [source["name"] for source in data["sources"]]
     made: Boxes = {}
     for target in data["targets"]:

@@ -12,7 +12,7 @@ import dataclasses
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -21,20 +21,19 @@ from torch.nn.parameter import is_lazy
 from loadstone import _core
 from loadstone._base.errors import Error, make
 from loadstone._base.torch_modes import ordinary_tensors
+from loadstone._files.catalog import Catalog
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import named_modules, saved_path
 from loadstone._model.targets import SAVED, planned_targets
+from loadstone._model.walk import TensorSlot
 from loadstone._plan.extra_state import ExtraState
 from loadstone._plan.own_symbol import OwnSymbol, WholeSymbol
 from loadstone._plan.policies import policies_of
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.state_symbols import StateSymbols
+from loadstone._skeleton.stand_in import Writes, stand_in
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._absent import leaves
-
-if TYPE_CHECKING:
-    from loadstone._files.catalog import Catalog
-    from loadstone._model.walk import TensorSlot
 
 _Module = torch.nn.Module
 _METHODS = ("_load_from_state_dict", "set_extra_state")
@@ -206,8 +205,6 @@ class _LoadHookTracer:
 
     def run(self) -> _core.Finding | None:
         """The finding that refuses the code, or ``None``."""
-        from loadstone._skeleton.stand_in import Writes, stand_in
-
         try:
             twin = stand_in(self.model, self._own)
         except Exception as error:

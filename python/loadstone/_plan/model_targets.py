@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadstone import _core
+from loadstone._base.dtypes import dtype_name, value_shape
 from loadstone._base.text import read_text
-from loadstone._model.targets import SAVED
-
-if TYPE_CHECKING:
-    from loadstone._files.catalog import Catalog
-    from loadstone._model.walk import TensorSlot
-    from loadstone._plan.load_hooks import Effect
-    from loadstone._plan.overlap import Region
-    from loadstone._plan.plan import Plan
+from loadstone._files.catalog import Catalog
+from loadstone._model.model_lock import slots_of
+from loadstone._model.ranks import reshard
+from loadstone._model.targets import SAVED, PlannedTarget
+from loadstone._model.tensor_classes import ADVICE
+from loadstone._model.walk import TensorSlot
+from loadstone._plan import load_hooks, overlap
+from loadstone._plan.load_hooks import Effect
+from loadstone._plan.model_memory import held_bytes
+from loadstone._plan.overlap import Region
+from loadstone._skeleton.constructor import constructor_values
+from loadstone._skeleton.skeleton import skeleton_record
 
 
 @dataclass
@@ -27,7 +32,7 @@ class ModelTargets:
         outside: real tensors that the model's state dict lacks: what the checkpoint does not hold
             of them keeps its value, whatever the policy.
         forms: dtype and tie of each tensor.
-        wholes: shapes of the tensors that are spread over ranks.
+        whole_shapes: of the tensors that are spread over ranks.
     """
 
     targets: list[_core.Target]
@@ -38,20 +43,16 @@ class ModelTargets:
     overlapping: list[Region] = field(default_factory=list)
     forms: dict[str, tuple[Any, str]] = field(default_factory=dict)
     slots: list[TensorSlot] = field(default_factory=list)
-    wholes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    whole_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def of_memory(self, plan: Plan, in_place: bool) -> list[_core.Finding]:
-        """Findings about memory of the model that the plan writes to, or that tensors share."""
-        from loadstone._plan import overlap
-
-        found = list(overlap.findings(self.overlapping, plan.targets)) if self.overlapping else []
+    def of_memory(self, targets: Sequence[PlannedTarget], in_place: bool) -> list[_core.Finding]:
+        """Findings about memory of the model that a plan writes to, or that tensors share."""
+        found = list(overlap.findings(self.overlapping, targets)) if self.overlapping else []
         return [*found, *self._written_in_place()] if in_place else found
 
-    def held_bytes(self, plan: Plan, in_place: bool) -> dict[str, int]:
+    def held_bytes(self, targets: Sequence[PlannedTarget], in_place: bool) -> dict[str, int]:
         """Per device, what the model's own tensors take until the load is done."""
-        from loadstone._execute.destinations import held_bytes
-
-        return held_bytes(self.slots, plan.targets, in_place) if self.held() else {}
+        return held_bytes(self.slots, targets, in_place) if self.held() else {}
 
     def held(self) -> set[str]:
         """Names of the tensors that have memory."""
@@ -77,8 +78,6 @@ class ModelTargets:
         missing: str | Mapping[str, str],
     ) -> Effect | None:
         """The effect of the model's own code on the load; ``None``: it has none."""
-        from loadstone._plan import load_hooks
-
         if self.module is None or any(each.code == "plan.tensor_class" for each in self.findings):
             return None
         if not load_hooks.has_code(self.module, core):
@@ -91,12 +90,6 @@ def targets_of(model: Any) -> ModelTargets:
     """Tensors that a plan has to find a value for."""
     if isinstance(model, str | os.PathLike):
         return ModelTargets(_core.skeleton_targets(read_text(model)))
-    from loadstone._model.model_lock import slots_of
-    from loadstone._model.ranks import reshard
-    from loadstone._plan.overlap import overlapping
-    from loadstone._skeleton.constructor import constructor_values
-    from loadstone._skeleton.skeleton import skeleton_record
-
     reshard(model)
     slots = slots_of(model)
     record = skeleton_record(model)
@@ -115,24 +108,20 @@ def targets_of(model: Any) -> ModelTargets:
         findings=findings,
         constructor_values=values,
         outside=[slot.name for slot in slots if slot.may_be_kept],
-        overlapping=overlapping(slots),
+        overlapping=overlap.overlapping(slots),
         forms={slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots},
         slots=slots,
-        wholes={slot.name: slot.shape for slot in slots if slot.share is not None},
+        whole_shapes={slot.name: slot.shape for slot in slots if slot.share is not None},
     )
 
 
 def _obstacle(slot: TensorSlot) -> _core.Finding:
-    from loadstone._model.tensor_classes import ADVICE
-
     message = f"'{slot.name}' cannot be loaded: {slot.obstacle}"
     return _core.Finding("error", "plan.tensor_class", slot.name, [], message, ADVICE)
 
 
 def _target(slot: TensorSlot, is_made: bool) -> _core.Target:
     """A tensor as the core wants to know it; ``is_made``: the constructor's value can be had."""
-    from loadstone._base.dtypes import dtype_name, value_shape
-
     tensor, dtype = slot.tensor, dtype_name(slot.tensor.dtype)
     is_real = not tensor.is_meta
     return _core.Target(

@@ -1,4 +1,4 @@
-"""What callers may ask of a load beside the arguments of a library's own function."""
+"""Options of loads that the functions of libraries do not have."""
 
 from __future__ import annotations
 
@@ -63,12 +63,17 @@ class LoadOptions:
         Raises:
             Error: ``plan.options``: no load has such an option; the nearest one is named.
         """
-        known = [each.name for each in dataclasses.fields(cls)]
         for name in named:
-            if name not in known:
-                raise unknown(name, "option", name, known)
+            if name not in NAMES:
+                raise unknown(name, "option", name, NAMES)
         merged = adapters(lora, lora_ignore, tie=tie)
         return cls(adapters=merged, is_direct=True, **named)
 
 
 DEFAULTS = LoadOptions()  # under a patch
+
+# The keywords of loadstone's functions.
+NAMES = sorted(
+    {each.name for each in dataclasses.fields(LoadOptions)} - {"adapters", "is_direct"}
+    | {"lora", "lora_ignore", "tie"}
+)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from loadstone import _core
-from loadstone._execute.destinations import keeps_identity
 from loadstone._model.half_written import WRITTEN
-
-if TYPE_CHECKING:
-    from loadstone._model.targets import PlannedTarget
-    from loadstone._model.walk import TensorSlot
+from loadstone._model.targets import PlannedTarget
+from loadstone._model.walk import TensorSlot
+from loadstone._plan.model_memory import keeps_identity
+from loadstone._skeleton.schema import storage_key
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,6 @@ def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
 
 def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
     """Those whose storage others have too, or reach into; meta storages have no addresses."""
-    from loadstone._skeleton.schema import storage_key
-
     storages: dict[int, list[TensorSlot]] = {}
     extents: dict[int, tuple[str, int, int]] = {}
     for slot in slots:

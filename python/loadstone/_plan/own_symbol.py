@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from loadstone.tracing import Symbol, _operations
+from loadstone._model.walk import TensorSlot
+from loadstone.tracing import Symbol, Trace, _operations
 from loadstone.tracing._symbol import refusal
-
-if TYPE_CHECKING:
-    from loadstone._model.walk import TensorSlot
-    from loadstone.tracing import Trace
 
 aten = torch.ops.aten
 

@@ -4,156 +4,28 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadstone import _core
 from loadstone._base import collector, machine
 from loadstone._base.errors import count_argument, make
-from loadstone._execute import ties
-from loadstone._files.catalog import RANK_MAX, Checkpoint, inspect
-from loadstone._files.weighted import Adapters, Weighted, adapters
+from loadstone._files.catalog import Catalog
+from loadstone._files.weighted import Adapters
 from loadstone._model import modules
-from loadstone._model.model_lock import model_lock
 from loadstone._model.ranks import local_ranks, mesh_device
+from loadstone._plan import ties
+from loadstone._plan.extra_state import ExtraState
 from loadstone._plan.model_targets import ModelTargets, targets_of
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.policies import missing_policies
 from loadstone._plan.quantization import Quantization
 from loadstone._plan.recipes import AdapterRecipes
-from loadstone._plan.registry import TRACED, trace, with_units
-from loadstone._plan.rules import Rules, is_file, is_json, rules_or_recipes
+from loadstone._plan.rules import Rules, rules_or_recipes
+from loadstone._plan.shared_read import SharedReadPlan
 from loadstone._skeleton import initialise
-
-if TYPE_CHECKING:
-    from loadstone._adapters.bitsandbytes.loading import QuantizedWeights
-    from loadstone._execute.read_once import SharedReadPlan
-    from loadstone._files.catalog import Catalog
-    from loadstone._plan.load_hooks import Effect
-
-
-def plan(
-    model: Any,
-    checkpoint: Checkpoint,
-    *,
-    rules: Rules | None = None,
-    dtype: Any = None,
-    quantize: Any = None,
-    lora: Weighted = (),
-    lora_ignore: str | Sequence[str] = (),
-    tie: str = "split",
-    device_map: Any = None,
-    max_memory: Mapping[Any, int | str] | None = None,
-    offload_folder: str | os.PathLike[str] | None = None,
-    missing: str | Mapping[str, str] = "error",
-    unexpected: str = "warn",
-    strict: bool | None = None,
-    strip_prefix: str | Sequence[str] = _core.STRIP_PREFIXES,
-    staging_bytes_max: int = _core.STAGING_BYTES_MAX,
-    threads: int | None = None,
-    allow_non_finite: bool = False,
-    mmap: bool = False,
-    in_place: bool = False,
-    read_once: bool = False,
-    allow_links: bool = False,
-) -> Plan:
-    """Plans a load: reads headers, no data, and changes nothing.
-
-    Args:
-        model: an ``nn.Module`` (best built under :func:`loadstone.skeleton`), or the path of a
-            skeleton file made by :func:`loadstone.save_skeleton`.
-        checkpoint: see :func:`loadstone.inspect`.
-        rules: what becomes of the file's names, first match wins; see ``docs/rules.md``. Or
-            ``{"old.": "new."}``: literal prefixes of names, and what replaces them. Or the path of
-            a JSON file of rules, or of recipes (:func:`loadstone.save_recipes`), or its text. Or
-            ``"transformers"``, ``"diffusers"``: traced from that library's own conversion code for
-            the model.
-        quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers but the
-            output embedding and tied ones; or regular expressions of whole names with one of these,
-            or a :class:`Quantization`, each: for exactly these. See ``docs/bitsandbytes.md``.
-        lora: adapters that are merged into the model's numbers on their way: a path, several, or
-            a mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
-        lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
-            nothing uses is an error.
-        tie: ``"split"``: of a tied tensor that an adapter changes under one name, the other names
-            keep the base's value as tensors of their own, as in training; ``"keep"``: all names
-            change.
-        dtype: ``None``: the model's own; a torch dtype or its name: for parameters and persistent
-            floating buffers, never for others; ``"auto"``: the file's.
-        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or
-            a dictionary from module path to device (``"disk"`` and ``"meta"`` too).
-        max_memory: bytes per device (``int`` or ``"8GiB"``).
-        offload_folder: where tensors placed on ``"disk"`` go.
-        missing: ``"error"``, ``"initialise"`` (the module's own initialiser), ``"zeros"`` or
-            ``"keep"`` (what has memory keeps its value, origin ``kept``; what has none is an
-            error); or regular expressions (RE2) of whole names with one of these each, where all
-            else is an error. (``"initialize"`` is the same as ``"initialise"``.)
-        unexpected: ``"warn"`` (a finding; :func:`loadstone.load` warns once), ``"error"`` or
-            ``"ignore"``.
-        strict: in the place of both, as for ``load_state_dict``. ``True``: what is missing or
-            unexpected is an error. ``False``: ``missing="keep"`` and ``unexpected="ignore"``.
-        strip_prefix: taken from the front of the checkpoint's names where all of them have it and
-            the model's have not; not from names that ``rules`` match, and not from traced ones.
-            Where some have it, a finding (``plan.prefix``) gives the rule to use. ``()``: names are
-            left alone.
-        staging_bytes_max: memory for bytes under way, beside the model's own. A load that
-            quantizes takes one of its windows at least (of FP8 blocks: 128 rows), which
-            ``peak_bytes`` counts. Pinned memory on the way to GPUs is a part of it, which ranks of
-            one machine share (``LOCAL_WORLD_SIZE`` of them; ``docs/how-to/gpus.md``).
-        threads: readers that ``peak_bytes`` counts; ``None``: one per core, at least 4 and at most
-            16. :meth:`Plan.execute` may have others, in no more memory.
-        allow_non_finite: go on, with a finding, if values to quantize are not finite, or merged
-            values are too large for their dtype; else the load fails with ``q.nan`` or
-            ``convert.overflow``.
-        mmap: hand out views of the file where nothing changes; the file must then stay as it is.
-            Files of network file systems are copied.
-        in_place: write to the memory that parameters and buffers have, where device and dtype stay:
-            addresses stay and no second copy is needed, but a load that fails leaves them
-            half-written.
-        read_once: ranks of the default process group that run on this machine read each byte once
-            and send each other their slices. All of them plan and execute the same load. See
-            ``docs/how-to/ranks.md``.
-
-    Raises:
-        FormatError: the checkpoint breaks a rule of its format.
-        LoadError: it does not exist or cannot be read.
-        Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
-            model and checkpoint is never raised here: it is in ``findings``.
-    """
-    if strict is not None:
-        if missing != "error" or unexpected != "warn":
-            message = "strict stands for missing and unexpected; pass it, or these"
-            raise make("plan.options", message, field="strict", found=str(strict))
-        missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
-    rank_max = {"gguf_rank_max": RANK_MAX} if rules == "diffusers" else {}
-    catalog = inspect(checkpoint, allow_links=allow_links, **rank_max)
-    is_written = isinstance(rules, str) and (is_json(rules) or is_file(rules))
-    is_traced = isinstance(rules, str) and (rules in TRACED or not is_written)
-    with model_lock(model):  # one walk over it
-        traced = trace(str(rules), model, catalog, dtype) if is_traced else None
-        traced = with_units(traced, model, catalog, dtype, quantize)
-        return make_plan(
-            model,
-            catalog,
-            traced,
-            adapters=adapters(lora, lora_ignore, allow_links, tie),
-            rules=None if is_traced else rules,
-            dtype=None if is_traced else dtype,
-            device_map=device_map,
-            max_memory=max_memory,
-            offload_folder=offload_folder,
-            missing=missing,
-            unexpected=unexpected,
-            strip_prefix=strip_prefix,
-            staging_bytes_max=count_argument("staging_bytes_max", staging_bytes_max, 2**63 - 1),
-            threads=threads,
-            allow_non_finite=allow_non_finite,
-            mmap=mmap,
-            runs_hooks=not is_traced,
-            in_place=in_place,
-            read_once=read_once,
-        )
 
 
 @collector.paused()
@@ -180,8 +52,8 @@ def make_plan(
     in_place: bool = False,
     read_once: bool = False,
     **options: Any,
-) -> Plan:
-    """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
+) -> PlannedLoad:
+    """:func:`loadstone.plan` for a checkpoint that is open, with recipes of an adapter.
 
     Args:
         adapters, missing_of: merged into the targets; policies of single ones, by name.
@@ -231,10 +103,21 @@ def make_plan(
         single |= dict.fromkeys(needs.held() & effect.kept, "keep")
         last = {"missing_of": list(single.items()), **effect.arguments(unexpected)}
         core = make_core(needs.targets, **last)
-    whole = _whole(functools.partial(make_core, **last), needs, catalog) if read_once else None
+    planned = PlannedLoad(
+        core,
+        None if needs.module is None else weakref.ref(needs.module),
+        needs.forms,
+        needs.whole_shapes,
+        dict(needs.constructor_values),
+        units=units,
+        extra=ExtraState() if effect is None else effect.extra,
+        in_place=in_place,
+    )
+    if read_once:
+        again = functools.partial(make_core, **last)
+        planned.shared_read = _shared_read(again, needs, catalog)
     policies = {default, *single.values(), *dict(patterns).values()}
-    policies = set() if initialises else policies
-    return _finished(core, needs, units, in_place, effect, policies, whole)
+    return _finished(planned, needs, set() if initialises else policies)
 
 
 def _devices(
@@ -255,12 +138,10 @@ def _devices(
     }
 
 
-def _whole(
+def _shared_read(
     core_of: Callable[..., _core.Plan], needs: ModelTargets, catalog: Catalog
 ) -> SharedReadPlan:
     """The same plan for whole tensors, which ranks read for each other."""
-    from loadstone._execute.read_once import SharedReadPlan
-
     if needs.module is None:
         message = "ranks that read together need the model, not a file about it"
         raise make("plan.options", message, field="read_once")
@@ -269,25 +150,22 @@ def _whole(
     return made
 
 
-def _finished(
-    core: _core.Plan,
-    needs: ModelTargets,
-    units: QuantizedWeights | None,
-    in_place: bool,
-    effect: Effect | None,
-    policies: set[str],
-    whole: SharedReadPlan | None,
-) -> Plan:
-    """The plan, with the findings that need it."""
-    extra = effect.extra if effect is not None else None
-    made = Plan(core, needs, units, in_place, extra, whole)
-    needs.findings += units.misplaced(made.targets) if units is not None else []
+def _finished(planned: PlannedLoad, needs: ModelTargets, policies: set[str]) -> PlannedLoad:
+    """With the findings and the memory that follow from what is planned for the targets."""
+    core, targets = planned.core, planned.targets
+    planned.held_bytes = needs.held_bytes(targets, planned.in_place)
+    if planned.shared_read is not None:
+        planned.held_bytes["cpu"] = (
+            planned.held_bytes.get("cpu", 0) + planned.shared_read.held_bytes()
+        )
+    if planned.units is not None:
+        needs.findings += planned.units.misplaced(targets)
     if needs.module is not None and "initialise" in policies:
-        needs.findings += initialise.findings(made.targets, needs.module)
+        needs.findings += initialise.findings(targets, needs.module)
     if any(finding.code == "merge.tie" for finding in core.findings):
-        needs.findings += ties.findings(needs.slots, made.targets)
-    core.add_findings(needs.findings + needs.of_memory(made, in_place))
-    return made
+        needs.findings += ties.findings(needs.slots, targets)
+    core.add_findings(needs.findings + needs.of_memory(targets, planned.in_place))
+    return planned
 
 
 def _prefixes(values: str | Sequence[str]) -> list[str]:
@@ -298,7 +176,7 @@ def _prefixes(values: str | Sequence[str]) -> list[str]:
     return texts
 
 
-def _take_over(units: QuantizedWeights, needs: ModelTargets, dtype: Any) -> Any:
+def _take_over(units: Any, needs: ModelTargets, dtype: Any) -> Any:
     """Gives the units the targets that are theirs; the dtype for all others."""
     needs.targets = units.targets(needs.targets)
     needs.findings = [f for f in needs.findings if not units.is_state(f.target)]

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import is_dtype, torch_dtype
+from loadstone._files.catalog import Catalog
 from loadstone._files.torch_metadata import metadata_of
 from loadstone._model.targets import PlannedTarget, planned_targets
 from loadstone._plan.own_symbol import WholeSymbol
 from loadstone.tracing import Symbol, Trace
-
-if TYPE_CHECKING:
-    from loadstone._files.catalog import Catalog
 
 # name, shape, dtype, sources, whether it is one source as it is
 _Row = tuple[str, tuple[int, ...], str, list[str], bool]

@@ -11,16 +11,13 @@ such a model again; else the plan refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from loadstone import _core
 from loadstone._base.errors import make
 from loadstone._model.modules import owner_of, submodule
-
-if TYPE_CHECKING:
-    from loadstone._model.targets import PlannedTarget
-    from loadstone._plan.plan import Plan
+from loadstone._model.targets import PlannedTarget
 
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
@@ -56,10 +53,10 @@ def _of_slice(name: str) -> _core.Finding:
     return _core.Finding("error", "plan.no_initialiser", name, [], message, hint)
 
 
-def values(plan: Plan, model: Any) -> dict[int, Any]:
-    """Index into ``plan.targets`` and tensor, for every target of origin ``initialiser``."""
+def values(targets: Sequence[PlannedTarget], model: Any) -> dict[int, Any]:
+    """Index and tensor, for every target of origin ``initialiser``."""
     wanted: dict[str, dict[str, int]] = {}
-    for index, target in enumerate(plan.targets):
+    for index, target in enumerate(targets):
         if target.origin == "initialiser":
             owner, _, leaf = target.name.rpartition(".")
             wanted.setdefault(owner, {})[leaf] = index
@@ -76,15 +73,14 @@ def values(plan: Plan, model: Any) -> dict[int, Any]:
                 if leaf in fresh and not _is_unwritten(fresh[leaf])
             }
     rest = [i for leaves in wanted.values() for i in leaves.values() if i not in made]
-    known = _constructed(model, (plan.targets[index].name for index in rest))
+    known = _constructed(model, (targets[index].name for index in rest))
     for index in rest:
-        name = plan.targets[index].name
+        name = targets[index].name
         if name not in known:
             raise make(
                 "plan.no_initialiser", "reset_parameters() left it without a value", tensor=name
             )
         made[index] = known[name]
-    targets = plan.targets
     return {
         index: value.to(targets[index].device, _dtype(targets[index].dtype))
         for index, value in made.items()

@@ -183,7 +183,7 @@ def planned(load: Load, folder: Path) -> Path:
     )
     plan.require_ok()
     path = folder / "plan.json"
-    path.write_text(plan.to_json())
+    path.write_text(plan.core.to_json())
     return path
 
 

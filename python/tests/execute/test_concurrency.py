@@ -273,7 +273,7 @@ def test_findings_are_added_while_the_plan_is_carried_out(reference: Net, file: 
 
     def add() -> None:
         if len(plan.findings) < 20_000:
-            plan._core.add_findings(extra)
+            plan._planned.core.add_findings(extra)
 
     assert not problems_of(execute, execute, background=(add,))
 
@@ -282,7 +282,7 @@ def test_findings_can_be_added_from_the_progress_callback(file: Path):
     plan = loadstone.plan(skeleton(), file)
     extra = [f for f in loadstone.plan(nn.Linear(2, 2), file).findings if f.severity != "error"]
     model = skeleton()
-    report = plan.execute(model=model, progress=lambda *_: plan._core.add_findings(extra))
+    report = plan.execute(model=model, progress=lambda *_: plan._planned.core.add_findings(extra))
     assert len(report.findings) < len(plan.findings)
 
 

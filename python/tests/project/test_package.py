@@ -20,7 +20,7 @@ from models import Tiny, assert_same, randomise, save
 import loadstone
 
 SUBMODULES = [
-    "loadstone._plan.plan",
+    "loadstone._execute.plan",
     "loadstone._execute.audit",
     "loadstone._execute.load",
     "loadstone._execute.execute",
@@ -149,5 +149,5 @@ def test_every_code_in_the_package_is_explained():
 
 
 def test_pairs_of_imports_in_any_order():
-    for first, second in itertools.permutations(["loadstone.torch", "loadstone._plan.plan"], 2):
+    for first, second in itertools.permutations(["loadstone.torch", "loadstone._execute.plan"], 2):
         python(f"import {first}, {second}, loadstone; assert callable(loadstone.plan)")

@@ -31,6 +31,7 @@ from torch.distributed.tensor.parallel import (
 import loadstone
 from loadstone._execute import execute
 from loadstone._execute import read_once as _read_once
+from loadstone._plan import shared_read
 
 WORLD = 4
 VOCABULARY, WIDTH, INNER = 97, 512, 1024  # 97 falls into four uneven parts
@@ -277,7 +278,7 @@ def read_once(number: int, first: Path, second: Path) -> dict[str, Any]:
     """Loads in which ranks read for each other; what they say where one of them cannot."""
     cases: dict[str, Any] = {}
     for wave in (64 << 20, 1 << 20):  # all in one, and many
-        _read_once.WAVE_BYTES = wave
+        shared_read.WAVE_BYTES = wave
         for name, build in CASES.items():
             model = build()
             report = loadstone.load(model, first, read_once=True)

@@ -46,12 +46,13 @@ def load_traced(code: Code, folder: Path) -> dict[str, torch.Tensor]:
     made = as_dict(code({name: trace.source(name) for name in catalog.encodings()}))
     for name, symbol in made.items():
         trace.add(name, symbol)
+    from loadstone._execute.plan import Plan
     from loadstone._plan.planning import make_plan
     from loadstone._plan.recipes import AdapterRecipes
 
     traced = AdapterRecipes(trace.finish())
     model = Bare(made)
-    make_plan(model, catalog, traced).execute()
+    Plan(make_plan(model, catalog, traced)).execute()
     return dict(model.named_parameters())
 
 

@@ -13,13 +13,16 @@ import accelerate.utils
 import torch
 
 from loadstone._adapters.accelerate import offload
+from loadstone._base.keywords import names_keywords
 from loadstone._execute import audit
-from loadstone._execute.report import OFFLOADED, Report
+from loadstone._execute.report import Report
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import walk
 from loadstone._plan.placement import Device, DeviceMap, expanded
+from loadstone._plan.provenance import OFFLOADED
 
 
+@names_keywords
 def dispatch_model(
     model: torch.nn.Module,
     device_map: DeviceMap,

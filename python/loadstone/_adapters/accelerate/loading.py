@@ -18,6 +18,7 @@ from loadstone._adapters.accelerate.dispatch import dispatch_model, note_moved
 from loadstone._adapters.patch import suspended
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import counted, listed, make, unknown
+from loadstone._base.keywords import names_keywords
 from loadstone._base.machine import MODES
 from loadstone._base.terminal import printable
 from loadstone._base.warn import warn_of_findings
@@ -26,11 +27,12 @@ from loadstone._execute.report import Report
 from loadstone._files.catalog import readable
 from loadstone._plan.options import Progress
 from loadstone._plan.placement import DeviceMap, expanded
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 
 _logger = logging.getLogger("loadstone.accelerate")
 
 
+@names_keywords
 def load_checkpoint_in_model(
     model: torch.nn.Module,
     checkpoint: str | os.PathLike[str],
@@ -114,6 +116,7 @@ def load_checkpoint_in_model(
     _warn_unexpected(model, checkpoint, plan)
 
 
+@names_keywords
 def load_checkpoint_and_dispatch(
     model: torch.nn.Module,
     checkpoint: str | os.PathLike[str],
@@ -220,7 +223,7 @@ def _leave_to_library(
     offload.require_values(model, device_map, index, {}, arguments["offload_buffers"])
 
 
-def _name_kept(plan: Plan) -> None:
+def _name_kept(plan: PlannedLoad) -> None:
     kept = [target.name for target in plan.targets if target.origin == "kept"]
     if kept:
         some = listed(kept, 5, more=", ...")
@@ -229,7 +232,7 @@ def _name_kept(plan: Plan) -> None:
 
 
 def _warn_unexpected(
-    model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: Plan
+    model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: PlannedLoad
 ) -> None:
     """Warn through accelerate's own logger, so that its settings apply."""
     found = (each.sources for each in plan.findings if each.code == "plan.unexpected")

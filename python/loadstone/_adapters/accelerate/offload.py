@@ -17,7 +17,7 @@ from loadstone._model.modules import is_around_another
 from loadstone._model.targets import SAVED, PlannedTarget
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.placement import device_of
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone.torch import like
 
 Index = dict[str, dict[str, Any]]
@@ -44,7 +44,7 @@ def offloaded_slots(
 
 def finalize_offload(
     model: torch.nn.Module,
-    plan: Plan,
+    plan: PlannedLoad,
     device_map: Mapping[str, Any],
     folder: _core.OffloadFolder,
     offload_buffers: bool,

@@ -17,7 +17,7 @@ from loadstone._model.modules import inside
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.placement import device_of, keep_tied_in_memory
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.registry import TRACED, trace
@@ -54,7 +54,7 @@ def plan_load(
     keep_in_fp32_modules: list[str] | None,
     strict: bool,
     missing: str,
-) -> Plan:
+) -> PlannedLoad:
     """The plan for a call of ``load_checkpoint_in_model``."""
     if missing not in _core.MISSING_POLICIES:
         where = {"found": missing, "expected": ", ".join(_core.MISSING_POLICIES)}

@@ -11,9 +11,9 @@ from loadstone._adapters.bitsandbytes import layout
 from loadstone._adapters.bitsandbytes.modules import WholeLinear4bit, is_whole
 from loadstone._adapters.bitsandbytes.offloaded import WholeWeights, map_of
 from loadstone._adapters.bitsandbytes.parameters import is_unit
-from loadstone._execute.report import OFFLOADED
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import TensorSlot
+from loadstone._plan.provenance import OFFLOADED
 
 REARRANGED = "rearranged for this CPU"
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from loadstone._adapters.bitsandbytes.installing import Installation
     from loadstone._adapters.bitsandbytes.unit import Unit
     from loadstone._execute.execute import Filled
-    from loadstone._execute.report import Provenance
     from loadstone._model.targets import PlannedTarget
-    from loadstone._plan.plan import Plan
+    from loadstone._plan.planned_load import PlannedLoad
+    from loadstone._plan.provenance import Provenance
     from loadstone._plan.quantization import Quantization
 
 # Components by their path in the model: their names inside the module in a checkpoint.
@@ -216,7 +216,7 @@ class QuantizedWeights:
         require_finite(self.catalog, self.stored.values())
 
     def parameters(
-        self, model: torch.nn.Module, plan: Plan, values: Sequence[Any]
+        self, model: torch.nn.Module, plan: PlannedLoad, values: Sequence[Any]
     ) -> dict[str, Any]:
         """bitsandbytes' parameters by name, made of the values read; on meta if on disk."""
         filled = {target.name: value for target, value in zip(plan.targets, values, strict=True)}
@@ -264,7 +264,9 @@ class QuantizedWeights:
             unit.nested_code = functional.create_dynamic_map().to(data.device)
         return unit
 
-    def installation(self, model: torch.nn.Module, plan: Plan, filled: Filled) -> Installation:
+    def installation(
+        self, model: torch.nn.Module, plan: PlannedLoad, filled: Filled
+    ) -> Installation:
         """The layers that replace plain ones; completes the offload folder."""
         from loadstone._adapters.bitsandbytes.installing import Installation
 
@@ -272,7 +274,7 @@ class QuantizedWeights:
         return Installation(model, self.parameters(model, plan, filled.values), self.offsets)
 
     def complete_folder(
-        self, model: torch.nn.Module, plan: Plan, offload: _core.OffloadFolder
+        self, model: torch.nn.Module, plan: PlannedLoad, offload: _core.OffloadFolder
     ) -> None:
         """Adds to an offload folder what hooks need of weights that were quantized into it.
 

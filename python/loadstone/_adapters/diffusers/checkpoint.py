@@ -62,6 +62,12 @@ class Checkpoint(dict[str, torch.Tensor]):
         """The same files, before any converter."""
         return Checkpoint(self.catalog, lacks)
 
+    def decoded(self, lacks: Lacks | None = None) -> Checkpoint:
+        """As :meth:`fresh`, with block formats dequantized."""
+        made = self.fresh(lacks)
+        made.decode()
+        return made
+
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
         """As of a ``dict``; notes the prefix that a converter takes off a name."""
         if isinstance(value, Symbol) and value.source.endswith(key) and value.source != key:

@@ -25,7 +25,7 @@ from loadstone._model.model_lock import model_lock
 from loadstone._model.walk import walk
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import align_what_hooks_bring
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
 from loadstone.tracing import Symbol
 from loadstone.tracing._absent import AbsentSymbol
@@ -94,14 +94,14 @@ class Load(LoadSession):
 
     @property
     def is_traced(self) -> bool:
-        """Whether this load gives the model its tensors, now or later."""
+        """This load gives the model its tensors, now or later."""
         return self.plan is not None or self._recipes is not None
 
     def dtypes(self) -> Mapping[str, str]:
         """The dtype of each target that the checkpoint gives; empty before the trace."""
         return self._recipes.dtypes if self._recipes is not None else {}
 
-    def plan_for(self, device_map: Mapping[str, Any] | None) -> Plan:
+    def plan_for(self, device_map: Mapping[str, Any] | None) -> PlannedLoad:
         """Plans what was traced; reads nothing."""
         assert self._request is not None and self._recipes is not None
         devices = tensor_devices(self.model, device_map)
@@ -132,11 +132,11 @@ class Load(LoadSession):
         with self.reading() as filled:
             execute.install_values(self.plan, self.model, filled)
             _as_planned_on_disk(self.plan, self.model)
-            if self.plan._units is not None:
+            if self.plan.units is not None:
                 from loadstone._adapters.bitsandbytes.installing import moves_weights, prepare_hooks
 
                 if moves_weights(self._request.device_map):
-                    prepare_hooks(self.model, self.plan._units.offsets)
+                    prepare_hooks(self.model, self.plan.units.offsets)
         self._request = self._recipes = None
 
     def dispatch(self) -> None:
@@ -286,7 +286,7 @@ def convert(
 
 
 def has_own_names(state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bool:
-    """Whether a file is in the library's names already, whole or not, so that nothing converts it.
+    """Tell if a file has the library's names already, whole or not, so that nothing converts it.
 
     The library says so of whole files only, and runs its converters on all others.
     """
@@ -318,15 +318,9 @@ def conversion_of(
 ) -> Conversion:
     """The run of a converter on a checkpoint, that can be repeated."""
     require_series(checkpoint)
-
-    def opened(lacks: Lacks) -> Checkpoint:
-        fresh = checkpoint.fresh(lacks)
-        fresh.decode()
-        return fresh
-
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {"config": dict(model.config), **arguments}
-    return Conversion(checkpoint.catalog, function, given, wanted, opened)
+    return Conversion(checkpoint.catalog, function, given, wanted, checkpoint.decoded)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -397,9 +391,9 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
     )
 
 
-def _as_planned_on_disk(plan: Plan, model: torch.nn.Module) -> None:
+def _as_planned_on_disk(plan: PlannedLoad, model: torch.nn.Module) -> None:
     """Gives meta tensors of values on disk the planned dtype, to which hooks cast."""
-    quantized = plan._units.names() if plan._units is not None else ()
+    quantized = plan.units.names() if plan.units is not None else ()
     planned = {
         target.name: target.dtype
         for target in plan.targets
@@ -409,7 +403,7 @@ def _as_planned_on_disk(plan: Plan, model: torch.nn.Module) -> None:
         if slot.tensor.is_meta and slot.name in planned and slot.tie_of is None:
             dtype = torch_dtype(planned[slot.name])
             if hasattr(slot.tensor, "quant_type"):
-                from loadstone._adapters.diffusers.offloaded import offloaded
+                from loadstone._adapters.diffusers.packed import offloaded
 
                 slot.replace(offloaded(slot.tensor))
             elif slot.tensor.dtype != dtype:

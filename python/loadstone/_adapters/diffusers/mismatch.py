@@ -120,6 +120,4 @@ def examine(
     if edited is None and not known:
         return None
     known.sort(key=lambda pair: pair[1].total)
-    original = checkpoint.fresh()
-    original.decode()
-    return Mismatch(before, edited, known, by_name(original, places.cache))
+    return Mismatch(before, edited, known, by_name(checkpoint.decoded(), places.cache))

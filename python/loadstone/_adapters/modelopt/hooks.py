@@ -18,7 +18,7 @@ from typing import Any
 
 from loadstone._adapters.modelopt.loading import load_into, resolved
 from loadstone._adapters.patch import Hook, Hooks, gated, held
-from loadstone._base.errors import make
+from loadstone._base.errors import unknown
 from loadstone._plan.options import DEFAULTS
 from loadstone._skeleton.construction import skeleton_in_turn
 
@@ -31,6 +31,7 @@ _capacities: ContextVar[dict[Any, Any] | None] = ContextVar(
 
 # Arguments of `from_pretrained` that the library's function would pass to accelerate.
 _OURS = ("device_map", "max_memory", "attn_implementation")
+_KNOWN = (*_OURS, "dtype", "torch_dtype", "revision")
 
 
 @functools.cache
@@ -66,10 +67,9 @@ def _load_checkpoint_and_dispatch(
     if chosen.device_map is None and any(name != "cpu" for name in room):
         sizes = {name: int(size) for name, size in room.items()}
         chosen = replace(chosen, device_map="auto", max_memory=chosen.max_memory or sizes)
-    known = {"dtype", "torch_dtype", "revision"}
     for name, value in kwargs.items():
-        if name not in known and value is not None:
-            raise make("plan.options", "this load has no such argument", field=name)
+        if name not in _KNOWN and value is not None:
+            raise unknown(name, "argument of this load", name, _KNOWN)
     load_into(model, resolved(checkpoint, kwargs.get("revision")), chosen)
     return model.eval()
 

@@ -22,13 +22,14 @@ from loadstone._adapters.modelopt.targets import Weight
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._execute import execute
-from loadstone._execute.report import Provenance, Report
+from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.options import LoadOptions
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.provenance import Provenance
 from loadstone._plan.quantization import Quantization
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.registry import trace
@@ -93,7 +94,7 @@ class _Load(LoadSession):
 
     def plan_quantized(
         self, model: Any, catalog: Catalog, quantize: Mapping[str, Quantization]
-    ) -> Plan:
+    ) -> PlannedLoad:
         """Plans; packed weights must be in memory."""
         plan = self.make_plan(
             model,
@@ -169,7 +170,7 @@ class _Packing:
     """Parameters and quantizer states, made before the model changes."""
 
     def __init__(
-        self, plan: Plan, filled: execute.Filled, weights: list[Weight], mode: str
+        self, plan: PlannedLoad, filled: execute.Filled, weights: list[Weight], mode: str
     ) -> None:
         self.mode = mode
         self.parameters: list[tuple[Weight, Any]] = []
@@ -229,10 +230,10 @@ class _Packing:
             report.provenance.setdefault(name, item)
 
 
-def _dispatch(model: torch.nn.Module, plan: Plan) -> None:
+def _dispatch(model: torch.nn.Module, plan: PlannedLoad) -> None:
     """Attaches hooks that move activations, if there is more than one device."""
     if len({target.device for target in plan.targets if target.origin != "tie"}) < 2:
         return
     from accelerate import dispatch_model
 
-    dispatch_model(model, dict(plan.device_map))
+    dispatch_model(model, dict(plan.core.device_map))

@@ -16,8 +16,8 @@ from transformers import core_model_loading as library
 
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error, listed, make
+from loadstone._execute.plan import plan
 from loadstone._plan import general_rules as general
-from loadstone._plan.planning import plan
 from loadstone._skeleton.skeleton import skeleton
 
 _DEPTHS = (
@@ -80,13 +80,13 @@ class Sample:
         self.file = file
         traced = plan(self.model, file, rules="transformers")
         traced.require_ok()
-        self.boxes = general.boxes_of(traced)
+        self.boxes = general.boxes_of(traced.to_json())
         self.sources = {name: tuple(each.shape) for name, each in state.items()}
         self.targets = {name: tuple(each.shape) for name, each in self.model.state_dict().items()}
 
     def planned(self, rules: list[dict[str, Any]]) -> general.Boxes:
         """The boxes that the core makes of rules."""
-        return general.boxes_of(plan(self.model, self.file, rules=rules))
+        return general.boxes_of(plan(self.model, self.file, rules=rules).to_json())
 
     def unlike(self, rules: list[dict[str, Any]]) -> list[str]:
         """Targets that rules make otherwise than the library does."""

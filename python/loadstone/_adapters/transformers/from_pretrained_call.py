@@ -14,13 +14,14 @@ from loadstone._adapters.transformers.stripped_config import StrippedQuantizatio
 from loadstone._base.errors import make
 from loadstone._execute import ties
 from loadstone._execute.execute import Filled
-from loadstone._execute.report import OFFLOADED, Report
+from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog
 from loadstone._model.holders import Parameters
 from loadstone._model.model_lock import slots_of
 from loadstone._plan.options import LoadOptions
-from loadstone._plan.plan import Plan
+from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.provenance import OFFLOADED
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
 from loadstone._skeleton.constructor import model_builder, parameter_values
 
@@ -51,7 +52,7 @@ class FromPretrainedCall(LoadSession):
 
     def make_plan(
         self, model: Any, catalog: Catalog, recipes: AdapterRecipes | None, **arguments: Any
-    ) -> Plan:
+    ) -> PlannedLoad:
         self._before = Parameters(model)
         self._ties = recipes.ties if recipes is not None else {}
         chosen = {"initialises": True, "allows_unknown_modules": True}
@@ -148,7 +149,7 @@ def _sentinel(dtype: torch.dtype) -> float | int:
 
 
 def _is_unwritten(tensor: torch.Tensor) -> bool:
-    """Whether any element still holds the sentinel."""
+    """Tell if an element still holds the sentinel."""
     if tensor.dtype == torch.bool:
         return True  # bool has no sentinel, and the constructor's value is right anyway
     data = tensor.detach()

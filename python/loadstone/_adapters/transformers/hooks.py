@@ -19,13 +19,14 @@ from transformers import PreTrainedModel, modeling_utils
 from transformers.integrations import deepspeed
 from transformers.integrations.peft import PeftAdapterMixin
 
-from loadstone._adapters.patch import Hook, Hooks, gated, held, suspended
+from loadstone._adapters.patch import Hook, Hooks, gated, held, suspended, with_hooks_of
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers.call import CURRENT, hooks_of_loads, refused
 from loadstone._adapters.transformers.from_pretrained_call import DEFAULTS, FromPretrainedCall
+from loadstone._base.keywords import refuse_misspelled
 from loadstone._base.torch_modes import construct, constructing, in_turn, ordinary_tensors
+from loadstone._plan.options import NAMES
 from loadstone._plan.placement import expanded
-from loadstone.peft import with_adapters
 
 # The functions of the installed release; the others import what its library lacks.
 if SITES.is_since("5.0"):
@@ -70,6 +71,11 @@ def hooks() -> Hooks:
 
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     chosen = OPTIONS.get()
+    if chosen.is_direct:
+        given = kwargs.get("config")
+        config = given if hasattr(given, "attribute_map") else cls.config_class
+        aliases = getattr(config, "attribute_map", {})
+        refuse_misspelled(kwargs, [*NAMES, *aliases], (original, cls.__init__), config)
     ways = _OTHER_WAYS if RELEASE.MAKES_DTENSORS else (*_OTHER_WAYS, *_OF_RANKS)
     other = [name for name in ways if kwargs.get(name) is not None]
     if _is_sharded_by_others():
@@ -120,7 +126,7 @@ def _with_adapters(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     load = CURRENT.get()
     if load is not None and load.model is model:
         load.finish(model)
-    return with_adapters(original, model, *args, **kwargs)
+    return with_hooks_of("peft")(original, model, *args, **kwargs)
 
 
 def _initialize_missing_keys(

@@ -36,9 +36,9 @@ from loadstone._adapters.transformers.call import (
 from loadstone._adapters.transformers.conversion import ConversionInput
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.torch_modes import in_turn
-from loadstone._execute import ties
 from loadstone._files.catalog import Catalog, readable
 from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.ties import untied_findings
 from loadstone._skeleton.rebuild import construction_dtype
 from loadstone._skeleton.skeleton import skeleton
 
@@ -72,7 +72,7 @@ def trace(
     result = cache.derive(catalog, conversion)
     recipes = load.as_recipes(model, catalog, result, ignores_mismatches=False)
     recipes.untied = load.untied(model, recipes.dtypes)
-    recipes.findings += ties.untied_findings(recipes.untied)
+    recipes.findings += untied_findings(recipes.untied)
     return recipes
 
 

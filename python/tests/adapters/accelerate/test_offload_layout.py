@@ -119,7 +119,7 @@ def test_what_is_only_cast_stays_in_its_shard(state, tmp_path, dtype):
     )
     report = plan.execute()
     assert report.bytes_written == report.bytes_read == 0
-    loader = OffloadedWeightsLoader(index=_core.offload_index(plan._core))
+    loader = OffloadedWeightsLoader(index=_core.offload_index(plan._planned.core))
     assert set(loader) == set(state)
     for name, tensor in state.items():
         wanted = tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -135,7 +135,7 @@ def test_the_plans_index_is_the_folders(state, tmp_path):
     file = Path(index["weight"].pop("safetensors_file"))
     assert file.parent == folder.resolve()
     assert index["weight"].pop("weight_name") == "weight"
-    assert index == _core.offload_index(plan._core)
+    assert index == _core.offload_index(plan._planned.core)
     assert index["weight"] == {"dtype": "float32", "shape": [4, 6]}
 
 

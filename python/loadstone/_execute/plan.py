@@ -1,33 +1,31 @@
-"""A plan: one recipe, one placement and one origin for every tensor, and what it takes."""
+"""Plans as callers have them: made, looked at, saved and carried out."""
 
 from __future__ import annotations
 
 import html
 import json
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadstone import _core
 from loadstone._base import machine
-from loadstone._base.errors import Error, count_argument, make
+from loadstone._base.errors import count_argument, make
+from loadstone._base.keywords import names_keywords
 from loadstone._base.text import read_text, write_text
+from loadstone._execute import execute
 from loadstone._execute.audit import warn_of_replaced
-from loadstone._execute.report import listed_errors
+from loadstone._execute.report import Report
 from loadstone._files import remote
+from loadstone._files.catalog import RANK_MAX, Checkpoint, inspect
+from loadstone._files.weighted import Weighted, adapters
 from loadstone._model.model_lock import model_lock
-from loadstone._model.targets import PlannedTarget, planned_targets
-from loadstone._plan.extra_state import ExtraState
-from loadstone._plan.model_targets import ModelTargets
-
-if TYPE_CHECKING:
-    from loadstone._adapters.bitsandbytes.loading import QuantizedWeights
-    from loadstone._execute.read_once import SharedReadPlan
-    from loadstone._execute.report import Report
-
+from loadstone._model.targets import PlannedTarget
+from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.planning import make_plan
+from loadstone._plan.registry import TRACED, trace, with_units
+from loadstone._plan.rules import Rules, is_file, is_json
 
 # A page of more would make a notebook of megabytes.
 _NOTEBOOK_TARGETS_MAX = 3000
@@ -40,53 +38,33 @@ class Plan:
     checked against the shards, and :meth:`execute` needs ``model=``, as after :meth:`Plan.load`.
     """
 
-    def __init__(
-        self,
-        core: _core.Plan,
-        needs: ModelTargets | None = None,
-        units: QuantizedWeights | None = None,
-        in_place: bool = False,
-        extra: ExtraState | None = None,
-        whole: SharedReadPlan | None = None,
-    ) -> None:
-        needs = needs or ModelTargets([])
-        self._core = core
-        self._units = units
-        self._in_place = in_place
-        self._extra = extra or ExtraState()
-        self._whole = whole
-        self._forms = needs.forms  # dtype and tie of each tensor of the model, when planned
-        self._wholes = needs.wholes
-        self._model = weakref.ref(needs.module) if needs.module is not None else None
-        self._constructor_values = dict(needs.constructor_values)
-        self._held = needs.held_bytes(self, in_place)  # beside the bytes that the core counts
-        if whole is not None:
-            self._held["cpu"] = self._held.get("cpu", 0) + whole.held_bytes()
+    def __init__(self, planned: PlannedLoad) -> None:
+        self._planned = planned
 
-    @cached_property
+    @property
     def targets(self) -> list[PlannedTarget]:
         """Every tensor that the model needs, in its order."""
-        return planned_targets(self._core)
+        return self._planned.targets
 
     @property
     def findings(self) -> list[_core.Finding]:
         """Everything the plan has to say, most severe first."""
-        return self._core.findings
+        return self._planned.core.findings
 
     @property
     def ok(self) -> bool:
         """Whether no finding is an error, so that :meth:`execute` will start."""
-        return self._core.ok
+        return self._planned.core.ok
 
     @property
     def bytes_to_read(self) -> int:
         """From the shards."""
-        return self._core.bytes_to_read
+        return self._planned.core.bytes_to_read
 
     @property
     def bytes_to_write(self) -> int:
         """To the offload folder."""
-        return self._core.bytes_to_write
+        return self._planned.core.bytes_to_write
 
     @property
     def peak_bytes(self) -> dict[str, int]:
@@ -94,26 +72,21 @@ class Plan:
 
         Memory that the model has is freed when all values are there: until then old and new count.
         """
-        peak = self._core.peak_bytes
-        return peak | {device: peak.get(device, 0) + size for device, size in self._held.items()}
+        return self._planned.peak_bytes
 
     @property
     def device_map(self) -> dict[str, str]:
         """Module path to device, as given or computed; empty where all goes to the cpu."""
-        return dict(self._core.device_map)
+        return dict(self._planned.core.device_map)
 
     def require_ok(self) -> None:
         """Raises :class:`PlanError` with all findings attached if one of them is an error.
 
         A weight that is stored quantized and broken is a :class:`FormatError`.
         """
-        try:
-            self._core.require_ok()
-        except Error as error:
-            error.findings = self.findings
-            error.args = (f"{error}{listed_errors(self.findings)}",)
-            raise
+        self._planned.require_ok()
 
+    @names_keywords
     def execute(
         self,
         *,
@@ -158,7 +131,7 @@ class Plan:
         if model is not None and into is not None:
             raise make("plan.options", "pass the model as model= or as into=", field="into")
         given = into if into is not None else model
-        subject = given if given is not None else self._model and self._model()
+        subject = given if given is not None else self._model()
         if subject is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
         with model_lock(subject):
@@ -169,10 +142,14 @@ class Plan:
                 receipt=receipt,
                 read_ahead_bytes=read_ahead_bytes,
                 interleave=interleave,
-                in_place=into is not None or self._in_place,
+                in_place=into is not None or self._planned.in_place,
             )
             warn_of_replaced(subject)
         return report
+
+    def _model(self) -> Any:
+        """The model that it was made for; ``None``: it has gone, or there was none."""
+        return None if self._planned.model is None else self._planned.model()
 
     def _carry_out(
         self,
@@ -186,11 +163,9 @@ class Plan:
         in_place: bool | None = None,
     ) -> Report:
         """Loads; the caller has its turn with the model, and looks for holders of its tensors."""
-        from loadstone._execute import execute as _execute
-
         ahead = count_argument("read_ahead_bytes", read_ahead_bytes, 2**63 - 1)
-        return _execute.run(
-            self,
+        return execute.run(
+            self._planned,
             model,
             progress=progress,
             threads=count_argument("threads", threads or 0),
@@ -201,20 +176,21 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""
-        self._extra.require_none()
-        if self._whole is not None:
+        self._planned.extra.require_none()
+        if self._planned.shared_read is not None:
             message = "a plan of ranks that read together needs them; a file cannot say so"
             raise make("plan.options", message, field="read_once")
-        if self._in_place:
+        if self._planned.in_place:
             message = "a plan that writes in place is tied to its model; a file cannot say so"
             raise make("plan.options", message, field="in_place")
-        return self._core.to_json()
+        return self._planned.core.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes :meth:`to_json` to a file."""
         write_text(path, self.to_json())
 
     @classmethod
+    @names_keywords
     def load(
         cls,
         path: str | os.PathLike[str],
@@ -253,12 +229,12 @@ class Plan:
             allow_remote=allow_remote,
             storage=remote.storage(),
         )
-        return cls(core)
+        return cls(PlannedLoad(core))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._units is not None:
+        if self._planned.units is not None:
             raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
-        return _unpickled, (self.to_json(), str(Path.cwd()), self._core.offload_folder)
+        return _unpickled, (self.to_json(), str(Path.cwd()), self._planned.core.offload_folder)
 
     def to_html(
         self,
@@ -274,11 +250,11 @@ class Plan:
             report: of this plan's execution, to see what was measured beside what was planned.
             max_memory: bytes per device (``int`` or ``"8GiB"``), shown as limits.
         """
-        model = self._model() if self._model is not None else None
-        page = self._core.to_html(
+        model = self._model()
+        page = self._planned.core.to_html(
             type(model).__name__ if model is not None else "",
             machine.capacities(max_memory, computed=False),
-            self._held,
+            self._planned.held_bytes,
             None if report is None else vars(report),
         )
         if path is not None:
@@ -287,7 +263,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame of its own, or the table where it would be large."""
-        if len(self._core) > _NOTEBOOK_TARGETS_MAX:
+        if len(self._planned.core) > _NOTEBOOK_TARGETS_MAX:
             return f"<pre>{html.escape(str(self))}</pre>"
         return (
             '<iframe sandbox="allow-scripts" style="width:100%;height:720px;border:0" '
@@ -295,11 +271,136 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        return self._core.to_table()
+        return self._planned.core.to_table()
 
     def __repr__(self) -> str:
         errors = sum(finding.severity == "error" for finding in self.findings)
         return f"Plan({len(self.targets)} targets, {self.bytes_to_read} bytes, {errors} errors)"
+
+
+@names_keywords
+def plan(
+    model: Any,
+    checkpoint: Checkpoint,
+    *,
+    rules: Rules | None = None,
+    dtype: Any = None,
+    quantize: Any = None,
+    lora: Weighted = (),
+    lora_ignore: str | Sequence[str] = (),
+    tie: str = "split",
+    device_map: Any = None,
+    max_memory: Mapping[Any, int | str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    missing: str | Mapping[str, str] = "error",
+    unexpected: str = "warn",
+    strict: bool | None = None,
+    strip_prefix: str | Sequence[str] = _core.STRIP_PREFIXES,
+    staging_bytes_max: int = _core.STAGING_BYTES_MAX,
+    threads: int | None = None,
+    allow_non_finite: bool = False,
+    mmap: bool = False,
+    in_place: bool = False,
+    read_once: bool = False,
+    allow_links: bool = False,
+) -> Plan:
+    """Plans a load: reads headers, no data, and changes nothing.
+
+    Args:
+        model: an ``nn.Module`` (best built under :func:`loadstone.skeleton`), or the path of a
+            skeleton file made by :func:`loadstone.save_skeleton`.
+        checkpoint: see :func:`loadstone.inspect`.
+        rules: what becomes of the file's names, first match wins; see ``docs/rules.md``. Or
+            ``{"old.": "new."}``: literal prefixes of names, and what replaces them. Or the path of
+            a JSON file of rules, or of recipes (:func:`loadstone.save_recipes`), or its text. Or
+            ``"transformers"``, ``"diffusers"``: traced from that library's own conversion code for
+            the model.
+        quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers but the
+            output embedding and tied ones; or regular expressions of whole names with one of these,
+            or a :class:`Quantization`, each: for exactly these. See ``docs/bitsandbytes.md``.
+        lora: adapters that are merged into the model's numbers on their way: a path, several, or
+            a mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
+        lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
+            nothing uses is an error.
+        tie: ``"split"``: of a tied tensor that an adapter changes under one name, the other names
+            keep the base's value as tensors of their own, as in training; ``"keep"``: all names
+            change.
+        dtype: ``None``: the model's own; a torch dtype or its name: for parameters and persistent
+            floating buffers, never for others; ``"auto"``: the file's.
+        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or
+            a dictionary from module path to device (``"disk"`` and ``"meta"`` too).
+        max_memory: bytes per device (``int`` or ``"8GiB"``).
+        offload_folder: where tensors placed on ``"disk"`` go.
+        missing: ``"error"``, ``"initialise"`` (the module's own initialiser), ``"zeros"`` or
+            ``"keep"`` (what has memory keeps its value, origin ``kept``; what has none is an
+            error); or regular expressions (RE2) of whole names with one of these each, where all
+            else is an error. (``"initialize"`` is the same as ``"initialise"``.)
+        unexpected: ``"warn"`` (a finding; :func:`loadstone.load` warns once), ``"error"`` or
+            ``"ignore"``.
+        strict: in the place of both, as for ``load_state_dict``. ``True``: what is missing or
+            unexpected is an error. ``False``: ``missing="keep"`` and ``unexpected="ignore"``.
+        strip_prefix: taken from the front of the checkpoint's names where all of them have it and
+            the model's have not; not from names that ``rules`` match, and not from traced ones.
+            Where some have it, a finding (``plan.prefix``) gives the rule to use. ``()``: names are
+            left alone.
+        staging_bytes_max: memory for bytes under way, beside the model's own. A load that
+            quantizes takes one of its windows at least (of FP8 blocks: 128 rows), which
+            ``peak_bytes`` counts. Pinned memory on the way to GPUs is a part of it, which ranks of
+            one machine share (``LOCAL_WORLD_SIZE`` of them; ``docs/how-to/gpus.md``).
+        threads: readers that ``peak_bytes`` counts; ``None``: one per core, at least 4 and at most
+            16. :meth:`Plan.execute` may have others, in no more memory.
+        allow_non_finite: go on, with a finding, if values to quantize are not finite, or merged
+            values are too large for their dtype; else the load fails with ``q.nan`` or
+            ``convert.overflow``.
+        mmap: hand out views of the file where nothing changes; the file must then stay as it is.
+            Files of network file systems are copied.
+        in_place: write to the memory that parameters and buffers have, where device and dtype stay:
+            addresses stay and no second copy is needed, but a load that fails leaves them
+            half-written.
+        read_once: ranks of the default process group that run on this machine read each byte once
+            and send each other their slices. All of them plan and execute the same load. See
+            ``docs/how-to/ranks.md``.
+
+    Raises:
+        FormatError: the checkpoint breaks a rule of its format.
+        LoadError: it does not exist or cannot be read.
+        Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
+            model and checkpoint is never raised here: it is in ``findings``.
+    """
+    if strict is not None:
+        if missing != "error" or unexpected != "warn":
+            message = "strict stands for missing and unexpected; pass it, or these"
+            raise make("plan.options", message, field="strict", found=str(strict))
+        missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
+    rank_max = {"gguf_rank_max": RANK_MAX} if rules == "diffusers" else {}
+    catalog = inspect(checkpoint, allow_links=allow_links, **rank_max)
+    is_written = isinstance(rules, str) and (is_json(rules) or is_file(rules))
+    is_traced = isinstance(rules, str) and (rules in TRACED or not is_written)
+    with model_lock(model):  # one walk over it
+        traced = trace(str(rules), model, catalog, dtype) if is_traced else None
+        traced = with_units(traced, model, catalog, dtype, quantize)
+        planned = make_plan(
+            model,
+            catalog,
+            traced,
+            adapters=adapters(lora, lora_ignore, allow_links, tie),
+            rules=None if is_traced else rules,
+            dtype=None if is_traced else dtype,
+            device_map=device_map,
+            max_memory=max_memory,
+            offload_folder=offload_folder,
+            missing=missing,
+            unexpected=unexpected,
+            strip_prefix=strip_prefix,
+            staging_bytes_max=count_argument("staging_bytes_max", staging_bytes_max, 2**63 - 1),
+            threads=threads,
+            allow_non_finite=allow_non_finite,
+            mmap=mmap,
+            runs_hooks=not is_traced,
+            in_place=in_place,
+            read_once=read_once,
+        )
+    return Plan(planned)
 
 
 def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
@@ -317,4 +418,4 @@ def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
         allow_remote=True,
         storage=remote.storage(),
     )
-    return Plan(core)
+    return Plan(PlannedLoad(core))

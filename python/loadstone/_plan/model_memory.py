@@ -1,0 +1,110 @@
+"""The memory of a model: what of it a load writes, and what is held meanwhile."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from loadstone._base.dtypes import dtype_name
+from loadstone._model.half_written import WRITTEN, end_byte
+from loadstone._model.targets import PlannedTarget
+from loadstone._model.walk import TensorSlot
+from loadstone._plan.ties import is_split
+from loadstone._skeleton.schema import storage_key
+
+# Copied memory begins where elements of all dtypes may.
+_ALIGNMENT = 64
+
+
+def keeps_identity(slot: TensorSlot, target: PlannedTarget) -> bool:
+    """Return whether a value goes to memory of the kind that the tensor has, by ``.data``.
+
+    A tensor of ``torch.inference_mode()`` gives way to one that can be trained, and one that
+    overlaps itself to one that has its elements.
+    """
+    return fits(slot, target) and not slot.tensor.is_inference() and not is_split(slot, target)
+
+
+def held_bytes(
+    slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
+) -> dict[str, int]:
+    """Bytes per device that the model's own tensors take beside what the plan counts."""
+    by_name = {slot.name: slot for slot in slots if not slot.tensor.is_meta}
+    pairs = [(by_name[each.name], each) for each in targets if each.name in by_name]
+    held: dict[str, int] = defaultdict(int)
+    strided: dict[str, int] = defaultdict(int)
+    for slot, target in pairs:
+        if not is_written(target) or (in_place and is_direct(slot, target)):
+            continue
+        device = str(slot.tensor.device)
+        held[device] += slot.tensor.nbytes
+        if not slot.tensor.is_contiguous():
+            strided[device] = max(strided[device], slot.tensor.nbytes)
+    for group in groups(pairs) if not in_place else ():
+        beside = group.nbytes - sum(t.nbytes for s, t in pairs if s in group and is_written(t))
+        held[group.device] += max(0, beside)
+    for device, nbytes in strided.items():
+        held[device] += nbytes  # a copy in the tensor's own order, one at a time
+    return dict(held)
+
+
+class Group:
+    """Tensors of a model in one memory, and the part of it that they reach into."""
+
+    def __init__(self, slots: list[TensorSlot]) -> None:
+        self.slots = slots
+        ends = [end_byte(slot.tensor) for slot in slots]
+        begins = [slot.tensor.storage_offset() * slot.tensor.element_size() for slot in slots]
+        self.begin, self.end = min(begins) // _ALIGNMENT * _ALIGNMENT, max(ends)
+        self.nbytes = self.end - self.begin
+        self.device = str(slots[0].tensor.device)
+
+    def __contains__(self, slot: TensorSlot) -> bool:
+        return slot in self.slots
+
+
+def groups(pairs: Sequence[tuple[TensorSlot, PlannedTarget]]) -> list[Group]:
+    """Of several tensors each, at least one of which gets a value where it is."""
+    shared: dict[int, list[tuple[TensorSlot, PlannedTarget]]] = defaultdict(list)
+    for slot, target in pairs:
+        key = storage_key(slot.tensor) if slot.tie_of is None and not slot.tensor.is_meta else None
+        if key is not None and slot.tensor.numel() and keeps_identity(slot, target):
+            shared[key].append((slot, target))
+    return [
+        Group([slot for slot, _ in group])
+        for group in shared.values()
+        if len(group) > 1 and any(is_written(target) for _, target in group)
+    ]
+
+
+def fits(slot: TensorSlot, target: PlannedTarget) -> bool:
+    tensor = slot.tensor
+    if tensor.is_meta or slot.obstacle or target.encoding or _overlaps_itself(tensor):
+        return False
+    if slot.tie_of is not None:
+        return False  # the memory is for the value of the first place
+    return (str(tensor.device), dtype_name(tensor.dtype)) == (target.device, target.dtype)
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may be one: expanded tensors, strides within the extent of others."""
+    reach = 0
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (extent - 1)
+    return False
+
+
+def is_written(target: PlannedTarget) -> bool:
+    return target.origin in WRITTEN and target.device not in ("disk", "meta")
+
+
+def is_direct(slot: TensorSlot, target: PlannedTarget) -> bool:
+    """Whether the core can write to the tensor itself."""
+    is_the_cores = target.origin != "initialiser"
+    is_its_own = not is_split(slot, target)
+    return is_the_cores and is_its_own and fits(slot, target) and slot.tensor.is_contiguous()

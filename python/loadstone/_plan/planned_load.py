@@ -1,0 +1,89 @@
+"""A plan of the core, with what a load has to know of the model that it was made for."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from loadstone import _core
+from loadstone._base.errors import Error, listed
+from loadstone._base.terminal import printable
+from loadstone._model.targets import PlannedTarget, planned_targets
+from loadstone._plan.extra_state import ExtraState
+from loadstone._plan.shared_read import SharedReadPlan
+
+# An error that a plan is refused with tells this many of its errors, and of their suggestions.
+ERRORS_LISTED_MAX = 20
+HINTS_LISTED_MAX = 3
+
+
+@dataclass
+class PlannedLoad:
+    """What is to be done for each tensor of a model. One that comes from a file has no model.
+
+    Attributes:
+        model: the one that it was made for.
+        forms: dtype and tie that each tensor had when it was planned.
+        whole_shapes: of the tensors that are spread over ranks.
+        constructor_values: by name of the tensor.
+        held_bytes: per device, what the load takes beside the bytes that the core counts.
+        in_place: memory that the model has is written.
+        shared_read: the plan of whole tensors, where ranks read for each other.
+    """
+
+    core: _core.Plan
+    model: weakref.ref[Any] | None = None
+    forms: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    whole_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    constructor_values: Mapping[str, Any] = field(default_factory=dict)
+    held_bytes: dict[str, int] = field(default_factory=dict)
+    units: Any = None
+    extra: ExtraState = field(default_factory=ExtraState)
+    in_place: bool = False
+    shared_read: SharedReadPlan | None = None
+
+    @cached_property
+    def targets(self) -> list[PlannedTarget]:
+        """Every tensor that the model needs, in its order."""
+        return planned_targets(self.core)
+
+    @property
+    def findings(self) -> list[_core.Finding]:
+        """Everything the plan has to say, most severe first."""
+        return self.core.findings
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """Bytes of the model and the load at most, per device."""
+        peak = self.core.peak_bytes
+        held = self.held_bytes.items()
+        return peak | {device: peak.get(device, 0) + size for device, size in held}
+
+    def require_ok(self) -> None:
+        """Raises :class:`PlanError` with all findings attached if one of them is an error."""
+        try:
+            self.core.require_ok()
+        except Error as error:
+            error.findings = self.findings
+            error.args = (f"{error}{_listed_errors(self.findings)}",)
+            raise
+
+
+def _listed_errors(findings: Iterable[_core.Finding]) -> str:
+    """The errors of a plan below its first, and what each kind of them counts."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    lines = []
+    if len(errors) > 1:
+        counts = Counter(finding.code for finding in errors)
+        kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
+        lines.append(f"{len(errors)} errors: {kinds}")
+        texts = [printable(finding.message) for finding in errors[1:]]
+        more = "\n  and {} more, in the findings of this error"
+        lines.append("  " + listed(texts, ERRORS_LISTED_MAX - 1, by="\n  ", more=more))
+    hints = [finding.suggestion for finding in errors if finding.suggestion]
+    lines += [f"  {printable(hint)}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
+    return "".join(f"\n{line}" for line in lines)

@@ -1,0 +1,54 @@
+"""Where values come from: an entry for each tensor of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+OFFLOADED = "offloaded"  # as the core says it
+
+
+@dataclass(frozen=True)
+class Source:
+    """A byte range of the checkpoint that went into a tensor."""
+
+    tensor: str
+    shard: str
+    offset_begin: int
+    offset_end: int
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a tensor's value came from.
+
+    Attributes:
+        origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | kept |
+            excluded``. ``kept``: the value that the model held.
+        delivery: ``none | memory | file_view | disk_write | disk_keep``.
+        merged: the adapters that were merged into it; ``sources`` has their ranges too.
+        reason: why the model holds no value (what excludes it, or :data:`OFFLOADED`), or where the
+            value was made.
+        encoding: of a quantized value (``"nf4"``); dtype and shape are those of its numbers.
+    """
+
+    target: str
+    origin: str
+    kind: str
+    delivery: str
+    sources: tuple[Source, ...]
+    device: str
+    dtype: str
+    shape: tuple[int, ...]
+    tie_of: str = ""
+    reason: str = ""
+    bytes_written: int = 0
+    encoding: str = ""
+    merged: tuple[str, ...] = ()
+
+    @classmethod
+    def from_row(cls, row: tuple[Any, ...]) -> Provenance:
+        """From the core's row, which has the fields in this order."""
+        target, origin, kind, delivery, sources, *rest = row
+        found = tuple(Source(*each) for each in sources)
+        return cls(target, origin, kind, delivery, found, *rest)

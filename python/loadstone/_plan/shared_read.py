@@ -1,0 +1,125 @@
+"""Ranks of a node that read each byte once: the plan of whole tensors, the same on each rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from loadstone import _core
+from loadstone._base.errors import make
+from loadstone._files.catalog import Catalog
+from loadstone._model.targets import PlannedTarget, planned_targets
+
+# Whole tensors that are read and sent together: about so many bytes of all ranks, or one tensor.
+WAVE_BYTES = 64 << 20
+
+
+class SharedReadPlan:
+    """The plan of the whole tensors, and what the ranks have to agree on.
+
+    Args:
+        core: its targets are those of the rank's own plan, without slices.
+
+    Attributes:
+        exchanged: positions of the targets that one rank reads for all, in the order of the files.
+    """
+
+    def __init__(self, core: _core.Plan, catalog: Catalog) -> None:
+        self.core = core
+        self.targets = planned_targets(core)
+        self.exchanged = self._in_file_order(catalog)
+        self._files = [_identity(catalog._core.root, shard) for shard in catalog._core.shards]
+
+    def _in_file_order(self, catalog: Catalog) -> list[int]:
+        """Targets whose bytes come from the checkpoint."""
+        places = {name: (each.shard, each.offset_begin) for name, each in catalog.tensors.items()}
+        none = ("", 0)  # of adapters, and of what has no elements
+
+        def place(index: int) -> tuple[str, int]:
+            found = (places.get(name, none) for name in self.targets[index].sources)
+            return min(found, default=none)
+
+        read = (index for index, each in enumerate(self.targets) if _is_read(each))
+        return sorted(read, key=place)
+
+    def require_possible(self) -> None:
+        """Raises where a part of the plan cannot be had in this way."""
+        for target in self.targets:
+            if target.encoding or target.delivery not in ("none", "memory"):
+                message = "ranks that read together bring plain numbers into memory, and no others"
+                found = target.encoding or target.delivery
+                raise make("plan.options", message, field="read_once", found=found)
+        require_group()
+
+    def held_bytes(self) -> int:
+        """Beside the slices: whole tensors of a wave, and copies of what is sent."""
+        sizes = [sum(self.targets[i].nbytes for i in wave) for wave in self.waves()]
+        return 2 * max(sizes, default=0)
+
+    def waves(self) -> Iterator[list[int]]:
+        """All that is exchanged, in the order of the files."""
+        wave: list[int] = []
+        size = 0
+        for index in self.exchanged:
+            nbytes = self.targets[index].nbytes
+            if wave and size + nbytes > WAVE_BYTES:
+                yield wave
+                wave, size = [], 0
+            wave.append(index)
+            size += nbytes
+        if wave:
+            yield wave
+
+    def terms(self) -> dict[str, Any]:
+        """What has to be the same on all ranks of a node."""
+        return {
+            "the checkpoint's files": self._files,
+            "the model's tensors": [(each.name, each.shape, each.dtype) for each in self.targets],
+            "the ways in which tensors are made": self._digest(),
+        }
+
+    def _digest(self) -> str:
+        """Of all recipes; a rank has its own device, and may have the checkpoint elsewhere."""
+        plan = json.loads(self.core.to_json())
+        for target in plan["targets"]:
+            target.pop("device")
+        made = {key: plan.get(key) for key in ("sources", "targets", "decodings")}
+        return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+
+
+def _is_read(target: PlannedTarget) -> bool:
+    return target.delivery == "memory" and target.origin == "checkpoint"
+
+
+def _identity(root: str, shard: str) -> tuple[Any, ...]:
+    """A file as all ranks of a machine see it."""
+    if _core.is_remote(root):
+        return (root, shard)
+    try:
+        found = Path(root, shard).stat()
+    except OSError:  # a part of a checkpoint that is put together
+        return (root, shard)
+    return (shard, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def require_group() -> None:
+    """Raises where ranks cannot speak to each other through memory of the host."""
+    if not dist.is_available() or not dist.is_initialized():
+        message = "ranks that read together speak through the default process group"
+        raise make("plan.options", message, field="read_once", found="no process group")
+    group: Any = dist.group.WORLD
+    try:
+        group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        message = "ranks that read together exchange memory of the host"
+        expected = "a process group for it, such as 'cpu:gloo,cuda:nccl'"
+        found = dist.get_backend()
+        raise make(
+            "plan.options", message, field="read_once", found=found, expected=expected
+        ) from None

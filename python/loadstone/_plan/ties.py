@@ -1,0 +1,65 @@
+"""Ties of a model in a plan: names that it splits, and names with two values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from loadstone import _core
+from loadstone._model.targets import PlannedTarget
+from loadstone._model.walk import TensorSlot
+
+
+def is_split(slot: TensorSlot, target: PlannedTarget) -> bool:
+    """Return whether the plan gives a tied name of the model a tensor of its own."""
+    return slot.tie_of is not None and target.origin != "tie"
+
+
+def findings(
+    slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
+) -> Iterator[_core.Finding]:
+    """Errors for split ties that are one module under two paths: it holds one tensor."""
+    planned = {target.name: target for target in targets}
+    owners: dict[tuple[int, str], TensorSlot] = {}
+    for slot in slots:
+        target = planned.get(slot.name)
+        if slot.place is None or target is None:
+            continue
+        owner = owners.setdefault(slot.place, slot)
+        if owner is slot or not is_split(slot, target):
+            continue
+        if target.origin in ("kept", "constructor", "excluded"):
+            continue
+        message = f"'{slot.name}' and '{owner.name}' are one module, which cannot hold two values"
+        advice = 'tie="keep" changes both names'
+        yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
+
+
+# The end of the message by which a plan, a saved one too, knows names with values of their own.
+_BOTH = "both are loaded, and equal values are tied again"
+
+
+def untied_findings(untied: Mapping[str, str]) -> list[_core.Finding]:
+    """One finding for each name with its root: by these a saved plan knows them too."""
+    message = "'{}' is tied to '{}', and the checkpoint holds both: " + _BOTH
+    return [
+        _core.Finding("info", "plan.tie", name, [root], message.format(name, root))
+        for name, root in untied.items()
+    ]
+
+
+def untied_by(
+    targets: Sequence[PlannedTarget], findings: Sequence[_core.Finding]
+) -> dict[str, str]:
+    """Names that the model ties and the plan loads as tensors of their own, with their roots."""
+    own = {target.name for target in targets if target.origin != "tie"}
+    return {
+        each.target: each.sources[0]
+        for each in findings
+        if each.code == "plan.tie" and each.message.endswith(_BOTH) and each.target in own
+    }
+
+
+def may_split(targets: Sequence[PlannedTarget], findings: Sequence[_core.Finding]) -> bool:
+    """Return whether a plan gives names of a tie values of their own."""
+    is_merged = any(each.code == "merge.tie" for each in findings)
+    return is_merged or bool(untied_by(targets, findings))
