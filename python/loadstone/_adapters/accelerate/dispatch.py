@@ -18,15 +18,15 @@ from loadstone._execute import audit
 from loadstone._execute.report import Report
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import walk
-from loadstone._plan.placement import expanded
+from loadstone._plan.placement import Device, DeviceMap, expanded
 from loadstone._plan.provenance import OFFLOADED
 
 
 @names_keywords
 def dispatch_model(
     model: torch.nn.Module,
-    device_map: dict[str, int | str | torch.device],
-    main_device: int | str | torch.device | None = None,
+    device_map: DeviceMap,
+    main_device: Device | None = None,
     state_dict: dict[str, torch.Tensor] | None = None,
     offload_dir: str | os.PathLike[str] | None = None,
     offload_index: dict[str, Any] | None = None,
@@ -35,7 +35,7 @@ def dispatch_model(
     preload_module_classes: list[str] | None = None,
     force_hooks: bool = False,
 ) -> torch.nn.Module:
-    """:func:`accelerate.dispatch_model`, after a check that every tensor has a value.
+    """Run :func:`accelerate.dispatch_model`, after a check that every tensor has a value.
 
     The hooks are accelerate's own. They find values on disk through ``offload_dir``, which may be
     the offload folder of :func:`loadstone.load`.

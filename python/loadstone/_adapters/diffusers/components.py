@@ -18,7 +18,6 @@ from loadstone._adapters.diffusers.load import skip_keys
 from loadstone._base.errors import make
 from loadstone._base.machine import MODES
 from loadstone._plan.placement import (
-    DeviceMap,
     align_what_hooks_bring,
     gathered,
     main_device,
@@ -44,8 +43,8 @@ class Placing:
         self.device_map = device_map
         self.max_memory = max_memory
         self.folder = os.fspath(folder) if folder is not None else None
-        self.components: dict[str, DeviceMap] = {}
-        self.flat: DeviceMap = {}
+        self.components: dict[str, dict[str, Any]] = {}
+        self.flat: dict[str, Any] = {}
 
     @property
     def is_strategy(self) -> bool:
@@ -53,7 +52,7 @@ class Placing:
         return isinstance(self.device_map, str) and self.device_map in MODES
 
     @property
-    def reported(self) -> DeviceMap | str | None:
+    def reported(self) -> dict[str, Any] | str | None:
         """The pipeline's ``hf_device_map``: a map, or the device if there is only one."""
         is_one = not self.is_strategy and not isinstance(self.device_map, Mapping)
         return str(self.device_map) if is_one and self.device_map != "disk" else self.flat or None
@@ -173,14 +172,14 @@ def accelerate_hooks() -> ModuleType:
 
 def split(
     device_map: Mapping[Any, Any], names: list[str], others: Mapping[str, str]
-) -> dict[str, DeviceMap]:
+) -> dict[str, dict[str, Any]]:
     """A map over components, and inside them, by component.
 
     Raises:
         PlanError: ``plan.device_map``: a path that begins with no component, one that is there
             twice, or no device.
     """
-    found: dict[str, DeviceMap] = {}
+    found: dict[str, dict[str, Any]] = {}
     rest: Any = None
     for path, device in device_map.items():
         if path == "":
@@ -213,7 +212,7 @@ def _computed(
     strategy: str,
     max_memory: Any,
     dtypes: Mapping[str, torch.dtype],
-) -> dict[str, DeviceMap]:
+) -> dict[str, dict[str, Any]]:
     """The device maps that accelerate computes for all components as one model, largest first.
 
     Empty if accelerate places all of them on the CPU.
@@ -237,7 +236,7 @@ def _computed(
     )
     if set(map(str, places.values())) <= {"cpu"}:
         return {}
-    result: dict[str, DeviceMap] = {}
+    result: dict[str, dict[str, Any]] = {}
     for name, model in models.items():
         own = {path: at for path, at in places.items() if path.partition(".")[0] == name}
         inner = {path[len(name) + 1 :]: device for path, device in own.items()}
