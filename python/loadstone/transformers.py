@@ -12,39 +12,37 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._adapters.patch import Hooks, held, hooked
+from loadstone._base.errors import make
+from loadstone._files.catalog import Catalog
+from loadstone._files.weighted import Weighted
 from loadstone._model.modules import inside
-from loadstone._plan.options import LoadOptions
-from loadstone._skeleton.rebuild import builder, construction_dtype
-
-if TYPE_CHECKING:
-    from loadstone._adapters.patch import Hooks
-    from loadstone._files.catalog import Catalog
-    from loadstone._files.weighted import Weighted
-    from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.options import LoadOptions, Missing, Progress
+from loadstone._plan.recipes import AdapterRecipes
+from loadstone._skeleton.rebuild import builder
 
 
 def from_pretrained(
-    cls: Any,
+    cls: type[Any],
     pretrained_model_name_or_path: str | os.PathLike[str],
     *model_args: Any,
-    missing: str = "initialise",
+    missing: Missing = "initialise",
     nested_offset: Mapping[str, float] | None = None,
     quantize_experts: bool = False,
     dequantize: bool | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
     tie: str = "split",
-    progress: bool | Callable[[int, int], object] = False,
+    progress: Progress = False,
     threads: int | None = None,
     receipt: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The library's ``cls.from_pretrained``, planned, read and proved by loadstone.
+    """Run the library's ``cls.from_pretrained``, planned, read and proved by loadstone.
 
     Args:
         cls: a ``PreTrainedModel`` or an ``AutoModel`` class.
@@ -82,7 +80,7 @@ def from_pretrained(
             files that are not safetensors ...).
         Exceptions of the library for its arguments.
     """
-    from loadstone._adapters.patch import held, hooked
+    # Imported only now, here and below, as transformers may be absent.
     from loadstone._adapters.transformers import hooks
 
     chosen = LoadOptions.of_call(
@@ -102,19 +100,23 @@ def from_pretrained(
 
 
 def patches() -> Hooks:
-    """The hooks that :func:`loadstone.patch` installs for transformers."""
+    """Return the hooks that :func:`loadstone.patch` installs for transformers."""
     from loadstone._adapters.transformers import hooks
 
     return hooks.hooks()
 
 
 def trace(
-    model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any = None
+    model: torch.nn.Module,
+    catalog: Catalog,
+    *,
+    dtype: torch.dtype | str | None = None,
+    key_mapping: Mapping[str, str] | None = None,
 ) -> AdapterRecipes:
-    """Recipes for a ``PreTrainedModel``, traced from the library's conversion registry.
+    """Trace the recipes for a ``PreTrainedModel`` from the library's conversion registry.
 
     Args:
-        model: may lie on meta.
+        model: may be on meta.
         dtype: ``None`` and ``"auto"``: the model's own; a torch dtype or its name.
         key_mapping: as ``from_pretrained`` takes it.
 
@@ -123,39 +125,20 @@ def trace(
     """
     import transformers
 
-    from loadstone._adapters.transformers import IS_V5
-    from loadstone._base.errors import make
-    from loadstone._plan.ties import untied_findings
+    from loadstone._adapters.transformers import hooks
 
     model = inside(model)
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of transformers", field="rules", found=found)
-    if not IS_V5:
-        from loadstone._adapters.transformers import v4
-
-        return v4.trace(model, catalog, dtype, key_mapping)
-    from loadstone._adapters.transformers import cache, conversions, load, releases
-    from loadstone._adapters.transformers.conversion import ConversionInput
-
-    quantizer = getattr(model, "hf_quantizer", None)
-    built = construction_dtype(model)
-    is_asked = dtype not in (None, "auto")
-    wanted = torch_dtype(dtype_argument(dtype)) if is_asked else built
-    keeps = releases.dtype_plan(model, wanted)
-    registered = conversions.registered(model, key_mapping, quantizer)
-    conversion = ConversionInput(model, wanted, keeps, registered, quantizer, built, is_asked)
-    result = cache.derive(catalog, conversion)
-    recipes = load.as_recipes(model, catalog, result, ignores_mismatches=False)
-    recipes.untied = load.untied(model, recipes.dtypes)
-    recipes.findings += untied_findings(recipes.untied)
+    recipes: AdapterRecipes = hooks.RELEASE.trace(model, catalog, dtype, key_mapping)
     return recipes
 
 
 def skeleton_builder(
     model: torch.nn.Module, dtype: torch.dtype | None = None
 ) -> Callable[[], torch.nn.Module]:
-    """A function that builds another model of the class and configuration of a ``PreTrainedModel``.
+    """Return a function that builds another model of a ``PreTrainedModel``'s class and config.
 
     Args:
         dtype: the default dtype to build under; None: the one that ``model`` was built under.

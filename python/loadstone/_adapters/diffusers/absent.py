@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from loadstone import _core
 from loadstone._base.errors import Error, listed, make
@@ -32,7 +32,15 @@ PREFIXES_MAX = 8
 # A shape that nobody knows: tall and not square, and each part of many equal parts.
 _GUESS: Shape = (5040, 10080)
 
-_NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
+# A number in a name.
+NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
+
+
+class Assumed(NamedTuple):
+    """The shape of a tensor that a file lacks; a guess if nothing that is there shows it."""
+
+    shape: Shape
+    is_guess: bool
 
 
 @dataclass
@@ -40,26 +48,26 @@ class Lacks:
     """The tensors that a file lacks, as its converter sees it.
 
     Attributes:
-        asked: name that the converter asks the file for, and the shape that it should have.
-        held: name in the file of what the converter finds by looking through it; likewise.
-        guesses: of both, those whose shape is a guess still.
+        asked: by the name that the converter asks the file for.
+        held: by the name in the file, which the converter finds by looking through it.
     """
 
-    asked: dict[str, Shape] = field(default_factory=dict)
-    held: dict[str, Shape] = field(default_factory=dict)
-    guesses: set[str] = field(default_factory=set)
+    asked: dict[str, Assumed] = field(default_factory=dict)
+    held: dict[str, Assumed] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.asked or self.held)
 
-    def shape(self, key: str) -> Shape:
-        """The shape of one of them."""
+    def __getitem__(self, key: str) -> Assumed:
         return self.asked[key] if key in self.asked else self.held[key]
 
-    def settle(self, key: str, shape: Shape) -> None:
-        """Sets a shape that is known, not guessed."""
-        (self.asked if key in self.asked else self.held)[key] = shape
-        self.guesses.discard(key)
+    def holding(self, held: Mapping[str, Assumed]) -> Lacks:
+        """Return a copy with more names in the file."""
+        return Lacks(dict(self.asked), {**self.held, **held})
+
+    def set_shape(self, key: str, shape: Shape) -> None:
+        """Set a shape that is known, not guessed."""
+        (self.asked if key in self.asked else self.held)[key] = Assumed(shape, False)
 
 
 @dataclass
@@ -69,7 +77,7 @@ class Conversion:
     Attributes:
         function: the converter; ``checkpoint`` is what it is given beside ``arguments``.
         wanted: name and shape of the model's tensors.
-        open: makes a fresh checkpoint, with what is lacking, of tensors that are no blocks.
+        open: makes a fresh checkpoint of dequantized tensors, with those that it lacks.
     """
 
     catalog: Catalog
@@ -78,26 +86,34 @@ class Conversion:
     wanted: Mapping[str, Shape]
     open: Callable[[Lacks], Any]
 
-    def run(self, lacks: Lacks, guess: Callable[[str], Shape] | None = None) -> Mapping[str, Any]:
-        """Converts the file, with absent tensors for what it lacks.
+    def run(self, lacks: Lacks, is_search: bool = False) -> Mapping[str, Any]:
+        """Convert the file, with absent tensors for what it lacks.
 
         Args:
-            guess: gives the shape of a missing name that is not in ``lacks``.
+            is_search: names that are asked for and that ``lacks`` does not have are added to it.
         """
         checkpoint = self.open(lacks)
-        checkpoint.guess = guess
+        checkpoint.assume = self.assume if is_search else None
         return self.function(checkpoint=checkpoint, **self.arguments)
 
+    def assume(self, key: str) -> Assumed:
+        """Return the shape of the same tensor in other blocks, or a guess."""
+        shapes = self._patterns.get(NUMBER.sub("#", key))
+        return Assumed(shapes.most_common(1)[0][0], False) if shapes else Assumed(_GUESS, True)
+
     @functools.cached_property
-    def patterns(self) -> dict[str, Counter[Shape]]:
+    def _patterns(self) -> dict[str, Counter[Shape]]:
         """The file's names without numbers and prefixes, and the shapes of such tensors."""
-        return _patterns(self.catalog.tensors)
-
-
-def likely_shape(key: str, conversion: Conversion) -> tuple[Shape, bool]:
-    """The shape of the same tensor in other blocks; and whether it is only a guess."""
-    shapes = conversion.patterns.get(_pattern(key))
-    return (shapes.most_common(1)[0][0], False) if shapes else (_GUESS, True)
+        patterns: dict[str, Counter[Shape]] = {}
+        for name, info in self.catalog.tensors.items():
+            pattern = NUMBER.sub("#", name)
+            at = 0
+            while True:
+                patterns.setdefault(pattern[at:], Counter())[tuple(info.shape)] += 1
+                at = pattern.find(".", at) + 1
+                if at == 0 or "#" in pattern[:at]:
+                    break
+        return patterns
 
 
 def rehearse(conversion: Conversion, lacks: Lacks | None = None) -> Lacks:
@@ -127,9 +143,9 @@ class _Search:
     def step(self) -> bool:
         """One rehearsal; True when there is nothing left to learn."""
         try:
-            made = self.conversion.run(self.lacks, self._guess)
+            made = self.conversion.run(self.lacks, is_search=True)
         except ShapeGuess as guess:
-            self.lacks.settle(guess.key, guess.shape)
+            self.lacks.set_shape(guess.key, guess.shape)
             return False
         except KeyError as reason:
             self._stumble(str(reason.args[0]) if reason.args else "")
@@ -140,24 +156,14 @@ class _Search:
             if not self.lacks:
                 raise
             raise self.refusal() from reason
-        return self._settled(made)
+        return self._fits(made)
 
     def refusal(self) -> Error:
         """All keys that were found to be lacking, where nothing can be made of them."""
         keys = sorted({*self.lacks.asked, *self.lacks.held})
         return refusal(keys or [self._stumbled])
 
-    # --- what the converter asks the file for ----------------------------------------------------
-
-    def _guess(self, key: str) -> Shape:
-        """A shape for a key that is asked for the first time."""
-        shape, is_guess = likely_shape(key, self.conversion)
-        self.lacks.asked[key] = shape
-        if is_guess:
-            self.lacks.guesses.add(key)
-        return shape
-
-    # --- what it looks for in a dictionary of its own --------------------------------------------
+    # --- what the converter looks for in a dictionary of its own ---------------------------------
 
     def _stumble(self, key: str) -> None:
         """Puts a tensor into the file under which the converter would have found its key."""
@@ -166,13 +172,10 @@ class _Search:
             self._trials = self._names_for(key)
         else:  # the last name was not it
             self.lacks.held.pop(self._tried)
-            self.lacks.guesses.discard(self._tried)
         if not self._trials:
             raise refusal([key, *self.lacks.asked, *self.lacks.held])
         self._tried = self._trials.pop(0)
-        self.lacks.held[self._tried], is_guess = likely_shape(key, self.conversion)
-        if is_guess:
-            self.lacks.guesses.add(self._tried)
+        self.lacks.held[self._tried] = self.conversion.assume(key)
 
     def _names_for(self, key: str) -> list[str]:
         """The key with each prefix that the file's names have, the likeliest first."""
@@ -183,46 +186,41 @@ class _Search:
             if at == 0 or (at > 0 and name[at - 1] == "."):
                 counts[name[:at]] += len(self.conversion.catalog.tensors)
             for dot in (match.end() for match in re.finditer(r"\.", name)):
-                if not _NUMBER.search(name[:dot]):
+                if not NUMBER.search(name[:dot]):
                     counts[name[:dot]] += 1
         best = sorted(counts, key=lambda prefix: (-counts[prefix], -len(prefix)))
         return [f"{prefix}{key}" for prefix in best[:PREFIXES_MAX]]
 
     # --- shapes, from what is made of them -------------------------------------------------------
 
-    def _settled(self, made: Mapping[str, Any]) -> bool:
-        """Whether all that is made of absent keys has the shape that the model wants."""
+    def _fits(self, made: Mapping[str, Any]) -> bool:
+        """Return whether all that is made of absent keys has the shape that the model wants."""
         self._tried = ""
-        uses: dict[str, list[tuple[str, AbsentSymbol]]] = {}
+        uses: dict[str, list[tuple[Shape, Shape]]] = {}  # of targets: the shape, and the wanted one
         for name, value in made.items():
             if isinstance(value, AbsentSymbol) and name in self.conversion.wanted:
                 for key in leaves(value)[1]:
-                    uses.setdefault(key, []).append((name, value))
-        is_settled = True
+                    shapes = tuple(value.shape), self.conversion.wanted[name]
+                    uses.setdefault(key, []).append(shapes)
+        fits = True
         for key, targets in uses.items():
-            wanted = self.conversion.wanted
-            if all(tuple(value.shape) == wanted[name] for name, value in targets):
-                self.lacks.guesses.discard(key)
-                continue
-            shape = _shape_for(self.lacks.shape(key), targets, wanted)
-            if shape is not None and shape != self.lacks.shape(key):
-                self.lacks.settle(key, shape)
-                is_settled = False
-            # else the shapes contradict each other, and the target is reported as missing
-        return is_settled
+            shape = _shape_for(self.lacks[key].shape, targets)
+            if shape is not None:  # else the shapes contradict each other: the target is missing
+                fits &= shape == self.lacks[key].shape
+                self.lacks.set_shape(key, shape)
+        return fits
 
 
-def _shape_for(
-    guess: Shape, targets: list[tuple[str, AbsentSymbol]], wanted: Mapping[str, Shape]
-) -> Shape | None:
+def _shape_for(assumed: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | None:
     """The shape of a key for which its targets have the shapes of the model."""
-    shapes = [wanted[name] for name, _ in targets]
-    found = [tuple(value.shape) for _, value in targets]
+    if all(found == wanted for found, wanted in targets):
+        return assumed
+    found, first = targets[0]
     if len(targets) == 1:
-        is_transposed = len(guess) > 1 and found[0] == guess[::-1] != guess
-        return shapes[0][::-1] if is_transposed else shapes[0]
-    if len({shape[1:] for shape in shapes}) == 1 and shapes[0]:
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])  # parts of one
+        is_transposed = len(assumed) > 1 and found == assumed[::-1] != assumed
+        return first[::-1] if is_transposed else first
+    if first and len({wanted[1:] for _, wanted in targets}) == 1:
+        return (sum(wanted[0] for _, wanted in targets), *first[1:])  # parts of one
     return None
 
 
@@ -244,21 +242,3 @@ def refusal(keys: Iterable[str]) -> Error:
 def file_key(key: str, names: Iterable[str], prefix: str) -> str:
     """The name in the file of what a converter asks for: with the prefix of its other names."""
     return key if not prefix or key.startswith(prefix) or key in names else prefix + key
-
-
-def _patterns(tensors: Mapping[str, Any]) -> dict[str, Counter[Shape]]:
-    """Names without their numbers and prefixes, and the shapes of such tensors."""
-    patterns: dict[str, Counter[Shape]] = {}
-    for name, info in tensors.items():
-        pattern = _pattern(name)
-        at = 0
-        while True:
-            patterns.setdefault(pattern[at:], Counter())[tuple(info.shape)] += 1
-            at = pattern.find(".", at) + 1
-            if at == 0 or pattern[:at].count("#"):
-                break
-    return patterns
-
-
-def _pattern(name: str) -> str:
-    return _NUMBER.sub("#", name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.diffusers.absent import Lacks, Shape, file_key
+from loadstone._adapters.diffusers.absent import Assumed, Lacks, file_key, refusal
 from loadstone._base.dtypes import is_dtype
 from loadstone._base.errors import make
 from loadstone._base.warn import warn_of_findings
@@ -30,7 +30,7 @@ class Checkpoint(dict[str, torch.Tensor]):
         catalog: the tensors of the files.
         trace: the one that the symbols belong to.
         lacks: names that converters ask for and the files lack, as far as known.
-        guess: in a rehearsal, gives the shape of a missing name that is not in ``lacks``.
+        assume: in a rehearsal, returns the shape of a missing name that is not in ``lacks``.
         prefix: of the files' names, that a converter has taken away.
     """
 
@@ -40,7 +40,7 @@ class Checkpoint(dict[str, torch.Tensor]):
         super().__init__()
         self.catalog = catalog
         self.lacks = Lacks() if lacks is None else lacks
-        self.guess: Callable[[str], Shape] | None = None
+        self.assume: Callable[[str], Assumed] | None = None
         self.prefix = ""
         self.trace = Trace(catalog) if trace is None else trace
         if trace is None:
@@ -62,6 +62,12 @@ class Checkpoint(dict[str, torch.Tensor]):
         """The same files, before any converter."""
         return Checkpoint(self.catalog, lacks)
 
+    def decoded(self, lacks: Lacks | None = None) -> Checkpoint:
+        """As :meth:`fresh`, with block formats dequantized."""
+        made = self.fresh(lacks)
+        made.decode()
+        return made
+
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
         """As of a ``dict``; notes the prefix that a converter takes off a name."""
         if isinstance(value, Symbol) and value.source.endswith(key) and value.source != key:
@@ -70,15 +76,11 @@ class Checkpoint(dict[str, torch.Tensor]):
 
     def __missing__(self, key: str) -> torch.Tensor:
         """An absent tensor for a name that converters are known to ask for in vain."""
-        if key not in self.lacks.asked and self.guess is not None:
-            self.guess(key)
+        if key not in self.lacks.asked and self.assume is not None:
+            self.lacks.asked[key] = self.assume(key)
         if key in self.lacks.asked:
             return self._absent(key)
-        raise make(
-            "plan.missing",
-            "the checkpoint lacks this name, which the library's converter of this class asks for",
-            tensor=key,
-        )
+        raise refusal([key])
 
     def pop(self, key: str, *default: Any) -> Any:
         """As ``dict.pop``; a missing name without a default is reported as such."""
@@ -89,7 +91,7 @@ class Checkpoint(dict[str, torch.Tensor]):
         return file_key(key, self.lacks.held, self.prefix)
 
     def _absent(self, key: str) -> AbsentSymbol:
-        return AbsentSymbol.make(self.trace, key, self.lacks.shape(key), key in self.lacks.guesses)
+        return AbsentSymbol.make(self.trace, key, *self.lacks[key])
 
     def as_numbers(self) -> Checkpoint:
         """A copy in the same trace, with blocks dequantized as the library does it."""

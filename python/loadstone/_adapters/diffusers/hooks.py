@@ -15,14 +15,16 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from loadstone._adapters.diffusers import pipelines, quantizers
 from loadstone._adapters.diffusers.absent import Conversion, Lacks, rehearse
+from loadstone._adapters.diffusers.call import OPTIONS, current, loading
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
 from loadstone._adapters.diffusers.expected import OverlookedError
 from loadstone._adapters.diffusers.load import (
@@ -35,29 +37,17 @@ from loadstone._adapters.diffusers.load import (
     skip_keys,
 )
 from loadstone._adapters.diffusers.mismatch import Places
-from loadstone._adapters.diffusers.pipelines import (
-    CONVERTING,
-    DEFERRED,
-    ConvertedError,
-    PipelineHooks,
-)
-from loadstone._adapters.diffusers.quantized import (
-    QuantizerHooks,
-    hand_on,
-    is_bitsandbytes,
-    is_known,
-    sized,
-)
+from loadstone._adapters.diffusers.pipelines import CONVERTING, DEFERRED, ConvertedError
+from loadstone._adapters.diffusers.quantizers import hand_on, is_bitsandbytes, is_known, sized
 from loadstone._adapters.diffusers.supplements import supplement
-from loadstone._adapters.patch import Hook, Hooks, gated, held, suspended
+from loadstone._adapters.patch import Hook, Hooks, gated, suspended, with_hooks_of
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.errors import PlanError, make
 from loadstone._base.machine import MODES
-from loadstone._base.torch_modes import constructing, in_turn, ordinary_tensors
-from loadstone._plan.options import DEFAULTS
+from loadstone._base.torch_modes import constructing, in_turn
 from loadstone._plan.placement import expanded, gathered, require_paths
 from loadstone._skeleton.construction import skeleton_in_turn
-from loadstone.peft import with_adapters
+from loadstone.tracing import Symbol
 
 # The config may turn out to be another, and the converter to ask for what is not there or to pass
 # over what is: the latter twice, as another config makes another converter.
@@ -65,9 +55,6 @@ ATTEMPTS_MAX = 6
 
 # Whether the library's `from_single_file` takes a device map.
 PLACES_FILES = SITES.is_since("0.36")
-
-OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
-_current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
 
 
 @functools.cache
@@ -96,9 +83,9 @@ def hooks() -> Hooks:
         (modeling_utils.ModelMixin, "_load_pretrained_model", _load_pretrained_model),
         (modeling_utils, "load_state_dict", _load_state_dict),
         (accelerate, "init_empty_weights", _init_empty_weights),
-        (PeftAdapterMixin, "load_lora_adapter", with_adapters),
-        (PeftAdapterMixin, "add_adapter", with_adapters),
-        *QuantizerHooks(lambda: _current.get() is not None).places(),
+        (PeftAdapterMixin, "load_lora_adapter", with_hooks_of("peft")),
+        (PeftAdapterMixin, "add_adapter", with_hooks_of("peft")),
+        *quantizers.places(),
     ]
     if PLACES_FILES:
         places.append((single_file_model, "_determine_device_map", _determine_device_map))
@@ -109,14 +96,8 @@ def hooks() -> Hooks:
     return Hooks(
         [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places] + turns,
         "diffusers",
-        PipelineHooks(OPTIONS.get, _load).late,
+        pipelines.late_hooks,
     )
-
-
-@contextlib.contextmanager
-def _load() -> Iterator[Load]:
-    with ordinary_tensors(), held(_current, Load(OPTIONS.get())) as load:
-        yield load
 
 
 # --- construction --------------------------------------------------------------------------------
@@ -134,12 +115,12 @@ def _set_dtype_later(original: Any, cls: Any, dtype: torch.dtype) -> None:
 
 def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
     dtype = _wanted_dtype.get()
-    if dtype is None and _current.get() is None:
+    if dtype is None and current() is None:
         return original(*args, **kwargs)
     _wanted_dtype.set(None)
     with constructing(dtype):
         model = original(*args, **kwargs)
-    load = _current.get()
+    load = current()
     if load is not None and load.model is None and not PLACES_FILES:
         load.model = model  # not a twin of it, built for values that are missing
     return model
@@ -185,7 +166,7 @@ class _StumbledError(Exception):
 
 
 def _attempt(original: Any, cls: Any, source: Any, kwargs: dict[str, Any], lacks: Lacks) -> Any:
-    with _load() as load:
+    with loading() as load:
         load.lacks = lacks
         load.places = Places(kwargs.get("config"), kwargs.get("cache_dir"))
         try:
@@ -204,16 +185,13 @@ def _prepared(load: Load, source: Any, kwargs: dict[str, Any]) -> Any:
     load.keeps_blocks = config is not None and not is_bitsandbytes(config)
     if not isinstance(source, Checkpoint):
         return source
-    fresh = source.fresh(load.lacks)
-    if not load.keeps_blocks:
-        fresh.decode()
-    return fresh
+    return (source.fresh if load.keeps_blocks else source.decoded)(load.lacks)
 
 
 def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
     """Notes the converter's arguments other than the checkpoint."""
     arguments: dict[str, Any] = original(function, **kwargs)
-    load = _current.get()
+    load = current()
     if load is not None:
         load.mapping = function, arguments
     return arguments
@@ -221,7 +199,7 @@ def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
 
 def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
     """Notes the conversion before it runs, so that it can be rehearsed if it fails."""
-    load = _current.get()
+    load = current()
     if load is None or not isinstance(checkpoint, Checkpoint):
         return original(state, checkpoint)
     if has_own_names(state, checkpoint):
@@ -243,7 +221,7 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
             )
         return original(checkpoint_file, *args, **kwargs)
     checkpoint = Checkpoint.open([str(checkpoint_file)])
-    load = _current.get()
+    load = current()
     if load is not None and load.lacks:
         checkpoint = checkpoint.fresh(load.lacks)
     if load is not None and not load.keeps_blocks:
@@ -252,14 +230,14 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
 
 
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(*args, **kwargs) if _current.get() is None else skeleton_in_turn()
+    return original(*args, **kwargs) if current() is None else skeleton_in_turn()
 
 
 def _determine_device_map(
     original: Any, model: Any, device_map: Any, max_memory: Any = None, *rest: Any
 ) -> Any:
     """Notes the map, which the library forgets, in a form that hooks support."""
-    load = _current.get()
+    load = current()
     if load is not None:
         load.model = model
     if load is None or device_map is None:
@@ -284,7 +262,7 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
     checkpoint = _checkpoint_of(state_dict)
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
-    load = _current.get() or Load(OPTIONS.get())
+    load = current() or Load(OPTIONS.get())
     conversion, load.conversion = load.conversion, None  # that is done
     if load.conversion_of is not None:
         conversion = load.conversion_of(model)
@@ -301,7 +279,7 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
             converted,
             checkpoint,
             dtype=dtype,
-            keeps=_kept_in_float32(model, dtype, kwargs.get("hf_quantizer")),
+            keeps=kept_in_float32(model, dtype),
             quantizer=kwargs.get("hf_quantizer"),
             device_map=load.device_map or kwargs.get("device_map"),
             conversion=conversion,
@@ -317,11 +295,11 @@ def _read(load: Load, request: Request) -> None:
         load.read(request)
     else:
         load.prepare(request)
-        components.add(load)
+        components.loads[components.name] = load
 
 
 def _dispatch_model(original: Any, model: Any, **kwargs: Any) -> Any:
-    load = _current.get()
+    load = current()
     if load is None or load.model is not model or (load.plan and load.device_map is None):
         return original(model, **kwargs)
     load.device_map = load.device_map or kwargs["device_map"]
@@ -331,7 +309,7 @@ def _dispatch_model(original: Any, model: Any, **kwargs: Any) -> Any:
 
 def _to(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Skips the cast of a whole model after its load, which would round float32 modules."""
-    load = _current.get()
+    load = current()
     is_cast = any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values()))
     if load is not None and load.is_traced and load.model is model and is_cast:
         return model
@@ -350,7 +328,7 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
             return original(cls, *args, **kwargs)
     if kwargs.get("device_map") == "disk":
         kwargs["device_map"] = {"": "disk"}
-    with _load() as load:
+    with loading() as load:
         result = original(cls, *args, **kwargs)
         load.finish(result[0] if isinstance(result, tuple) else result)
     return result
@@ -358,7 +336,7 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
 
 def _dispatch_model_of_folder(original: Any, model: Any, **kwargs: Any) -> Any:
     """Adds ``skip_keys``, which the library passes for pipelines but not for models."""
-    if _current.get() is not None:
+    if current() is not None:
         kwargs.setdefault("skip_keys", skip_keys(model))
     return original(model, **kwargs)
 
@@ -372,7 +350,7 @@ def _load_pretrained_model(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    load = _current.get()
+    load = current()
     checkpoint = state_dict if isinstance(state_dict, Checkpoint) else None
     if checkpoint is None and load is not None and is_readable(resolved_model_file):
         checkpoint = Checkpoint.open(resolved_model_file)
@@ -420,19 +398,16 @@ def _checkpoint_of(state_dict: Any) -> Checkpoint | None:
     """The checkpoint that the symbols of a converted dictionary come from."""
     if isinstance(state_dict, Checkpoint):
         return state_dict
-    from loadstone.tracing import Symbol
-
     first = next((each for each in state_dict.values() if isinstance(each, Symbol)), None)
     checkpoint: Checkpoint | None = None if first is None else first.tracer.owner
     return checkpoint
 
 
-def _kept_in_float32(model: Any, dtype: Any, quantizer: Any) -> tuple[str, ...]:
-    """As the library's ``from_pretrained`` keeps them; its single files lose them in bfloat16.
+def kept_in_float32(model: Any, dtype: Any) -> tuple[str, ...]:
+    """Return what ``from_pretrained`` keeps; the library's single files lose it in bfloat16.
 
     Models of transformers keep them in float16 alone.
     """
-    del quantizer
     kept = getattr(type(model), "_keep_in_fp32_modules", None)
     is_own = hasattr(type(model), "_fix_state_dict_keys_on_load")
     if kept is None or dtype not in (torch.float16, torch.bfloat16 if is_own else None):

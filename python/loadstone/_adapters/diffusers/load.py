@@ -307,15 +307,9 @@ def conversion_of(
 ) -> Conversion:
     """The run of a converter on a checkpoint, that can be repeated."""
     require_series(checkpoint)
-
-    def opened(lacks: Lacks) -> Checkpoint:
-        fresh = checkpoint.fresh(lacks)
-        fresh.decode()
-        return fresh
-
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {"config": dict(model.config), **arguments}
-    return Conversion(checkpoint.catalog, function, given, wanted, opened)
+    return Conversion(checkpoint.catalog, function, given, wanted, checkpoint.decoded)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -398,7 +392,7 @@ def _as_planned_on_disk(plan: PlannedLoad, model: torch.nn.Module) -> None:
         if slot.tensor.is_meta and slot.name in planned and slot.tie_of is None:
             dtype = torch_dtype(planned[slot.name])
             if hasattr(slot.tensor, "quant_type"):
-                from loadstone._adapters.diffusers.offloaded import offloaded
+                from loadstone._adapters.diffusers.packed import offloaded
 
                 slot.replace(offloaded(slot.tensor))
             elif slot.tensor.dtype != dtype:

@@ -17,6 +17,7 @@ from transformers import core_model_loading, modeling_gguf_pytorch_utils
 
 from loadstone._adapters.transformers.export import model_class
 from loadstone._base.errors import Error, make
+from loadstone._files.catalog import inspect
 
 
 def config_of(path: str) -> Any:
@@ -62,7 +63,7 @@ def _in_names_of_the_model(
 ) -> dict[str, torch.Tensor]:
     library: Any = modeling_gguf_pytorch_utils
     values = library.load_gguf_checkpoint(path, return_tensors=False)["config"]
-    architecture = _architecture(path)
+    architecture = str(inspect(path).metadata["general.architecture"])
     known = library.TENSOR_PROCESSORS.get(architecture, library.TensorProcessor)
     processor = _with_stand_ins(known)(config=values)
     names = library.get_gguf_hf_weights_map(model, processor)
@@ -77,12 +78,6 @@ def _in_names_of_the_model(
         if done.name in names:
             made[names[done.name]] = done.weights
     return {name: _tensor(value, name) for name, value in made.items()}
-
-
-def _architecture(path: str) -> str:
-    from loadstone._files.catalog import inspect
-
-    return str(inspect(path).metadata["general.architecture"])
 
 
 class Array:
