@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from accelerate import dispatch_model
 from huggingface_hub import snapshot_download
 from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 
+from loadstone import _core
 from loadstone._adapters.modelopt import export, formats, targets
 from loadstone._adapters.modelopt.experts import PackedExperts
 from loadstone._adapters.modelopt.targets import Weight
@@ -27,12 +28,14 @@ from loadstone._execute import execute
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, inspect
-from loadstone._model.model_lock import model_lock, slots_of
+from loadstone._model.model_lock import model_lock
+from loadstone._model.modules import ModuleStates
 from loadstone._model.targets import PlannedTarget
+from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.model_targets import ModelTargets
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import Provenance
-from loadstone._plan.quantization import Quantization
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.registry import trace
 
@@ -47,10 +50,12 @@ def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
 
 def check(model: torch.nn.Module, catalog: Catalog, options: LoadOptions) -> None:
     """Raises if the checkpoint is incomplete, before quantizers are placed in the model."""
-    _Load(options, []).plan_quantized(model, catalog, {}).require_ok()
+    _plan_in_memory(LoadSession(options), model, catalog, []).require_ok()
 
 
-def load_into(model: Any, checkpoint: str | os.PathLike[str], options: LoadOptions) -> Report:
+def load_into(
+    model: Any, checkpoint: str | os.PathLike[str], options: LoadOptions
+) -> Report | None:
     """Fills a model that ModelOpt has quantized and compressed on meta.
 
     Raises:
@@ -61,72 +66,41 @@ def load_into(model: Any, checkpoint: str | os.PathLike[str], options: LoadOptio
     if options.attn_implementation is not None:
         model.set_attn_implementation(options.attn_implementation)
     export.register()
+    load = LoadSession(options)
     with model_lock(model):
-        load = _Load(options, targets.find(model, options.mode))
-        load.read(model, inspect(checkpoint))
-        report = load.finish(model)
-    assert report is not None
-    return report
-
-
-class _Load(LoadSession):
-    """One load of a model whose weights are packed. For one thread."""
-
-    def __init__(self, options: LoadOptions, weights: list[Weight]) -> None:
-        super().__init__(options)
-        self.weights = weights
-        self._configured: dict[str, torch.Tensor] = {}
-        self._packing: _Packing | None = None
-
-    def read(self, model: Any, catalog: Catalog) -> None:
-        """Plans and loads, and gives the model its tensors."""
-        mode = self.options.mode
+        weights = targets.find(model, options.mode)
+        catalog = inspect(checkpoint)
         with _Blank(model) as blank:
-            quantize = {each.name: each.quantization(mode) for each in self.weights}
-            plan = self.plan_quantized(model, catalog, quantize)
-            with self.reading() as filled:
-                self._packing = _Packing(plan, filled, self.weights, mode)
+            packed = PackedWeights(weights, options.mode, blank.configured)
+            plan = _plan_in_memory(load, model, catalog, [packed])
+            with load.reading() as filled:
                 execute.install_values(plan, model, filled)
-                self._packing.install()
             blank.keep()
-        self._configured = blank.configured
         _dispatch(model, plan)
-
-    def plan_quantized(
-        self, model: Any, catalog: Catalog, quantize: Mapping[str, Quantization]
-    ) -> PlannedLoad:
-        """Plans; packed weights must be in memory."""
-        plan = self.make_plan(
-            model,
-            catalog,
-            _trace(model, catalog),
-            device_map=self.options.device_map,
-            max_memory=self.options.max_memory,
-            quantize=quantize,
-        )
-        for target in plan.targets:
-            if target.device in ("disk", "meta"):
-                raise make(
-                    "plan.device_map",
-                    "packed weights must be in memory: ModelOpt has no hook that loads them with "
-                    "their scales",
-                    tensor=target.name,
-                    found=target.device,
-                    expected="cpu or an accelerator",
-                )
-        return plan
-
-    def complete(self, model: Any, report: Report) -> None:
-        if self._packing is not None:
-            self._packing.add_provenance(report, self._configured)
-        if report.receipt is not None:
-            report.receipt = report.receipt.with_held(slots_of(model), report.provenance)
+        return load.finish(model)
 
 
-def _trace(model: Any, catalog: Catalog) -> AdapterRecipes | None:
-    if not isinstance(model, transformers.PreTrainedModel):
-        return None
-    return trace("transformers", model, catalog, None)
+def _plan_in_memory(
+    load: LoadSession, model: Any, catalog: Catalog, extensions: list[TargetExtension]
+) -> PlannedLoad:
+    """Plans, and refuses what is not in memory."""
+    recipes = AdapterRecipes(None)
+    if isinstance(model, transformers.PreTrainedModel):
+        recipes = trace("transformers", model, catalog, None)
+    recipes.extensions += extensions
+    device_map, max_memory = load.options.device_map, load.options.max_memory
+    plan = load.make_plan(model, catalog, recipes, device_map=device_map, max_memory=max_memory)
+    for target in plan.targets:
+        if target.device in ("disk", "meta"):
+            raise make(
+                "plan.device_map",
+                "packed weights must be in memory: ModelOpt has no hook that loads them with their "
+                "scales",
+                tensor=target.name,
+                found=target.device,
+                expected="cpu or an accelerator",
+            )
+    return plan
 
 
 class _Blank:
@@ -166,30 +140,46 @@ class _Blank:
                 holder[name] = value
 
 
-class _Packing:
-    """Parameters and quantizer states, made before the model changes."""
+class PackedWeights(TargetExtension):
+    """Weights that are packed, and the state of their quantizers. For one load.
+
+    Args:
+        configured: buffers of quantizers that a config set, by name in the model.
+    """
 
     def __init__(
-        self, plan: PlannedLoad, filled: execute.Filled, weights: list[Weight], mode: str
+        self, weights: list[Weight], mode: str, configured: Mapping[str, torch.Tensor]
     ) -> None:
+        self.weights = {each.name: each for each in weights}
         self.mode = mode
-        self.parameters: list[tuple[Weight, Any]] = []
+        self.configured = configured
         self.states: list[tuple[Weight, str, dict[str, torch.Tensor]]] = []
-        indices = {target.name: index for index, target in enumerate(plan.targets)}
-        for weight in weights:
-            index = indices[weight.name]
-            parts, filled.values[index] = filled.values[index], None
-            self._prepare(weight, plan.targets[index], parts)
 
-    def _prepare(self, weight: Weight, target: PlannedTarget, parts: dict[str, Any]) -> None:
+    def expand(self, targets: ModelTargets) -> None:
+        """Quantizes the weights."""
+        named = self.weights.items()
+        targets.quantize |= {name: each.quantization(self.mode) for name, each in named}
+
+    def names(self) -> set[str]:
+        return set(self.weights)
+
+    def installation(
+        self,
+        model: Any,
+        targets: Sequence[PlannedTarget],
+        values: Sequence[Any],
+        offload: _core.OffloadFolder,
+    ) -> _Packing:
+        parameters = [
+            (weight, self._packed(weight, target, parts))
+            for target, parts in zip(targets, values, strict=True)
+            if (weight := self.weights.get(target.name)) is not None
+        ]
+        return _Packing(parameters, self.states)
+
+    def _packed(self, weight: Weight, target: PlannedTarget, parts: Mapping[str, Any]) -> Any:
+        """The library's parameter; the states of its quantizers are noted."""
         dtype = torch_dtype(target.dtype)
-        metadata = {
-            "shape": torch.Size(target.shape),
-            "dtype": dtype,
-            "qtensor_class": weight.form.holder_class(),
-        }
-        kind = PackedExperts if weight.is_stack else QTensorWrapper
-        self.parameters.append((weight, kind(parts["data"], metadata=metadata)))
         scales = {name: part for name, part in parts.items() if name != "data"}
         for index, inside in enumerate(weight.quantizers):
             own = scales
@@ -197,37 +187,55 @@ class _Packing:
                 own = {name: part[index] for name, part in scales.items()}
             made = formats.state(weight.form, own, dtype, self.mode != "modelopt-compat")
             self.states.append((weight, inside, made))
+        metadata = {
+            "shape": torch.Size(target.shape),
+            "dtype": dtype,
+            "qtensor_class": weight.form.holder_class(),
+        }
+        kind = PackedExperts if weight.is_stack else QTensorWrapper
+        return kind(parts["data"], metadata=metadata)
+
+    def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
+        """Adds the origin of the quantizers' state: the weight, or the config that set it."""
+        for weight, inside, state in self.states:
+            for leaf, value in state.items():
+                name = f"{weight.path}.{inside}.{leaf}".lstrip(".")
+                provenance[name] = dataclasses.replace(
+                    provenance[weight.name],
+                    target=name,
+                    kind="persistent_buffer",
+                    bytes_written=value.numel() * value.element_size(),
+                )
+        for name, value in self.configured.items():
+            form = (str(value.device), dtype_name(value.dtype), tuple(value.shape))
+            head = (name, "constructor", "persistent_buffer", "none", ())
+            item = Provenance(*head, *form, reason="set by the config of ModelOpt")
+            provenance.setdefault(name, item)
+
+
+@dataclasses.dataclass
+class _Packing:
+    """Parameters and quantizer states, made before the model changes."""
+
+    parameters: list[tuple[Weight, Any]]
+    states: list[tuple[Weight, str, dict[str, torch.Tensor]]]
+    before: ModuleStates = dataclasses.field(default_factory=ModuleStates)
 
     def install(self) -> None:
         """Changes the model: it reads and computes nothing, and should not fail."""
         for weight, parameter in self.parameters:
+            self.before.keep(weight.module)
             weight.module._parameters[weight.leaf] = parameter
         for weight, inside, made in self.states:
             quantizer = weight.quantizers[inside]
+            self.before.keep(quantizer)
             for name, value in made.items():
                 quantizer._buffers[name] = value
                 quantizer._non_persistent_buffers_set.discard(name)
             quantizer._dequantize = True
 
-    def add_provenance(self, report: Report, configured: Mapping[str, torch.Tensor]) -> None:
-        """Adds the origin of the quantizers' state: the weight, or the config that set it."""
-        made = {
-            f"{weight.path}.{inside}.{name}".lstrip("."): (weight.name, value)
-            for weight, inside, state in self.states
-            for name, value in state.items()
-        }
-        for name, (weight, value) in made.items():
-            report.provenance[name] = dataclasses.replace(
-                report.provenance[weight],
-                target=name,
-                kind="persistent_buffer",
-                bytes_written=value.numel() * value.element_size(),
-            )
-        for name, value in configured.items():
-            form = (str(value.device), dtype_name(value.dtype), tuple(value.shape))
-            head = (name, "constructor", "persistent_buffer", "none", ())
-            item = Provenance(*head, *form, reason="set by the config of ModelOpt")
-            report.provenance.setdefault(name, item)
+    def undo(self) -> None:
+        self.before.undo()
 
 
 def _dispatch(model: torch.nn.Module, plan: PlannedLoad) -> None:
