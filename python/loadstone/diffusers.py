@@ -168,14 +168,14 @@ def trace(
     checkpoint.decode()
     wanted = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     keeps = hooks.kept_in_float32(model, wanted)
-    lacks = None
+    missing = None
     for _ in range(2):
-        made, used, conversion = load.convert(model, checkpoint, lacks)
+        made, used, conversion = load.convert(model, checkpoint, missing)
         request = load.Request(model, made, used, wanted, keeps, conversion=conversion)
         try:
             return load.Load(LoadOptions()).trace(request)
-        except expected.OverlookedError as overlooked:
-            lacks = overlooked.lacks
+        except expected.RetryError as retry:
+            missing = retry.missing_keys
     raise AssertionError("a converter passes over tensors again and again")
 
 
