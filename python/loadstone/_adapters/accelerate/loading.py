@@ -121,7 +121,7 @@ def load_checkpoint_and_dispatch(
     model: torch.nn.Module,
     checkpoint: str | os.PathLike[str],
     device_map: str | DeviceMap | None = None,
-    max_memory: Mapping[int | str, int | str] | None = None,
+    max_memory: Mapping[Any, int | str] | None = None,
     no_split_module_classes: list[str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     offload_buffers: bool = False,
@@ -184,7 +184,7 @@ def load_checkpoint_and_dispatch(
 def _device_map(
     model: torch.nn.Module,
     device_map: str | DeviceMap | None,
-    max_memory: Mapping[int | str, int | str] | None,
+    max_memory: Mapping[Any, int | str] | None,
     no_split_module_classes: list[str] | None,
     dtype: str | torch.dtype | None,
     offload_buffers: bool,
