@@ -166,7 +166,7 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> AdapterRecipes:
 
 
 def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
-    from diffusers import DiffusionPipeline, ModelMixin
+    from diffusers import DiffusionPipeline
 
     from loadstone import transformers
     from loadstone._adapters.diffusers import call, hooks
@@ -174,8 +174,8 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
     from loadstone._adapters.transformers import hooks as encoders
     from loadstone._base.errors import make
 
-    library = [getattr(each, function, None) for each in (cls, DiffusionPipeline, ModelMixin)]
-    refuse_misspelled(kwargs, NAMES, (*filter(None, library), cls.__init__))
+    library = [getattr(each, function, cls.__init__) for each in (cls, DiffusionPipeline)]
+    refuse_misspelled(kwargs, NAMES, (*library, cls.__init__))
     merges = options.adapters is not None and options.adapters.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"

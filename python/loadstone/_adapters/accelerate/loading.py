@@ -103,7 +103,7 @@ def load_checkpoint_in_model(
         missing=missing,
     )
 
-    def finish(folder: _core.OffloadFolder, report: Report) -> None:
+    def finalize_offload(folder: _core.OffloadFolder, report: Report) -> None:
         _name_kept(plan)
         audit.prove(model, report)
         if device_map is not None and offload_folder is not None:
@@ -111,7 +111,12 @@ def load_checkpoint_in_model(
             note_moved(model, report)
 
     execute.run(
-        plan, model, progress=progress, threads=threads or 0, receipt=receipt, settle=finish
+        plan,
+        model,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
+        finalize_offload=finalize_offload,
     )
     _warn_unexpected(model, checkpoint, plan)
 

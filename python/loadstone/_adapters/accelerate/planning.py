@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from loadstone import _core
+from loadstone._base.adapters import offering
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
@@ -20,7 +21,7 @@ from loadstone._plan.placement import device_of, keep_tied_in_memory
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes
-from loadstone._plan.registry import TRACED, trace
+from loadstone._plan.registry import trace
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
@@ -96,7 +97,9 @@ def _traced(
 ) -> AdapterRecipes | None:
     """Recipes from the model's own library, if loadstone can trace it."""
     for base in type(inside(model)).__mro__:
-        if base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] in TRACED:
+        if base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] in offering(
+            "recipes"
+        ):
             return trace("transformers", model, catalog, dtype)
     return None
 
