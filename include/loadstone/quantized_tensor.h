@@ -51,6 +51,8 @@ struct LOADSTONE_API QuantizedTensor {
   Decoding decoding;                  // gives the numbers; without a kernel where nothing does
   // Tables, states and scales of activations: needed no more once the numbers are decoded.
   std::vector<std::uint32_t> unneeded;
+  // Tensors whose values were read to recognise it: states, tables, orders, markers.
+  std::vector<std::uint32_t> decided_by;
   // The model has the last two dims in the other order: GPT-OSS multiplies from the right.
   bool is_transposed = false;
   bool has_zero_points = false;  // the second of `scales`

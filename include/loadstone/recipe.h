@@ -75,6 +75,8 @@ struct Recipe {
   Constant constant;                   // origin constant: as many bytes as the target has
   std::string tie_of;                  // origin tie
   std::string reason;                  // origin excluded
+  // Tensors whose values were read to plan this: alphas, scales that became constants.
+  std::vector<std::uint32_t> decided_by;
 };
 
 // What something worked out that one target is made of: a trace of a library's own converter, say.
@@ -85,6 +87,7 @@ struct TargetRecipe {
   std::vector<Box> boxes;              // together they write each element once
   Constant constant;                   // in place of boxes
   std::shared_ptr<const Merge> merge;  // beside boxes
+  std::vector<std::uint32_t> decided_by{};  // see Recipe
 };
 
 // Plain data, made by a RecipeBuilder or recipes_from_json(). Boxes count on the catalog that it

@@ -105,9 +105,9 @@ struct VerifyOptions {
 // Reads the files of a receipt, and compares: every tensor with different bytes is a difference, as
 // is a tensor that only one of the two has. `output`: the folder or the one file that was written,
 // or a part of a split GGUF, which means all of them; empty: not looked at. `sources`: the folder
-// or file of each checkpoint, in the order of the conversion; those that are left out are not
-// looked at. A file that is too short is a difference too. Throws Error "usage" for an output, or a
-// source, that the receipt does not have.
+// or file of each checkpoint, in the order of the conversion; each that is left out is finding
+// "verify.not_compared" if others are given. A file that is too short is a difference too. Throws
+// Error "usage" for an output, or a source, that the receipt does not have.
 [[nodiscard]] LOADSTONE_API VerifyReport verify_receipt(const Receipt& receipt,
                                                         const std::string& output,
                                                         const std::vector<std::string>& sources,

@@ -12,6 +12,7 @@ use. Type checkers read ``__init__.pyi``.
 
 import importlib
 
+from loadstone import _adapters as _adapters  # registers them
 from loadstone import _core as _core
 
 # Each module defines these public names.

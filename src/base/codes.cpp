@@ -5,9 +5,7 @@
 
 namespace loadstone {
 
-namespace {
-
-constexpr auto codes = std::to_array<CodeInfo>({
+static constexpr auto known_codes = std::to_array<CodeInfo>({
     {"audit.on_meta", "A tensor has no memory and no rule excludes it.",
      "Load again; if it stays, the plan's findings say which source is missing."},
     {"audit.unaccounted", "A tensor has a value whose origin is not known.",
@@ -489,12 +487,12 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"usage", "Wrong options or arguments.", "See --help."},
     {"verify.no_digest", "Nobody has published a digest of this file: there is nothing to compare.",
      "Take a checkpoint in the cache of a hub, or a receipt."},
+    {"verify.not_compared", "A source of the receipt was not named, so it was not compared.",
+     "Name each source of the output (--source), in the order of the conversion."},
     {"verify.not_finite", "A tensor holds NaN or infinities, and verify is strict.",
      "Find where they come from; masks hold infinities by right, weights do not."},
 });
 
-}  // namespace
-
-std::span<const CodeInfo> all_codes() noexcept { return codes; }
+std::span<const CodeInfo> all_codes() noexcept { return known_codes; }
 
 }  // namespace loadstone

@@ -31,6 +31,7 @@ struct Value {
   const Merge* merge = nullptr;                      // null: the boxes are all there is
   const std::vector<std::byte>* constant = nullptr;  // the bytes of all elements
   const Quantization* quantization = nullptr;        // null: the elements are delivered
+  std::span<const std::uint32_t> decided_by{};       // see Recipe
   std::string_view device{};                         // empty: memory of the host, or a file
   bool has_place = false;                            // in host memory
   Making making = Making::windows;

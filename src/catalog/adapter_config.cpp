@@ -28,7 +28,6 @@ namespace loadstone {
 namespace {
 
 constexpr const char* adapter_code = "format.adapter";
-constexpr const char* config_name = "adapter_config.json";
 constexpr std::uint64_t adapter_config_bytes_max = 16u << 20;
 
 [[noreturn]] void refuse_adapter(std::string message, std::string field, std::string found = {},
@@ -131,7 +130,7 @@ dom::object object_of(dom::parser& parser, std::string_view text, const char* fi
 
 AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : prefix_(prefix) {
   dom::parser parser;
-  const dom::object object = object_of(parser, text, config_name);
+  const dom::object object = object_of(parser, text, adapter_config_name);
   const auto field = [&](std::string_view name) { return prefix_ + std::string(name); };
   refuse_other_base(object, field("init_lora_weights"));
   if (const auto type = typed_member<std::string_view>(object, field("peft_type"))) {
@@ -253,7 +252,7 @@ AdapterConfig config_in(const std::string& path, std::string_view text, std::str
 std::optional<AdapterConfig> config_beside(const Catalog& adapter) {
   const FileOpener opener{adapter.storage(), false};
   try {
-    const auto file = opener.open(join_path(adapter.root(), config_name), adapter.root());
+    const auto file = opener.open(join_path(adapter.root(), adapter_config_name), adapter.root());
     return config_in(file->path(), text_of(*file), "");
   } catch (const Error& error) {
     if (error.code() != "io.not_found") throw;

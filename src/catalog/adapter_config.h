@@ -64,6 +64,8 @@ class AdapterConfig {
   bool has_magnitudes_ = false;
 };
 
+inline constexpr const char* adapter_config_name = "adapter_config.json";
+
 // The key of the metadata in which diffusers writes them.
 inline constexpr const char* adapter_metadata_key = "lora_adapter_metadata";
 

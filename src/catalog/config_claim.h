@@ -26,6 +26,10 @@ struct OwnConfig {
 inline constexpr std::array<OwnConfig, 2> own_configs = {
     {{"quantize_config.json", "gptq"}, {"quant_config.json", "awq"}}};
 
+// The files that quantization_claim() reads in a folder.
+inline constexpr std::array<std::string_view, 4> claiming_files = {
+    "config.json", "hf_quant_config.json", own_configs[0].name, own_configs[1].name};
+
 // How many objects and lists around such a member are looked into.
 inline constexpr unsigned config_depth_max = 32;
 

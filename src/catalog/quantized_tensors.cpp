@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -78,7 +79,14 @@ class CatalogTable final : public TensorTable {
     if (!source) source = open_shard(*storage_, catalog_, tensor.shard);
     std::string text(std::min(bytes, tensor.byte_count()), '\0');
     source->read(tensor.offset_begin, std::as_writable_bytes(std::span(text)));
+    reads_.insert(index);
     return text;
+  }
+
+  // Returns the tensors that were read since the last call.
+  [[nodiscard]] std::vector<std::uint32_t> take_reads() const {
+    const auto reads = std::exchange(reads_, {});
+    return {reads.begin(), reads.end()};
   }
 
   [[nodiscard]] bool is_read() const noexcept { return storage_ != nullptr; }
@@ -121,6 +129,7 @@ class CatalogTable final : public TensorTable {
   mutable bool is_config_read_ = false;
   mutable std::optional<bool> has_conv1d_;
   mutable std::vector<std::shared_ptr<ByteSource>> sources_;
+  mutable std::set<std::uint32_t> reads_;
   mutable std::vector<std::uint32_t> by_name_;  // made when it is needed
   mutable std::vector<Finding> notes_;
 };
@@ -161,6 +170,7 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
   std::vector<QuantizedTensor> found;
   for (std::uint32_t i = 0; i < table.tensors().size(); ++i) {
     if (!may_hold_codes(table[i])) continue;
+    static_cast<void>(table.take_reads());
     for (const Family* const family : families()) {
       if (family->recognise == nullptr) continue;
       auto made = recognise_by(*family, table, i);
@@ -174,6 +184,7 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
           table.is_conv1d(made->name)) {
         made->is_transposed = !made->is_transposed;
       }
+      made->decided_by = table.take_reads();
       found.push_back(*std::move(made));
       break;
     }
@@ -294,6 +305,7 @@ QuantizedTensors find_joined(const Catalog& catalog) {
       move_on(each.scales);
       move_on(each.states);
       move_on(each.unneeded);
+      move_on(each.decided_by);
       move_on(each.decoding.sources);
       tensors.push_back(std::move(each));
     }

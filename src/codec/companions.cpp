@@ -230,6 +230,7 @@ void check_markers(const TensorTable& table, std::vector<QuantizedTensor>& found
     std::vector<std::string> sources = {table[each.data].name};
     if (tensor != TensorTable::none) sources.push_back(table[tensor].name);
     try {
+      if (known == markers.end()) each.decided_by.push_back(tensor);
       const std::string text = known != markers.end() ? known->second : table.bytes_of(tensor);
       if (is_plainly(text, table[each.data], each.encoding, format)) continue;
     } catch (const Error& error) {

@@ -74,6 +74,7 @@ OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wa
                        Storage* storage) {
   const Plan& plan = conversion.plan;
   check_claims(*plan.catalog, plan.catalog->storage(storage));
+  const ValueSet values = values_of(plan, SinkKind::files);
   std::vector<std::uint32_t> needed;
   const bool shares = std::ranges::count(wanted, true) > 0 &&
                       std::ranges::any_of(plan.targets, [](const PlannedTarget& target) {
@@ -84,6 +85,8 @@ OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wa
     for (const OutputTensor& tensor : conversion.files[i].tensors) {
       std::ranges::copy(sources_of(plan.targets[tensor.target].recipe, plan.decodings),
                         std::back_inserter(needed));
+      std::ranges::copy(deciding_tensors(values, values[tensor.target]),
+                        std::back_inserter(needed));
     }
   }
   return {*plan.catalog, storage, needed};
@@ -93,7 +96,8 @@ void check_run(const Conversion& conversion, const ConvertRun& run) {
   if (run.part && run.finish)
     refuse_option("finish", "parts are finished when all of them are done");
   if (conversion.one_file && (run.part || run.finish)) {
-    refuse_option(run.part ? "part" : "finish", "one file has no parts: name a folder");
+    refuse_option(run.part ? "part" : "finish",
+                  "one file has no parts: name a folder, or choose smaller shards");
   }
 }
 

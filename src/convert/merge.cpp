@@ -339,7 +339,9 @@ class Merger {
       roots_ = split_roots(catalog_, ties_, drafts_, findings_);
       for (const DraftTie& tie : ties_) {
         const auto root = roots_.find(tie.back());
-        if (root == roots_.end() && !stored_.contains(tie.back())) drafts_.items.erase(tie.back());
+        if (root != roots_.end() || stored_.contains(tie.back())) continue;
+        drafts_.at(tie.front()).add_same(drafts_.at(tie.back()));
+        drafts_.items.erase(tie.back());
       }
     } else {
       // Both names change, and the file holds both.
@@ -424,7 +426,8 @@ class Merger {
       TargetRecipe recipe = {.target = name,
                              .shape = draft.source.shape,
                              .dtype = dtype_of(draft.source),
-                             .boxes = std::move(draft.boxes)};
+                             .boxes = std::move(draft.boxes),
+                             .decided_by = std::move(draft.decided_by)};
       const bool is_empty = recipe.shape.numel() == 0u;
       if (is_merged && !is_empty) {
         recipe.merge = std::make_shared<const Merge>(std::move(draft.merge));

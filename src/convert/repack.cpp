@@ -86,6 +86,10 @@ class Repacker {
     }
     report();
     made_.recipes = builder_.finish();
+    for (TargetRecipe& recipe : made_.recipes.targets) {
+      const auto source = inverted_.find(recipe.target);
+      if (source != inverted_.end()) recipe.decided_by.push_back(source->second);
+    }
     return std::move(made_);
   }
 
@@ -153,6 +157,7 @@ class Repacker {
       return "its components are laid out otherwise";
     }
     std::vector<Value> values;
+    std::vector<bool> is_computed(sources.size());
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const TensorInfo& source = catalog_.tensors()[sources[i]];
       const QuantizedPart& part = form.parts[i];
@@ -166,10 +171,10 @@ class Repacker {
                            part.shape.text());
       }
       const bool is_divisor = i == 2 && divides(quantized);
+      is_computed[i] = is_divisor != component(*encoding, part).is_inverted;
       const auto value =
-          is_divisor == component(*encoding, part).is_inverted
-              ? builder_.reshape(builder_.source(source.name), form_of(*encoding, part))
-              : inverted(sources[i], is_divisor, form_of(*encoding, part));
+          is_computed[i] ? inverted(sources[i], is_divisor, form_of(*encoding, part))
+                         : builder_.reshape(builder_.source(source.name), form_of(*encoding, part));
       if (!value) {
         return fmt::format(
             "'{}' has no inverse in F32 with which all scales come to the same "
@@ -179,6 +184,9 @@ class Repacker {
       values.push_back(*value);
     }
     add_components(quantized.name, quantized.shape(), *encoding, form, values);
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      if (is_computed[i]) inverted_.emplace(made_.repacked.back().targets[i], sources[i]);
+    }
     return {};
   }
 
@@ -256,6 +264,7 @@ class Repacker {
   RecipeBuilder builder_;
   std::vector<std::shared_ptr<ByteSource>> files_;
   Values made_;
+  std::map<std::string, std::uint32_t> inverted_;  // by target: the scale that it is made of
   std::map<std::pair<std::string, std::string>, Lossy> lossy_;  // by encoding and like names
 };
 

@@ -92,8 +92,10 @@ void check_constants(const Plan& plan) {
   }
 }
 
-// The shards whose bytes the plan reads or points at, and no others.
-OpenShards open_needed(const Plan& plan, std::span<const Destination> destinations,
+// The shards whose bytes the plan reads or points at, or that its receipt has a digest of, and no
+// others.
+OpenShards open_needed(const Plan& plan, const ValueSet& values,
+                       std::span<const Destination> destinations, bool has_receipt,
                        Storage* storage) {
   std::vector<std::uint32_t> needed;
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
@@ -103,6 +105,8 @@ OpenShards open_needed(const Plan& plan, std::span<const Destination> destinatio
         target.delivery == Delivery::none || (target.delivery == Delivery::memory && !has_memory);
     if (skipped) continue;
     std::ranges::copy(sources_of(target.recipe, plan.decodings), std::back_inserter(needed));
+    if (!has_receipt) continue;
+    std::ranges::copy(deciding_tensors(values, values[i]), std::back_inserter(needed));
   }
   return {*plan.catalog, storage, needed};
 }
@@ -148,7 +152,8 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
           .load_budget(promise_of(plan),
                        options.threads != 0 ? thread_count(options.threads, 1) : plan.threads,
                        std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
-  const OpenShards shards = open_needed(plan, destinations, &storage);
+  const OpenShards shards =
+      open_needed(plan, values, destinations, options.receipt.has_value(), &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
   MemoryCount memory;
   MemorySink sink(plan, values, destinations, *offload, options, budget, memory);
@@ -170,7 +175,8 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                         .interleaves = options.interleave},
                        growth_of(*plan.catalog, budget.threads, options));
   sink.complete();
-  if (receipt) report.receipt = receipt->finish(budget.threads, options.observer, done.bytes_done);
+  if (receipt)
+    report.receipt = receipt->finish(storage, budget.threads, options.observer, done.bytes_done);
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   fill_report(plan, sink, done, report);

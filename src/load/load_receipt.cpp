@@ -5,12 +5,14 @@
 #include "engine/jobs.h"
 #include "plan/costs.h"
 #include "plan/origins.h"
+#include "receipt/configs.h"
 
 namespace loadstone {
 
 LoadReceipt::LoadReceipt(const Plan& plan, const ValueSet& values, const OpenShards& shards,
                          MemorySink& sink, DigestKind kind)
     : ReceiptRecorder(values, shards, kind, 1, DigestTable::waiting_bytes_default),
+      catalog_(values.catalog),
       sink_(sink),
       first_output_(plan.targets.size(), SIZE_MAX) {
   for (std::uint32_t i = 0; i < plan.targets.size(); ++i) {
@@ -47,8 +49,8 @@ void LoadReceipt::add_outputs(const Plan& plan, std::uint32_t number) {
   for (std::size_t part = 0; part < parts.size(); ++part) add_part(part, &parts[part]);
 }
 
-std::shared_ptr<const Receipt> LoadReceipt::finish(unsigned threads, Observer* observer,
-                                                   std::uint64_t bytes_done) {
+std::shared_ptr<const Receipt> LoadReceipt::finish(Storage& storage, unsigned threads,
+                                                   Observer* observer, std::uint64_t bytes_done) {
   Jobs jobs(threads, observer, bytes_done + bytes_left(0), bytes_done);
   const auto goes_on = [&](std::uint64_t bytes) { return jobs.goes_on(bytes); };
   const auto read = [&](std::size_t output, std::uint64_t begin, std::span<std::byte> to) {
@@ -57,6 +59,7 @@ std::shared_ptr<const Receipt> LoadReceipt::finish(unsigned threads, Observer* o
   jobs.run(step_count(0),
            [&](std::size_t step, std::vector<std::byte>&) { complete(0, step, read, goes_on); });
   Receipt receipt = receipt_of(0, outputs_);
+  add_configs(receipt, catalog_, storage);
   receipt.targets = std::move(outputs_);
   return std::make_shared<const Receipt>(std::move(receipt));
 }

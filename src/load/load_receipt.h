@@ -21,14 +21,15 @@ class LoadReceipt : public ReceiptRecorder {
   LoadReceipt(const Plan& plan, const ValueSet& values, const OpenShards& shards, MemorySink& sink,
               DigestKind kind);
 
-  // Call it after the threads have ended; it starts `threads` of its own. `bytes_done`: the
-  // observer's last figure. Throws Error "cancelled".
-  [[nodiscard]] std::shared_ptr<const Receipt> finish(unsigned threads, Observer* observer,
-                                                      std::uint64_t bytes_done);
+  // Call it after the threads have ended; it starts `threads` of its own. `storage`: of the
+  // configs. `bytes_done`: the observer's last figure. Throws Error "cancelled".
+  [[nodiscard]] std::shared_ptr<const Receipt> finish(Storage& storage, unsigned threads,
+                                                      Observer* observer, std::uint64_t bytes_done);
 
  private:
   void add_outputs(const Plan& plan, std::uint32_t target);
 
+  const Catalog& catalog_;
   MemorySink& sink_;
   std::vector<ReceiptTensor> outputs_;
   std::vector<std::pair<std::uint32_t, std::size_t>> parts_;  // of targets, by output

@@ -36,6 +36,14 @@ bool are_equal_products(const Catalog& catalog, const Term& first, const AddedPr
          are_same(a.right, is_swapped ? b.left : b.right);
 }
 
+void MergeDraft::add_same(const MergeDraft& other) {
+  decided_by.insert(decided_by.end(), other.decided_by.begin(), other.decided_by.end());
+  if (other.is_replaced) decided_by.push_back(other.replacement);
+  for (const AddedProduct& product : other.products) {
+    decided_by.insert(decided_by.end(), {product.left, product.right});
+  }
+}
+
 namespace {
 
 std::string encoder_folder(unsigned encoder) {

@@ -193,7 +193,10 @@ class Adder {
       const bool is_equal = draft.is_replaced && draft.merge.terms.empty() &&
                             are_equal(catalog_, catalog_.tensors()[draft.replacement],
                                       catalog_.tensors()[source.tensor]);
-      if (is_equal && options_.factor == 1) return;
+      if (is_equal && options_.factor == 1) {
+        draft.decided_by.push_back(source.tensor);
+        return;
+      }
       fail({name}, fmt::format("'{}' replaces '{}', which an adapter changed before with other "
                                "values",
                                printable(name), printable(drafts_.root_of(*target))));
@@ -270,7 +273,11 @@ class Adder {
     const std::size_t number = draft.merge.terms.size();
     const AddedProduct added = {place->name, number, module.left->source.tensor,
                                 module.right->source.tensor, is_transposed};
-    if (!is_first(*place, draft, term, added, module.left->name)) return;
+    if (module.alpha) draft.decided_by.push_back(module.alpha->source.tensor);
+    if (!is_first(*place, draft, term, added, module.left->name)) {
+      draft.decided_by.insert(draft.decided_by.end(), {added.left, added.right});
+      return;
+    }
     draft.merge.terms.push_back(std::move(term));
     draft.products.push_back(added);
   }

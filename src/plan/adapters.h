@@ -60,10 +60,14 @@ struct MergeDraft {
   std::vector<AddedProduct> products;
   bool is_replaced = false;       // by an adapter's own tensor
   std::uint32_t replacement = 0;  // the adapter's tensor that replaces it
+  // Alphas, and tensors of the adapter that were compared with those above.
+  std::vector<std::uint32_t> decided_by;
   // Where it is no number that could be changed: why, in a few words.
   std::string obstacle{};
 
   [[nodiscard]] bool is_adapted() const noexcept { return is_replaced || !products.empty(); }
+  // `other` was compared, and has the same value.
+  void add_same(const MergeDraft& other);
 };
 
 // Those of a base. Adapters may know a tensor by other names too: those of its ties, and that of

@@ -242,6 +242,18 @@ class Binder {
     }
     if (target.recipe.origin == Origin::tie) check_tie(i);
     if (target.recipe.origin == Origin::checkpoint) check_target_boxes(i);
+    bind_decided_by(i);
+  }
+
+  void bind_decided_by(std::size_t i) {
+    for (std::uint32_t& source : plan_.targets[i].recipe.decided_by) {
+      if (source >= bound_.size()) {
+        refuse(i, "recipe.decided_by",
+               {"the source does not exist", std::to_string(source),
+                fmt::format("one of {}", bound_.size())});
+      }
+      source = bound_[source];
+    }
   }
 
   void check_constant(std::size_t i) {

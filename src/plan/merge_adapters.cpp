@@ -128,6 +128,12 @@ void Planner::merge_adapters() {
   }
   split_ties(split_roots(*plan_.catalog, ties_of(base), base, plan_.findings));
   settle_checks(base);
+  for (const auto& [name, draft] : base.items) {
+    const std::size_t target = index_.at(name);
+    const auto root = base.items.find(skeleton_.targets[roots_[target]].name);
+    if (roots_[target] == target || !draft.is_adapted() || root == base.items.end()) continue;
+    root->second.add_same(draft);
+  }
   for (auto& [name, draft] : base.items) {
     const std::size_t root = index_.at(name);
     if (!draft.is_adapted() || roots_[root] != root ||
@@ -139,6 +145,7 @@ void Planner::merge_adapters() {
 
 void Planner::take_draft(std::size_t root, MergeDraft draft, std::uint32_t decodings_begin) {
   Recipe& recipe = plan_.targets[root].recipe;
+  recipe.decided_by = std::move(draft.decided_by);
   if (draft.is_replaced) {
     recipe.boxes = std::move(draft.boxes);
     move_decodings(recipe.boxes, decodings_begin);

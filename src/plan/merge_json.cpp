@@ -1,5 +1,6 @@
 #include "plan/merge_json.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -25,10 +26,12 @@ PlanNumbers number_boxes(const ValueSet& values) {
     used.push_back(index);
   };
   for (const Value& value : values.list) {
-    for (const std::uint32_t source : sources_of(value.boxes, values.decodings, value.merge)) {
+    const auto add_source = [&](std::uint32_t source) {
       add(numbers.sources, numbers.sources_used, source,
           "the recipes are not made for this catalog", value.name);
-    }
+    };
+    std::ranges::for_each(sources_of(value.boxes, values.decodings, value.merge), add_source);
+    std::ranges::for_each(value.decided_by, add_source);
     for_each_box(value, [&](const Box& box) {
       if (box.decoding == no_decoding) return;
       add(numbers.decodings, numbers.decodings_used, box.decoding,

@@ -48,6 +48,8 @@ template <typename List>
 struct JsonIndices {
   JsonIndices(List& given, const std::vector<std::uint32_t>& known) : list(given), numbers(known) {}
 
+  [[nodiscard]] bool empty() const noexcept { return list.empty(); }
+
   List& list;
   const std::vector<std::uint32_t>& numbers;
 };

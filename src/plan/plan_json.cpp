@@ -160,6 +160,7 @@ void visit_fields(auto& visitor, Like<Recipe> auto& recipe, const PlanNumbers& n
   visitor.optional("constant", recipe.constant);
   visitor.optional("tie_of", recipe.tie_of);
   visitor.optional("reason", recipe.reason);
+  visitor.optional("decided_by", JsonIndices(recipe.decided_by, numbers.sources));
 }
 
 template <typename Visitor>

@@ -201,6 +201,7 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Sour
   const Target& target = skeleton_.targets[root];
   const TargetRecipe& made = options_.recipes.targets[produced.recipe];
   Recipe& recipe = plan_.targets[root].recipe;
+  recipe.decided_by = made.decided_by;
   if (made.shape != target.shape) {
     return fail(root, {.code = "plan.shape",
                        .sources = production_.source_names(produced),
@@ -263,6 +264,9 @@ bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
   }
   planned.recipe.origin = Origin::constant;
   planned.recipe.constant = made.constant;
+  const auto& computed_from = options_.recipes.computed_from;
+  planned.recipe.decided_by.insert(planned.recipe.decided_by.end(), computed_from.begin(),
+                                   computed_from.end());
   if (way != CastKind::same) {
     planned.recipe.constant = cast_constant(*made.constant, made.dtype, planned.dtype);
   }

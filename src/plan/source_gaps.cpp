@@ -47,7 +47,10 @@ std::uint64_t expected_count(const Rule& rule, const Shape& shape) {
       rule.op == RuleOp::stack_concat || (rule.op == RuleOp::stack && rule.sources.size() == 1);
   if (!stacks || !rule.then.empty()) return 0;
   const auto dim = dim_index(rule.dims[0], shape.rank());
-  return dim ? shape[*dim] : 0;
+  if (!dim) return 0;
+  const bool is_joined_there =
+      rule.op == RuleOp::stack_concat && dim_index(rule.dims[1], shape.rank()) == dim;
+  return is_joined_there ? shape[*dim] / rule.sources.size() : shape[*dim];
 }
 
 // Finds the gaps of one target. Used once. Not thread-safe.

@@ -28,6 +28,7 @@ Value value_of(const PlannedTarget& target, SinkKind sink) noexcept {
                  .merge = recipe.merge.get(),
                  .constant = recipe.constant.get(),
                  .quantization = target.quantization ? &*target.quantization : nullptr,
+                 .decided_by = recipe.decided_by,
                  .device = is_on_device ? std::string_view(target.device) : std::string_view(),
                  .has_place = sink == SinkKind::memory && !is_on_device};
   value.making = making_of(target, value);

@@ -10,6 +10,7 @@
 #include "catalog/paths.h"
 #include "engine/box_read.h"
 #include "loadstone/error.h"
+#include "loadstone/quantized_tensors.h"
 #include "loadstone/version.h"
 #include "plan/costs.h"
 #include "receipt/receipt_file.h"
@@ -74,6 +75,16 @@ std::string recipe_word(const Plan& plan, const PlannedTarget& target) {
 
 }  // namespace
 
+std::vector<std::uint32_t> deciding_tensors(const ValueSet& values, const Value& value) {
+  std::vector<std::uint32_t> tensors(value.decided_by.begin(), value.decided_by.end());
+  for_each_box(value, [&](const Box& box) {
+    const QuantizedTensor* const quantized = values.catalog.quantized().find(box.source);
+    if (quantized == nullptr) return;
+    tensors.insert(tensors.end(), quantized->decided_by.begin(), quantized->decided_by.end());
+  });
+  return tensors;
+}
+
 class ReceiptRecorder::Source final : public ForwardingSource {
  public:
   Source(ReceiptRecorder& recorder, std::uint32_t shard)
@@ -118,20 +129,25 @@ ReceiptRecorder::ReceiptRecorder(const ValueSet& values, const OpenShards& shard
 }
 
 void ReceiptRecorder::need(std::size_t group, const Value& value) {
+  const auto need_of = [&](std::uint32_t tensor, const std::vector<ByteRange>& ranges) {
+    const std::uint64_t bytes = values_.tensors().at(tensor).byte_count();
+    if (ranges.empty() && bytes > 0) return;  // an empty box reads none of it
+    auto& known = groups_[group].needed[tensor].ranges;
+    for (const ByteRange& range : ranges) {
+      known.push_back({std::min(range.begin, bytes), std::min(range.end, bytes)});
+    }
+    if (known.size() > ranges_max) join(known);
+  };
   for_each_box(value, [&](const Box& box) {
     const std::vector<ByteRange> ranges = needed_ranges(values_, box);
-    const auto need_of = [&](std::uint32_t tensor) {
-      const std::uint64_t bytes = values_.tensors().at(tensor).byte_count();
-      if (ranges.empty() && bytes > 0) return;  // an empty box reads none of it
-      auto& known = groups_[group].needed[tensor].ranges;
-      for (const ByteRange& range : ranges) {
-        known.push_back({std::min(range.begin, bytes), std::min(range.end, bytes)});
-      }
-      if (known.size() > ranges_max) join(known);
-    };
-    if (box.decoding == no_decoding) return need_of(box.source);
-    std::ranges::for_each(values_.decodings[box.decoding].sources, need_of);
+    if (box.decoding == no_decoding) return need_of(box.source, ranges);
+    for (const std::uint32_t source : values_.decodings[box.decoding].sources) {
+      need_of(source, ranges);
+    }
   });
+  for (const std::uint32_t tensor : deciding_tensors(values_, value)) {
+    need_of(tensor, {{0, UINT64_MAX}});
+  }
 }
 
 void ReceiptRecorder::add(std::size_t number, std::uint64_t bytes,

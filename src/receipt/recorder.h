@@ -20,6 +20,11 @@
 
 namespace loadstone {
 
+// Returns the tensors that were read while the value was planned, and decide it: alphas of
+// adapters, states of quantized tensors, scales that became constants.
+[[nodiscard]] std::vector<std::uint32_t> deciding_tensors(const ValueSet& values,
+                                                          const Value& value);
+
 // Outputs and the sources that they need come in groups, each with a receipt: a load is one group,
 // each file of a conversion one. A tensor of which a group needs parts has the ranges that its
 // boxes touch, with holes of less than 64 KiB. need(), add() and prepare() come first; the others

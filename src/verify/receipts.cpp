@@ -168,8 +168,12 @@ class ReceiptCheck {
     std::size_t count = 0;
     for (const ReceiptFile& file : files) {
       if (!is_output && file.checkpoint != checkpoint) continue;
-      ++count;
-      const std::string path = is_folder ? join_path(root, file.path) : root;
+      // A config, which is next to the file with the tensors.
+      const bool is_config = !is_output && file.tensors.empty();
+      if (!is_config) ++count;
+      const std::string path = is_folder   ? join_path(root, file.path)
+                               : is_config ? join_path(parent_path(root), file.path)
+                                           : root;
       const auto source = opened(file, path);
       if (source == nullptr) continue;
       // The tensors of a training checkpoint are assembled from other files.
@@ -194,6 +198,23 @@ class ReceiptCheck {
     if (is_output && is_folder && !is_set) add_unexpected(files, root);
   }
 
+  // Notes each source checkpoint of the receipt behind the first `compared` ones.
+  void note_left_out(std::size_t compared) {
+    std::map<std::uint32_t, std::vector<std::string>> left_out;
+    for (const ReceiptFile& file : receipt_.sources) {
+      if (file.checkpoint >= compared) left_out[file.checkpoint].push_back(file.path);
+    }
+    for (const auto& [checkpoint, paths] : left_out) {
+      notes_.push_back({.code = "verify.not_compared",
+                        .sources = paths,
+                        .message = fmt::format("source {} of the receipt was not compared: {}",
+                                               checkpoint + 1, name_list(paths)),
+                        .suggestion =
+                            "name it too (--source): each source once, in the order of the "
+                            "conversion"});
+    }
+  }
+
   VerifyReport run() {
     std::vector<std::string> found(checks_.size());
     std::uint64_t total = 0;
@@ -209,6 +230,7 @@ class ReceiptCheck {
     VerifyReport report;
     report.bytes_read = jobs.bytes_done();
     report.differences = std::move(differences_);
+    report.findings = std::move(notes_);
     for (std::size_t i = 0; i < checks_.size(); ++i) {
       const Check& check = checks_[i];
       if (found[i] == check.digest) continue;
@@ -307,6 +329,7 @@ class ReceiptCheck {
   std::vector<Listed> files_;  // those that are there
   bool files_hold_ = true;     // sizes and headers are those of the receipt
   std::vector<Difference> differences_;
+  std::vector<Finding> notes_;
 };
 
 }  // namespace
@@ -319,6 +342,7 @@ VerifyReport verify_receipt(const Receipt& receipt, const std::string& output,
     for (std::uint32_t i = 0; i < sources.size(); ++i) {
       check.add_files(receipt.sources, sources[i], i, false);
     }
+    if (!sources.empty()) check.note_left_out(sources.size());
     return check.run();
   });
 }

@@ -69,7 +69,7 @@ TEST(Rules, StackConcatFusesGateAndUp) {
     gates.push_back(source(2 * e, {3, 4}));
     ups.push_back(source(2 * e + 1, {3, 4}));
   }
-  for (const int dim : {1, 2}) {
+  for (const int dim : {0, 1, 2}) {
     expect_made(fmt::format(R"j([{{"op": "stack_concat", "targets": ["t"], "dims": [0, {}],
                                  "sources": ["e\\.(\\d+)\\.gate", "e\\.(\\d+)\\.up"]}}])j",
                             dim),

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "support/plans.h"
 
 namespace loadstone::test {
@@ -97,6 +99,29 @@ TEST(SeriesInRules, ALostExpertBesideAStrayOneIsAnError) {
     ASSERT_EQ(findings.size(), 1u) << stray;
     EXPECT_EQ(findings[0].sources.front(), "e.1.up");
     EXPECT_THAT(findings[0].message, HasSubstr("'e.1.up'"));
+  }
+}
+
+TEST(SeriesInRules, StacksThatAreJoinedInTheStackedDimension) {
+  PlanOptions options;
+  options.rules = rules_from_json(R"j([{"op": "stack_concat", "targets": ["t"], "dims": [0, -2],
+    "sources": ["e\\.(\\d+)\\.gate", "e\\.(\\d+)\\.up"]}])j");
+  const auto plan_without = [&](const std::vector<std::string>& lost) {
+    std::vector<FakeTensor> sources;
+    for (const int e : {0, 1, 2}) {
+      for (const char* part : {"gate", "up"}) {
+        const std::string name = fmt::format("e.{}.{}", e, part);
+        if (std::ranges::count(lost, name) == 0) sources.push_back({name, {4}});
+      }
+    }
+    return make_plan(fake_catalog(sources), skeleton_of({target_of("t", {6, 4})}), options);
+  };
+  EXPECT_TRUE(plan_without({}).ok());
+  for (const std::vector<std::string>& lost :
+       {std::vector<std::string>{"e.1.up"}, {"e.2.gate", "e.2.up"}}) {
+    const auto findings = found(plan_without(lost), "plan.missing");
+    ASSERT_EQ(findings.size(), 1u);
+    EXPECT_EQ(findings[0].sources, lost);
   }
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from loadstone._base import collector
+from loadstone._base import adapters, collector
 from loadstone._base.errors import listed, make
 from loadstone._base.terminal import printable, warn
 from loadstone._base.warn import users_level
@@ -385,7 +385,7 @@ def _by_storage(loaded: _Loaded) -> dict[int, str]:
 
 
 def _borrowed(loaded: _Loaded, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
-    """An attribute that a forward pass set to a loaded tensor's memory: bitsandbytes' state."""
+    """An attribute that a forward pass set to a loaded tensor's memory, as quantized layers do."""
     storage = _storage(slot.tensor) if slot.kind == "attribute" else None
     owner = lent.get(int(storage.cdata)) if storage is not None else None
     known = loaded.report.provenance.get(owner) if owner is not None else None
@@ -398,11 +398,12 @@ def _borrowed(loaded: _Loaded, slot: TensorSlot, lent: dict[int, str]) -> Proven
 
 def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
     """Tensors that hooks bring up whole, with the reason for their having no value here."""
-    if "loadstone._adapters.bitsandbytes.modules" not in sys.modules:
-        return {}  # nothing can have been healed
-    from loadstone._adapters.bitsandbytes.accounts import reasons
-
-    return reasons(model, slots)
+    found: dict[str, str] = {}
+    for adapter in adapters.offering("not_held").values():
+        package = adapter.not_held.rpartition(".")[0]  # with the classes of modules that do so
+        if package in sys.modules and adapters.has_modules_of(model, package):
+            found |= adapters.follow(adapter.not_held)(model, slots)
+    return found
 
 
 def _not_held(report: Report, item: Provenance) -> str | None:

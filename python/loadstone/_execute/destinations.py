@@ -82,39 +82,39 @@ class Destinations:
             else:
                 return memory.like(slot.tensor, value)
             return slot.tensor
-        home = self._views.get(id(slot.tensor))
-        if home is None:
+        new = self._views.get(id(slot.tensor))
+        if new is None:
             is_like = self.in_place or value.stride() == slot.tensor.stride()
             with devices.memory_for(target.name, target.device):
-                home = value if is_like else torch.empty_like(slot.tensor, requires_grad=False)
-        if home is not value and home.data_ptr() != value.data_ptr():
-            home.copy_(value)
-        self._views[id(slot.tensor)] = home
+                new = value if is_like else torch.empty_like(slot.tensor, requires_grad=False)
+        if new is not value and new.data_ptr() != value.data_ptr():
+            new.copy_(value)
+        self._views[id(slot.tensor)] = new
         return slot.tensor
 
     def commit(self) -> None:
         """Gives the model's tensors their values."""
         for slot, _ in self._pairs:
-            tensor, home = slot.tensor, self._views.pop(id(slot.tensor), None)
-            if home is None:
+            tensor, new = slot.tensor, self._views.pop(id(slot.tensor), None)
+            if new is None:
                 continue
             if self.in_place:
-                tensor.data.copy_(home)
+                tensor.data.copy_(new)
                 _note_write(tensor)
             else:
-                self._move(tensor, home)
-        for tensor, home in self._recast:
-            self._move(tensor, home)
+                self._move(tensor, new)
+        for tensor, new in self._recast:
+            self._move(tensor, new)
         self._recast.clear()
         self._contents.commit()
 
-    def _move(self, tensor: torch.Tensor, home: torch.Tensor) -> None:
+    def _move(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Sets ``.data``. A gradient of another dtype or device is dropped: it fits no longer."""
         grad = tensor.grad if tensor.is_leaf else None
         self._moves.append((tensor, tensor.data, grad))
-        if grad is not None and (grad.dtype, grad.device) != (home.dtype, home.device):
+        if grad is not None and (grad.dtype, grad.device) != (new.dtype, new.device):
             tensor.grad = None
-        tensor.data = home
+        tensor.data = new
         _note_write(tensor)
 
     def final(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,8 @@ import torch
 from loadstone import _core
 from loadstone import torch as memory
 from loadstone._base import collector
-from loadstone._base.dtypes import dtype_name, element_dtype, has_name
-from loadstone._base.errors import FilledWarning, listed, make
+from loadstone._base.dtypes import element_dtype
+from loadstone._base.errors import FilledWarning, count_argument, listed, make
 from loadstone._base.interrupts import held_back
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import ProgressCallback, shown
@@ -28,11 +28,12 @@ from loadstone._execute.same_model import planned_slots
 from loadstone._files.receipt import Receipt
 from loadstone._model import devices, half_written
 from loadstone._model.half_written import WRITTEN
-from loadstone._model.holders import Own, Parameters, note_replaced
+from loadstone._model.holders import Own, note_replaced
 from loadstone._model.model_lock import slots_of
 from loadstone._model.ranks import renew
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
+from loadstone._plan.extensions import Installation
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.ties import is_split, may_split, untied_by
@@ -50,92 +51,75 @@ def run(
     model: Any,
     *,
     progress: bool | ProgressCallback = False,
-    threads: int = 0,
+    threads: int | None = None,
     receipt: str | None = None,
-    settle: Callable[[_core.OffloadFolder, Report], None] | None = None,
+    read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
+    interleave: bool = False,
+    finalize_offload: Callable[[_core.OffloadFolder, Report], None] | None = None,
     in_place: bool | None = None,
-    reading: Mapping[str, Any] | None = None,
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`.
 
     Args:
-        reading: how files are read, for the core.
+        finalize_offload: completes the offload folder and checks the model, before the commit.
         in_place: ``None``: as the plan says.
-        settle: adds to the offload folder and checks the model, before the folder's commit.
     """
+    ahead = count_argument("read_ahead_bytes", read_ahead_bytes, 2**63 - 1)
+    readers = count_argument("threads", threads or 0)
     with read_once.session(plan.shared_read is not None):
-        return _run(
+        _require_digest(receipt)
+        _require_numbers(plan)
+        plan.require_ok()
+        slots = planned_slots(plan, model)
+        made = initialise.values(plan.targets, model)  # before a byte is read: it may fail
+        before = _Before(model)
+        filled = read_values(
             plan,
             model,
             progress=progress,
-            threads=threads,
+            threads=readers,
+            slots=slots,
             receipt=receipt,
-            settle=settle,
             in_place=in_place,
-            reading=reading,
+            reading={"read_ahead_bytes": ahead, "interleave": bool(interleave)},
         )
+        try:
+            splits = may_split(plan.targets, plan.findings)
+            split = ties.split_names(model, slots, plan.targets) if splits else []
+            install_values(plan, model, filled, made)
+            untied = untied_by(plan.targets, plan.findings) if split else {}
+            tied_again, different = ties.restore(model, untied)
+            if split or tied_again:
+                slots_of(model, anew=True)
+            report = make_report(plan, model, filled.core, tied_again)
+            if finalize_offload is not None:
+                finalize_offload(filled.offload, report)
+            if plan.shared_read is not None:
+                read_once.finish()
+            filled.offload.commit()  # the last step: with it the model and its folder are new
+        except BaseException as error:
+            with held_back():
+                if not filled.offload.is_committed:
+                    before.restore(filled, error)
+            raise
+        ties.unbind(model, [name for name in split if name not in untied], different)
+        report.sync_seconds = filled.offload.sync_seconds
+        return report
 
 
-def _run(
-    plan: PlannedLoad,
-    model: Any,
-    *,
-    progress: bool | ProgressCallback,
-    threads: int,
-    receipt: str | None,
-    settle: Callable[[_core.OffloadFolder, Report], None] | None,
-    in_place: bool | None,
-    reading: Mapping[str, Any] | None,
-) -> Report:
+def _require_digest(receipt: object) -> None:
+    """Refuses a receipt that names no digest."""
     if receipt is not None and not isinstance(receipt, str):
         digests = "'xxh3-128' or 'sha256-tree'"
         message = "a receipt is of a digest that is named"
         raise make("plan.options", message, field="receipt", found=repr(receipt), expected=digests)
-    if plan.units is None:
-        _require_numbers(plan)
-    plan.require_ok()
-    slots = planned_slots(plan, model)
-    made = initialise.values(plan.targets, model)  # before a byte is read: initialisers may fail
-    before = _Before(plan, model)
-    filled = read_values(
-        plan,
-        model,
-        progress=progress,
-        threads=threads,
-        slots=slots,
-        receipt=receipt,
-        in_place=in_place,
-        reading=reading,
-    )
-    try:
-        splits = may_split(plan.targets, plan.findings)
-        split = ties.split_names(model, slots, plan.targets) if splits else []
-        install_values(plan, model, filled, made)
-        untied = untied_by(plan.targets, plan.findings) if split else {}
-        tied_again, different = ties.restore(model, untied)
-        if split or tied_again:
-            slots_of(model, anew=True)
-        report = make_report(plan, model, filled.core, tied_again)
-        if settle is not None:
-            settle(filled.offload, report)
-        if plan.shared_read is not None:
-            read_once.finish()
-        filled.offload.commit()  # the last step: with it the model and its folder are new
-    except BaseException as error:
-        with held_back():
-            if not filled.offload.is_committed:
-                before.restore(filled, error)
-        raise
-    ties.unbind(model, [name for name in split if name not in untied], different)
-    report.sync_seconds = filled.offload.sync_seconds
-    return report
 
 
 class _Before:
     """A model as it was before a load gave it values."""
 
-    def __init__(self, plan: PlannedLoad, model: Any) -> None:
-        self._plan, self._model = plan, model
+    def __init__(self, model: Any) -> None:
+        self._model = model
         self._slots = slots_of(model)
         self._tensors = Own(slot.tensor for slot in self._slots)
         self._loads = Loads(model)
@@ -147,14 +131,13 @@ class _Before:
             error: ends the load, and gets the names of the tensors that are half-written.
         """
         filled.offload.abandon()
-        self._plan.extra.undo()
-        if filled.layers is not None:
-            filled.layers.undo()
-        filled.homes.undo()
+        for installation in reversed(filled.installations):
+            installation.undo()
+        filled.destinations.undo()
         for slot, tensor in zip(self._slots, self._tensors, strict=True):
             slot.put_back(tensor)
         self._loads.restore()
-        filled.homes.report_half_written(error)
+        filled.destinations.report_half_written(error)
         renew(self._model)
 
 
@@ -171,8 +154,9 @@ def _with_ordinary_tensors(function: _Function) -> _Function:
 
 def _require_numbers(plan: PlannedLoad) -> None:
     """Refuses a plan that quantizes and does not know into which modules."""
-    quantized = next((target for target in plan.targets if target.encoding), None)
-    if quantized is not None:
+    extended = plan.extension_names()
+    each = (each for each in plan.targets if each.encoding and each.name not in extended)
+    if (quantized := next(each, None)) is not None:
         raise make(
             "plan.options",
             "this plan quantizes, and was read from a file, which the command line carries out; "
@@ -195,18 +179,16 @@ class Filled:
         values: for each of them a finished tensor, the parts of a quantized one, or ``None`` where
             no bytes move.
         core: the core's report.
-        homes: where values are made, and how the model gets them.
-        extra: tensors for ``set_extra_state``, by path of the module.
-        layers: new layers for quantized weights, once they are prepared.
+        destinations: where values are made, and how the model gets them.
+        installations: of the plan's extensions, once they are prepared.
         offload: the offload folder, whose index is still the old one.
     """
 
     slots: list[TensorSlot]
     values: list[Any]
     core: _core.Report
-    homes: Destinations
-    extra: dict[str, torch.Tensor]
-    layers: Any = None
+    destinations: Destinations
+    installations: list[Installation] = dataclasses.field(default_factory=list)
 
     @property
     def offload(self) -> _core.OffloadFolder:
@@ -236,20 +218,22 @@ def read_values(
     slots = planned_slots(plan, model) if slots is None else slots
     half_written.require_written(slots, plan.targets)
     _require_devices(plan)
-    if plan.units is not None:
-        plan.units.require_values()
+    for extension in plan.extensions:
+        extension.before_read()
     values: list[Any] = [None] * len(slots)
     with collector.paused():
-        homes = Destinations(slots, plan.targets, in_place)
+        destinations = Destinations(slots, plan.targets, in_place)
     try:
         with shown(progress, "loading") as callback:
-            core = _read(plan, homes, values, threads, callback, receipt or "", reading or {})
+            core = _read(
+                plan, destinations, values, threads, callback, receipt or "", reading or {}
+            )
         _core.require_delivered(plan.core, core)
         warn_of_overflows(core.findings)
         ties.warn(core.findings, plan.findings)
-        return Filled(slots, values, core, homes, plan.extra.read())
+        return Filled(slots, values, core, destinations)
     except BaseException as error:
-        homes.report_half_written(error)
+        destinations.report_half_written(error)
         raise
 
 
@@ -314,18 +298,12 @@ def make_report(
     for name in recompute(model, given):
         reason = "recomputed from the model's parameters"
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)
-    if plan.units is not None:
-        plan.units.add_provenance(model, provenance)
+    for extension in plan.extensions:
+        extension.add_provenance(model, provenance)
     slots = slots_of(model)
     for slot in slots:
-        if slot.name in provenance:
-            continue
-        if slot.may_be_kept:
-            provenance[slot.name] = _kept(slot)
-        elif slot.kind == "attribute" and plan.extra.is_of(model, slot.name):
-            provenance[slot.name] = dataclasses.replace(
-                _kept(slot), origin="checkpoint", reason="made by set_extra_state"
-            )
+        if slot.may_be_kept and slot.name not in provenance:
+            provenance[slot.name] = Provenance.kept(slot)
     report = Report(
         provenance=provenance,
         process_bytes_peak=peak_resident_bytes(),
@@ -341,15 +319,6 @@ def make_report(
     return report
 
 
-def _kept(slot: TensorSlot) -> Provenance:
-    """Of a tensor that is no part of the plan."""
-    tensor = slot.tensor
-    dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
-    place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))
-    reason = slot.obstacle or "it is not in the model's tree of modules"
-    return Provenance(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)
-
-
 def _require_devices(plan: PlannedLoad) -> None:
     """Refuses devices that this machine lacks, before anything is read."""
     for name in {target.device for target in plan.targets if target.delivery == "memory"}:
@@ -358,7 +327,7 @@ def _require_devices(plan: PlannedLoad) -> None:
 
 def _read(
     plan: PlannedLoad,
-    homes: Destinations,
+    destinations: Destinations,
     values: list[Any],
     threads: int,
     callback: ProgressCallback | None,
@@ -370,26 +339,26 @@ def _read(
         if receipt:
             message = "ranks that read together make no receipt"
             raise make("plan.options", message, field="receipt", found=receipt)
-        return read_once.read(plan, homes, values, callback, {"threads": threads, **reading})
-    wanted = _make_memory(plan, homes, values)
+        return read_once.read(plan, destinations, values, callback, {"threads": threads, **reading})
+    wanted = _make_memory(plan, destinations, values)
     with devices.Copier(_written(plan, values)) as copier:
-        destinations, parts = _destinations(values, wanted, copier)
+        addresses, parts = _addresses(values, wanted, copier)
         return _core.execute(
             plan.core,
-            destinations,
+            addresses,
             threads,
             callback,
             parts=parts,
             receipt=receipt,
-            has_pages=homes.in_place,
+            has_pages=destinations.in_place,
             device=copier.core,
-            begun=0 if homes.begun is None else homes.begun.data_ptr(),
+            begun=0 if destinations.begun is None else destinations.begun.data_ptr(),
             **reading,
         )
 
 
 @collector.paused()
-def _make_memory(plan: PlannedLoad, homes: Destinations, values: list[Any]) -> list[int]:
+def _make_memory(plan: PlannedLoad, destinations: Destinations, values: list[Any]) -> list[int]:
     """Makes views, and memory for the targets that the core writes, which are returned."""
     mappings: dict[int, Any] = {}
     wanted: list[int] = []
@@ -397,7 +366,7 @@ def _make_memory(plan: PlannedLoad, homes: Destinations, values: list[Any]) -> l
         if target.delivery == "file_view":
             values[index] = _view(plan, index, target, mappings)
         elif target.delivery == "memory":
-            values[index] = _parts(target) if target.encoding else homes.memory(index)
+            values[index] = _parts(target) if target.encoding else destinations.memory(index)
             wanted.append(index)
     return wanted
 
@@ -419,7 +388,7 @@ def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.
 
 
 @collector.paused()
-def _destinations(
+def _addresses(
     values: list[Any], wanted: list[int], copier: devices.Copier
 ) -> tuple[_Addresses, _PartAddresses]:
     """Where the chosen values go: one row a target, and the memory of those that have parts."""
@@ -447,12 +416,13 @@ def _view(
 def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
     """Gives the model its tensors, once all of them are made."""
     slots, values = filled.slots, filled.values
-    if plan.units is not None:
-        filled.layers = plan.units.installation(model, plan, filled)
-    quantized = plan.units.names() if plan.units is not None else ()
+    for extension in plan.extensions:
+        made = extension.installation(model, plan.targets, values, filled.offload)
+        filled.installations += [] if made is None else [made]
+    extended = plan.extension_names()
     installed: dict[str, Any] = {}
     for index, (target, slot) in enumerate(zip(plan.targets, slots, strict=True)):
-        if target.origin == "tie" or target.name in quantized:
+        if target.origin == "tie" or target.name in extended:
             continue
         new, values[index] = values[index], None
         if new is None and target.origin in ("constructor", "kept"):
@@ -461,21 +431,20 @@ def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
         if is_away and (not slot.tensor.is_meta or is_split(slot, target)):
             # on meta as well: the root of a tie that is split gets the tensor that they share
             new = slot.tensor.detach().to("meta", element_dtype(target.dtype))
-        installed[target.name] = slot.tensor if new is None else filled.homes.take(index, new)
+        installed[target.name] = (
+            slot.tensor if new is None else filled.destinations.take(index, new)
+        )
         del new  # where it was copied, its memory is not held any longer
-    filled.homes.commit()
+    filled.destinations.commit()
     for target, slot in zip(plan.targets, slots, strict=True):
-        if target.name in quantized or target.tie_of in quantized:
+        if target.name in extended or target.tie_of in extended:
             continue
-        new = filled.homes.final(installed[target.tie_of or target.name])
+        new = filled.destinations.final(installed[target.tie_of or target.name])
         if new is not slot.tensor:
             note_replaced(model, slot)
             slot.replace(new)
-    if filled.layers is not None:
-        replaced = Parameters(model)
-        filled.layers.install()
-        replaced.note_replaced(model)
-    plan.extra.install(model, filled.extra)
+    for installation in filled.installations:
+        installation.install()
 
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:

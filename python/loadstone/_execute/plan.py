@@ -11,6 +11,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base import machine
+from loadstone._base.adapters import offering
 from loadstone._base.errors import count_argument, make
 from loadstone._base.keywords import names_keywords
 from loadstone._base.text import read_text, write_text
@@ -18,13 +19,13 @@ from loadstone._execute import execute
 from loadstone._execute.audit import warn_of_replaced
 from loadstone._execute.report import Report
 from loadstone._files import remote
-from loadstone._files.catalog import RANK_MAX, Checkpoint, inspect
+from loadstone._files.catalog import Checkpoint, inspect
 from loadstone._files.weighted import Weighted, adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
-from loadstone._plan.registry import TRACED, trace, with_units
+from loadstone._plan.registry import extended, trace
 from loadstone._plan.rules import Rules, is_file, is_json
 
 # A page of more would make a notebook of megabytes.
@@ -135,48 +136,27 @@ class Plan:
         if subject is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
         with model_lock(subject):
-            report = self._carry_out(
+            report = execute.run(
+                self._planned,
                 subject,
                 progress=progress,
                 threads=threads,
                 receipt=receipt,
                 read_ahead_bytes=read_ahead_bytes,
                 interleave=interleave,
-                in_place=into is not None or self._planned.in_place,
+                in_place=True if into is not None else None,
             )
             warn_of_replaced(subject)
         return report
 
     def _model(self) -> Any:
-        """The model that it was made for; ``None``: it has gone, or there was none."""
+        """The model that it was made for; ``None`` if it has gone, or came from a file."""
         return None if self._planned.model is None else self._planned.model()
-
-    def _carry_out(
-        self,
-        model: Any,
-        *,
-        progress: bool | Callable[[int, int], object],
-        threads: int | None,
-        receipt: str | None,
-        read_ahead_bytes: int,
-        interleave: bool,
-        in_place: bool | None = None,
-    ) -> Report:
-        """Loads; the caller has its turn with the model, and looks for holders of its tensors."""
-        ahead = count_argument("read_ahead_bytes", read_ahead_bytes, 2**63 - 1)
-        return execute.run(
-            self._planned,
-            model,
-            progress=progress,
-            threads=count_argument("threads", threads or 0),
-            receipt=receipt,
-            in_place=in_place,
-            reading={"read_ahead_bytes": ahead, "interleave": bool(interleave)},
-        )
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""
-        self._planned.extra.require_none()
+        for extension in self._planned.extensions:
+            extension.require_savable(is_pickled=False)
         if self._planned.shared_read is not None:
             message = "a plan of ranks that read together needs them; a file cannot say so"
             raise make("plan.options", message, field="read_once")
@@ -232,8 +212,8 @@ class Plan:
         return cls(PlannedLoad(core))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._planned.units is not None:
-            raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
+        for extension in self._planned.extensions:
+            extension.require_savable(is_pickled=True)
         return _unpickled, (self.to_json(), str(Path.cwd()), self._planned.core.offload_folder)
 
     def to_html(
@@ -372,13 +352,14 @@ def plan(
             message = "strict stands for missing and unexpected; pass it, or these"
             raise make("plan.options", message, field="strict", found=str(strict))
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
-    rank_max = {"gguf_rank_max": RANK_MAX} if rules == "diffusers" else {}
-    catalog = inspect(checkpoint, allow_links=allow_links, **rank_max)
+    traced_by = offering("recipes").get(rules) if isinstance(rules, str) else None
+    rank_max = (traced_by and traced_by.gguf_rank_max) or _core.GGUF_RANK_MAX
+    catalog = inspect(checkpoint, allow_links=allow_links, gguf_rank_max=rank_max)
     is_written = isinstance(rules, str) and (is_json(rules) or is_file(rules))
-    is_traced = isinstance(rules, str) and (rules in TRACED or not is_written)
+    is_traced = isinstance(rules, str) and (traced_by is not None or not is_written)
     with model_lock(model):  # one walk over it
         traced = trace(str(rules), model, catalog, dtype) if is_traced else None
-        traced = with_units(traced, model, catalog, dtype, quantize)
+        traced = extended(traced, model, catalog, dtype, quantize)
         planned = make_plan(
             model,
             catalog,

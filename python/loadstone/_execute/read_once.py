@@ -255,13 +255,13 @@ class Peers:
         for index in wave:
             owner = owners[index]
             if owner != self.rank:
-                home = values[index]
-                if home.numel() == 0:
+                own = values[index]
+                if own.numel() == 0:
                     continue
                 # Strided destinations get their elements when they are all there.
-                whole = home if home.is_contiguous() else home.contiguous()
+                whole = own if own.is_contiguous() else own.contiguous()
                 work = dist.irecv(_bytes(whole), self.ranks[owner], group=self._group, tag=index)
-                received.append((work, home, whole))
+                received.append((work, own, whole))
                 continue
             for peer, part in enumerate(parts[index]):
                 if peer == self.rank:
@@ -271,10 +271,10 @@ class Peers:
                     to = self.ranks[peer]
                     work = dist.isend(sent, to, group=self._group, tag=index)
                     pending.append((work, sent))
-        for work, home, whole in received:
+        for work, own, whole in received:
             work.wait()
-            if whole is not home:
-                home.copy_(whole)
+            if whole is not own:
+                own.copy_(whole)
         for work, _ in pending:
             work.wait()
 

@@ -21,8 +21,8 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
     reshard(model)
     names = {target.name for target in plan.targets}
     slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
-    if plan.units is not None:
-        slots = plan.units.slots(slots)
+    for extension in plan.extensions:
+        slots = extension.slots(slots)
     found = [(slot.name, tuple(slot.tensor.shape), _place(slot)) for slot in slots]
     planned = [(target.name, target.shape, target.place) for target in plan.targets]
     if found != planned:
@@ -55,17 +55,21 @@ def _place(slot: TensorSlot) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return ((), ()) if slot.share is None else (slot.share.begin, slot.share.groups)
 
 
+def _changed(what: str, slot: TensorSlot, found: str, expected: str) -> Exception:
+    message = f"the model is not the planned one: {what}"
+    return make("plan.model_changed", message, tensor=slot.name, found=found, expected=expected)
+
+
 def _require_whole_shapes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     """Refuses equal slices of other tensors; a plan from a file tells of no whole shapes."""
     for slot in slots:
         planned = plan.whole_shapes.get(slot.name, slot.shape)
         if slot.shape != planned:
-            raise make(
-                "plan.model_changed",
-                "the model is not the planned one: a slice is of another tensor",
-                tensor=slot.name,
-                found=f"a slice of {list(slot.shape)}",
-                expected=f"a slice of {list(planned)}",
+            raise _changed(
+                "a slice is of another tensor",
+                slot,
+                f"a slice of {list(slot.shape)}",
+                f"a slice of {list(planned)}",
             )
 
 
@@ -73,12 +77,11 @@ def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     """Refuses a tensor of another kind, by which its origin and its dtype were chosen."""
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.kind != slot.kind:
-            raise make(
-                "plan.model_changed",
-                "the model is not the planned one: a tensor is of another kind",
-                tensor=slot.name,
-                found=slot.kind.replace("_", " "),
-                expected=target.kind.replace("_", " "),
+            raise _changed(
+                "a tensor is of another kind",
+                slot,
+                slot.kind.replace("_", " "),
+                target.kind.replace("_", " "),
             )
 
 
@@ -99,11 +102,11 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 
     Else the old dtype would come back, and the tie be cut or made again, without a word.
     """
-    quantized = plan.units.names() if plan.units is not None else ()
+    extended = plan.extension_names()
     splits = not plan.forms and ties.may_split(plan.targets, plan.findings)
     roots = {target.name: target.tie_of or target.name for target in plan.targets}
     for target, slot in zip(plan.targets, slots, strict=True):
-        if slot.name in quantized:
+        if slot.name in extended:
             continue
         # a plan from a file tells of ties, and not which dtypes the model had
         planned_tie = target.tie_of if target.origin == "tie" else ""
@@ -112,21 +115,14 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         if splits and ties.is_split(slot, target):
             tie_of = found  # the plan's own doing
         if found != tie_of and roots.get(found, "") != roots[slot.name]:
-            raise make(
-                "plan.model_changed",
-                "the model is not the planned one: a tie was made or cut",
-                tensor=slot.name,
-                found=f"tied to {found}" if found else "a tensor of its own",
-                expected=f"tied to {tie_of}" if tie_of else "a tensor of its own",
+            raise _changed(
+                "a tie was made or cut",
+                slot,
+                f"tied to {found}" if found else "a tensor of its own",
+                f"tied to {tie_of}" if tie_of else "a tensor of its own",
             )
         if slot.tensor.dtype not in (dtype, element_dtype(target.dtype)):
-            raise make(
-                "plan.model_changed",
-                "the model is not the planned one: a tensor has another dtype",
-                tensor=slot.name,
-                found=str(slot.tensor.dtype),
-                expected=str(dtype),
-            )
+            raise _changed("a tensor has another dtype", slot, str(slot.tensor.dtype), str(dtype))
 
 
 def _require_dtypes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
@@ -142,10 +138,4 @@ def _require_dtypes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         if found == planned or is_cast or target.encoding or target.origin == "tie":
             continue
         if target.origin != "checkpoint" or trains:
-            raise make(
-                "plan.model_changed",
-                "the model is not the planned one: the plan has a dtype that does not fit",
-                tensor=slot.name,
-                found=str(found),
-                expected=str(planned),
-            )
+            raise _changed("the plan has a dtype that does not fit", slot, str(found), str(planned))

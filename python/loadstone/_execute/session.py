@@ -34,8 +34,28 @@ class LoadSession:
         self.options = options
         self.model: Any = None
         self.plan: PlannedLoad | None = None
+        self._places: Mapping[str, Any] | None = None  # of modules, if not all are on the cpu
         self._core: _core.Report | None = None
         self._is_finished = False
+
+    def devices(
+        self, model: Any, device_map: Mapping[str, Any] | None, offload_buffers: bool = False
+    ) -> dict[str, Any] | None:
+        """Return the device of every tensor by a map of modules; ``None``: all on the cpu.
+
+        Args:
+            offload_buffers: else buffers of modules on disk stay in memory, as accelerate's do.
+        """
+        if not device_map or {str(device) for device in device_map.values()} == {"cpu"}:
+            return None
+        self._places = device_map
+        buffers = {name for name, _ in model.named_buffers()}
+        devices: dict[str, Any] = {"": "cpu"}
+        for name in (*model.state_dict(), *buffers):
+            device = device_of(name, device_map, "cpu")
+            stays = device == "disk" and name in buffers and not offload_buffers
+            devices[name] = "cpu" if stays else device
+        return devices
 
     def make_plan(
         self, model: Any, catalog: Catalog, recipes: AdapterRecipes | None, **arguments: Any
@@ -43,6 +63,9 @@ class LoadSession:
         """Plan by the options and by more arguments for the planner; reads nothing."""
         self.model = model
         chosen = {"missing": self.options.missing, "adapters": self.options.adapters}
+        if self._places is not None and recipes is not None:
+            for extension in recipes.extensions:
+                arguments["device_map"] = extension.devices(arguments["device_map"])
         self.plan = make_plan(model, catalog, recipes, **chosen | arguments)
         return self.plan
 
@@ -58,6 +81,9 @@ class LoadSession:
             receipt=self.options.receipt,
         )
         yield filled
+        if self._places is not None:
+            for extension in self.plan.extensions:
+                extension.prepare_hooks(self.model, self._places)
         filled.offload.commit()
         self._core = filled.core
 
@@ -83,22 +109,3 @@ class LoadSession:
 
     def complete(self, model: Any, report: Report) -> None:
         """Add to the report what the library did after the values were read."""
-
-
-def tensor_devices(
-    model: Any, device_map: Mapping[str, Any] | None, offload_buffers: bool = False
-) -> dict[str, Any] | None:
-    """Return the device of every tensor; ``None``: all on the cpu.
-
-    Args:
-        offload_buffers: else buffers of modules on disk stay in memory, as accelerate's do.
-    """
-    if not device_map or {str(device) for device in device_map.values()} == {"cpu"}:
-        return None
-    buffers = {name for name, _ in model.named_buffers()}
-    devices: dict[str, Any] = {"": "cpu"}
-    for name in (*model.state_dict(), *buffers):
-        device = device_of(name, device_map, "cpu")
-        stays = device == "disk" and name in buffers and not offload_buffers
-        devices[name] = "cpu" if stays else device
-    return devices

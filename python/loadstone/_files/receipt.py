@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from loadstone import _core
+from loadstone._base import adapters
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
 from loadstone._base.text import require_local, write_text
@@ -16,11 +17,10 @@ from loadstone._base.text import require_local, write_text
 
 def held_tensors(tensor: Any) -> dict[str, Any]:
     """The tensors that a quantized parameter holds beside its data, by the codec's names."""
-    if not any(base.__module__.startswith("bitsandbytes.") for base in type(tensor).__mro__):
-        return {}
-    from loadstone._adapters.bitsandbytes.parameters import components_of
-
-    return components_of(tensor)
+    for library, adapter in adapters.offering("components").items():
+        if adapters.is_of(type(tensor), library):
+            return dict(adapters.follow(adapter.components)(tensor))
+    return {}
 
 
 class Receipt:

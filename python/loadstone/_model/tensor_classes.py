@@ -11,27 +11,13 @@ from functools import lru_cache
 
 import torch
 
+from loadstone._base.adapters import ADAPTERS
 from loadstone._base.dtypes import has_name
 from loadstone._base.errors import make
 
 ADVICE = "plain parameters: shard, quantize or wrap the model after the load"
 
-# Classes of libraries whose memory an adapter fills, by module and name: a library is not imported
-# because it may be there.
-_KNOWN = frozenset(
-    {
-        "torch.nn.parameter.UninitializedParameter",
-        "torch.nn.parameter.UninitializedBuffer",
-        "bitsandbytes.nn.modules.Params4bit",
-        "bitsandbytes.nn.modules.Int8Params",
-        "diffusers.quantizers.gguf.utils.GGUFParameter",
-        "diffusers.quantizers.bfl.utils.BFLQuantizedParameter",
-        "modelopt.torch.quantization.qtensor.base_qtensor.QTensorWrapper",
-        "loadstone._adapters.bitsandbytes.parameters.Params4bit",
-        "loadstone._adapters.bitsandbytes.parameters.Int8Params",
-        "loadstone._adapters.modelopt.experts.PackedExperts",
-    }
-)
+_LAZY = ("torch.nn.parameter.UninitializedParameter", "torch.nn.parameter.UninitializedBuffer")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _registered: set[type] = set()
 
@@ -49,7 +35,8 @@ def class_name(cls: type) -> str:
 
 @lru_cache(maxsize=1024)
 def _is_known(cls: type) -> bool:
-    if cls in _PLAIN or cls in _registered or class_name(cls) in _KNOWN:
+    known = (_LAZY, *(each.tensor_classes for each in ADAPTERS.values()))
+    if cls in _PLAIN or cls in _registered or any(class_name(cls) in names for names in known):
         return True
     # A subclass that takes part in no operation is an ordinary tensor of another name.
     behaviour = ("__torch_dispatch__", "__torch_function__", "__tensor_flatten__")

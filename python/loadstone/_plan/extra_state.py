@@ -2,63 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loadstone import _core
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import TensorReader
+from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import ModuleStates, named_modules, submodule
+from loadstone._model.targets import PlannedTarget
+from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.provenance import Provenance
 
 
-class ExtraState:
+class ExtraState(TargetExtension):
     """The extra state of a model's modules.
 
     Args:
         names: in the checkpoint, by path of the module.
     """
 
-    def __init__(
-        self, catalog: Catalog | None = None, names: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, catalog: Catalog, names: Mapping[str, str]) -> None:
         self._catalog = catalog
-        self._names = dict(names or {})
-        self._before = ModuleStates()
+        self._names = dict(names)
 
-    def require_none(self) -> None:
-        """Refuses to write a plan that hands over extra state: a file cannot say so."""
-        if self._names:
-            message = "a plan that hands over extra state (set_extra_state) is tied to its model"
-            raise make("plan.extra_state", message, tensor=next(iter(self._names.values())))
+    def require_savable(self, is_pickled: bool) -> None:
+        """Refuses: a file of a plan has no place for extra state."""
+        message = "a plan that hands over extra state (set_extra_state) is tied to its model"
+        raise make("plan.extra_state", message, tensor=next(iter(self._names.values())))
 
-    def is_of(self, model: Any, name: str) -> bool:
-        """Returns true for a tensor of a module that took extra state, not of one below it."""
-        paths = {path for path, _ in named_modules(model)} if self._names else {""}
-        while name not in paths:
-            name = name.rpartition(".")[0]
-        return name in self._names
+    def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
+        """Adds the tensors of modules that took extra state, not of those below them."""
+        paths = {path for path, _ in named_modules(model)}
+        for slot in slots_of(model):
+            path = slot.name
+            while path not in paths:
+                path = path.rpartition(".")[0]
+            is_own = slot.kind == "attribute" and not slot.may_be_kept and path in self._names
+            if is_own and slot.name not in provenance:
+                provenance[slot.name] = dataclasses.replace(
+                    Provenance.kept(slot), origin="checkpoint", reason="made by set_extra_state"
+                )
 
-    def read(self) -> dict[str, Any]:
-        """The tensors, on the CPU, by path of the module."""
-        if self._catalog is None or not self._names:
-            return {}
+    def installation(
+        self,
+        model: Any,
+        targets: Sequence[PlannedTarget],
+        values: Sequence[Any],
+        offload: _core.OffloadFolder,
+    ) -> _Installation:
+        """Reads the tensors, to the CPU."""
         reader = TensorReader(self._catalog, decodes=False)
         dtypes = {name: reader.entry(name).dtype for name in self._names.values()}
         tensors = reader.read_all(dtypes, "cpu", 1)
-        return {path: tensors[name] for path, name in self._names.items()}
+        return _Installation(model, {path: tensors[name] for path, name in self._names.items()})
 
-    def install(self, model: Any, values: dict[str, Any]) -> None:
+
+class _Installation:
+    """Tensors for ``set_extra_state``, by path of the module."""
+
+    def __init__(self, model: Any, states: Mapping[str, Any]) -> None:
+        self._model = model
+        self._states = states
+        self._before = ModuleStates()
+
+    def install(self) -> None:
         """Calls ``set_extra_state`` of each module.
 
         Raises:
             PlanError: one of them raises (``plan.extra_state``).
         """
-        self._before = ModuleStates()  # an earlier load's are final
-        for path, value in values.items():
-            module = submodule(model, path)
+        for path, state in self._states.items():
+            module = submodule(self._model, path)
             self._before.keep(module)
             try:
-                module.set_extra_state(value)
+                module.set_extra_state(state)
             except Exception as error:
                 what = f"set_extra_state() of '{path}' ({type(module).__name__}) failed"
                 message = f"{what}: {type(error).__name__}: {error}"

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from loadstone import _core
@@ -27,6 +26,7 @@ from loadstone._model.modules import named_modules, saved_path
 from loadstone._model.targets import SAVED, planned_targets
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.extra_state import ExtraState
+from loadstone._plan.load_code import LOAD_HOOK, is_filled, is_overridden, is_own, refusal
 from loadstone._plan.own_symbol import OwnSymbol, WholeSymbol
 from loadstone._plan.policies import policies_of
 from loadstone._plan.recipes import AdapterRecipes
@@ -36,19 +36,7 @@ from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._absent import leaves
 
 _Module = torch.nn.Module
-_METHODS = ("_load_from_state_dict", "set_extra_state")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-# Their layers are filled by an adapter, which does what these do.
-_REPRODUCED = ("bitsandbytes.nn.modules",)
-# Hooks of these only gather and scatter what ranks hold, put names back that state dicts lack, or
-# note writes.
-_DONE_BY_US = (
-    "torch.distributed.fsdp.",
-    "torch.distributed.algorithms._checkpoint.",
-    "loadstone._model.half_written",
-)
-_CODE = "plan.load_hook"
-_HINT = "write rules for the names or convert the checkpoint, or load it with load_state_dict"
 
 
 @dataclass
@@ -69,7 +57,7 @@ class Effect:
     dropped: list[str] = field(default_factory=list)
     unexpected: list[tuple[str, str]] | None = None
     kept: frozenset[str] = frozenset()
-    extra: ExtraState = field(default_factory=ExtraState)
+    extra: ExtraState | None = None
 
     def arguments(self, unexpected: str) -> dict[str, Any]:
         """For the core, which plans again."""
@@ -99,86 +87,20 @@ def effect(
         rules: the rules of that plan as JSON, prefixes included.
     """
     with ordinary_tensors():
-        rehearsal = _LoadHookTracer(model, catalog, core, rules)
+        tracer = LoadHookTracer(model, catalog, core, rules)
         try:
-            problem = rehearsal.run()
-        except _MisfitError:
+            problem = tracer.run()
+        except _ShapesDifferError:
             return None
-        return rehearsal.effect(missing) if problem is None else Effect([problem])
+        return tracer.effect(missing) if problem is None else Effect([problem])
 
 
-def _is_own(module: _Module, method: str) -> bool:
-    return method in vars(module) or getattr(type(module), method) is not getattr(_Module, method)
+class _ShapesDifferError(Exception):
+    """Shapes differ, and the plan has a finding for it."""
 
 
-def _overrides(model: _Module) -> bool:
-    return _is_own(model, "load_state_dict")
-
-
-def has_code(model: _Module, core: _core.Plan | None = None) -> bool:
-    """Whether ``load_state_dict`` would run code of the model's.
-
-    That of torch's batch norms adds the counter that old checkpoints lack, and nothing else.
-
-    Args:
-        core: a plan without that code, which says whether a counter is missing.
-    """
-    missing = (each for each in core.findings if each.code == "plan.missing") if core else ()
-    counts = any(each.target.endswith("num_batches_tracked") for each in missing)
-    modules = (module for module in model.modules() if counts or not _is_batch_norm(module))
-    return _overrides(model) or any(_has_code(module) for module in modules)
-
-
-def _is_batch_norm(module: _Module) -> bool:
-    plain = type(module)._load_from_state_dict is _NormBase._load_from_state_dict
-    own = vars(module).keys() & set(_METHODS) or _is_own(module, "set_extra_state")
-    return plain and not _hooks(module) and not own
-
-
-def _has_code(module: _Module) -> bool:
-    own = bool(_hooks(module)) or any(_is_own(module, method) for method in _METHODS)
-    return own and type(module).__module__ not in _REPRODUCED
-
-
-def _finding(path: str, module: _Module, reason: str) -> _core.Finding:
-    names = [_hook_name(hook) for hook in _hooks(module)]
-    names += [
-        f"{type(module).__qualname__}.{method}"
-        for method in ("_load_from_state_dict", "load_state_dict")
-        if _is_own(module, method)
-    ]
-    code = f" ({', '.join(names)})" if names else ""
-    message = f"'{path}' has code that load_state_dict runs{code}: {reason}"
-    return _core.Finding("error", _CODE, path, [], message, _HINT)
-
-
-def _hooks(module: _Module) -> list[Any]:
-    """Those of ``load_state_dict`` that do what a load does not do by itself."""
-    hooks = [*module._load_state_dict_pre_hooks.values()]
-    hooks += module._load_state_dict_post_hooks.values()
-    return [each for each in hooks if not _module_of(each).startswith(_DONE_BY_US)]
-
-
-def _hook_name(hook: Any) -> str:
-    function = _function(hook)
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def _module_of(hook: Any) -> str:
-    return str(getattr(_function(hook), "__module__", ""))
-
-
-def _function(hook: Any) -> Any:
-    function = getattr(hook, "hook", hook)
-    return getattr(function, "func", function)
-
-
-class _MisfitError(Exception):
-    """Shapes differ, and the plan says so already."""
-
-
-class _LoadHookTracer:
-    """``load_state_dict`` of a stand-in."""
+class LoadHookTracer:
+    """Runs ``load_state_dict`` of a stand-in, and notes what it copies into which tensor."""
 
     def __init__(
         self,
@@ -199,47 +121,47 @@ class _LoadHookTracer:
         self.symbols = StateSymbols(self.trace, catalog, rules, self.targets)
         self.copied: dict[str, list[torch.Tensor]] = {}
         self.extra: dict[str, Any] = {}
-        self.reproduced: tuple[str, ...] = ()
+        self.filled_prefixes: tuple[str, ...] = ()
         self.missing: list[str] = []
         self.unexpected: list[str] = []
 
     def run(self) -> _core.Finding | None:
         """The finding that refuses the code, or ``None``."""
         try:
-            twin = stand_in(self.model, self._own)
+            copy = stand_in(self.model, self._own)
         except Exception as error:
             reason = f"it cannot be copied to be examined ({type(error).__name__}: {error})"
-            return _finding("", self.model, reason)
-        self.reproduced = self._prepare(twin)
-        modules = dict(twin.named_modules())
-        before = {path: _members(module) for path, module in modules.items()}
-        own = {path: _members(module) for path, module in self.model.named_modules()}
+            return refusal("", self.model, reason)
+        self.filled_prefixes = self._prepare(copy)
+        modules = dict(copy.named_modules())
+        before = {path: _attributes(module) for path, module in modules.items()}
+        own = {path: _attributes(module) for path, module in self.model.named_modules()}
         found, failure = None, None
         writes = Writes(self.model)
         try:
             with writes, torch.no_grad():
-                found = twin.load_state_dict(self.symbols.copy(), strict=False)
+                found = copy.load_state_dict(self.symbols.copy(), strict=False)
         except Exception as error:
             failure = self._refusal(error)
         for refused in (*writes.refused, *self.trace.refused):  # the code may have caught it
             failure = failure or self._refusal(refused)
         for path, module in self.model.named_modules():
-            if _members(module) != own.get(path):
+            if _attributes(module) != own.get(path):
                 return self._finding_at(path, "it would change the model itself")
         for path, module in modules.items():
-            if _members(module) != before[path]:
+            if _attributes(module) != before[path]:
                 return self._finding_at(path, "it would change the module")
         if failure is not None:
             return failure
-        self._note_left_over(found)
+        self._note_unused(found)
         return None
 
-    def _note_left_over(self, found: Any) -> None:
+    def _note_unused(self, found: Any) -> None:
         """Missing and unexpected names; an override may have answered for a part of the model."""
-        if not _overrides(self.model):
+        if not is_overridden(self.model):
             self.missing = [saved_path(self.model, name) for name in found.missing_keys]
             unexpected = (saved_path(self.model, name) for name in found.unexpected_keys)
-            self.unexpected = [n for n in unexpected if not n.startswith(self.reproduced)]
+            self.unexpected = [n for n in unexpected if not n.startswith(self.filled_prefixes)]
             return
         self.missing = [name for name in self.targets if name not in self.copied]
         values = [*self.extra.values(), *(each for taken in self.copied.values() for each in taken)]
@@ -250,18 +172,18 @@ class _LoadHookTracer:
     def _own(self, slot: TensorSlot) -> torch.Tensor:
         return OwnSymbol(self.trace, slot, self.copied)
 
-    def _prepare(self, twin: _Module) -> tuple[str, ...]:
+    def _prepare(self, copy: _Module) -> tuple[str, ...]:
         """Takes out modules that an adapter fills (their prefixes); extra state will be noted."""
-        reproduced = []
-        for path, module in list(twin.named_modules()):
-            if type(module).__module__ in _REPRODUCED and path:
+        filled = []
+        for path, module in list(copy.named_modules()):
+            if is_filled(module) and path:
                 owner, _, leaf = path.rpartition(".")
-                twin.get_submodule(owner)._modules[leaf] = _Module()
-                reproduced.append(f"{saved_path(twin, path)}.")
-            elif _is_own(module, "set_extra_state"):
-                note = types.MethodType(self._note_extra, saved_path(twin, path))
+                copy.get_submodule(owner)._modules[leaf] = _Module()
+                filled.append(f"{saved_path(copy, path)}.")
+            elif is_own(module, "set_extra_state"):
+                note = types.MethodType(self._note_extra, saved_path(copy, path))
                 module.__dict__["set_extra_state"] = note
-        return tuple(reproduced)
+        return tuple(filled)
 
     def _note_extra(self, *noted: Any) -> None:
         path, state = noted
@@ -271,7 +193,7 @@ class _LoadHookTracer:
         """The module whose code it was is the one that the last call was about."""
         codes = {each.code for each in self.core.findings if each.severity == "error"}
         if "size mismatch for" in str(error) and codes - {"plan.missing", "plan.unexpected"}:
-            raise _MisfitError from error
+            raise _ShapesDifferError from error
         path, frames = "", error.__traceback__
         while frames is not None:
             prefix = frames.tb_frame.f_locals.get("prefix")
@@ -283,12 +205,12 @@ class _LoadHookTracer:
     def _finding_at(self, path: str, reason: str) -> _core.Finding:
         try:
             module = self.model.get_submodule(path)
-            return _finding(saved_path(self.model, path), module, reason)
+            return refusal(saved_path(self.model, path), module, reason)
         except AttributeError:  # a name of the checkpoint, or a prefix of the hook's own
-            return _finding("", self.model, reason)
+            return refusal("", self.model, reason)
 
     def effect(self, missing: str | Mapping[str, str]) -> Effect | None:
-        """The effect of the rehearsed code; ``None``: it changes nothing."""
+        """The effect of the traced code; ``None``: it changes nothing."""
         made = Effect()
         try:
             changed = self._add_recipes(made)
@@ -296,7 +218,7 @@ class _LoadHookTracer:
             reason = f"{error.tensor}: {error.message}"
             return Effect([self._finding_at(error.tensor.rpartition(".")[0], reason)])
         extra, findings = self._extra_state(missing)
-        made.extra, made.findings = ExtraState(self.catalog, extra), findings
+        made.extra, made.findings = ExtraState(self.catalog, extra) if extra else None, findings
         absent = {each.target for each in self.core.findings if each.code == "plan.missing"}
         made.kept |= absent - {*self.missing, *changed}
         if changed:
@@ -314,9 +236,9 @@ class _LoadHookTracer:
         plain: dict[str, Symbol] = {}
         groups = self._groups()
         for name in self.copied.keys() - groups.keys():
-            raise make(_CODE, "it would write to a tensor that is not saved", tensor=name)
+            raise make(LOAD_HOOK, "it would write to a tensor that is not saved", tensor=name)
         for name, names in groups.items():
-            if name.startswith(self.reproduced):
+            if name.startswith(self.filled_prefixes):
                 continue
             given = [self.symbols.state[each] for each in names if each in self.symbols.state]
             taken = self.copied.get(name, [])
@@ -349,7 +271,7 @@ class _LoadHookTracer:
                 continue
             if isinstance(symbol, WholeSymbol):
                 what = "it would use one of the several tensors that this one is made of"
-                raise make(_CODE, what, tensor=name)
+                raise make(LOAD_HOOK, what, tensor=name)
             found[name] = symbol
         return found
 
@@ -367,11 +289,13 @@ class _LoadHookTracer:
             if value.slot.name == name:
                 return False
             raise make(
-                _CODE, f"it would give it what '{value.slot.name}' has in the model", tensor=name
+                LOAD_HOOK,
+                f"it would give it what '{value.slot.name}' has in the model",
+                tensor=name,
             )
         if isinstance(value, WholeSymbol) or value.is_meta:
             what = f"it would give it {value!r}, which is no tensor of the checkpoint"
-            raise make(_CODE, what, tensor=name)
+            raise make(LOAD_HOOK, what, tensor=name)
         return True
 
     def _extra_state(self, missing: Any) -> tuple[dict[str, str], list[_core.Finding]]:
@@ -379,7 +303,7 @@ class _LoadHookTracer:
         extra: dict[str, str] = {}
         findings = []
         for path, module in named_modules(self.model):
-            if not _is_own(module, "set_extra_state") or type(module).__module__ in _REPRODUCED:
+            if not is_own(module, "set_extra_state") or is_filled(module):
                 continue
             name = f"{path}._extra_state".lstrip(".")
             state = self.extra.get(path)
@@ -416,7 +340,7 @@ class _LoadHookTracer:
         return found
 
 
-def _members(module: _Module) -> dict[str, Any]:
+def _attributes(module: _Module) -> dict[str, Any]:
     """The attributes of a module, by the identity of their values."""
     own: dict[str, Any] = {name: id(value) for name, value in vars(module).items()}
     for registry in _REGISTRIES:

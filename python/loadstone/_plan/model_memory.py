@@ -1,4 +1,4 @@
-"""The memory of a model: what of it a load writes, and what is held meanwhile."""
+"""The memory of a model: the part that a load writes, and the bytes that it holds meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def keeps_identity(slot: TensorSlot, target: PlannedTarget) -> bool:
 def held_bytes(
     slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
 ) -> dict[str, int]:
-    """Bytes per device that the model's own tensors take beside what the plan counts."""
+    """Bytes per device that the model's own tensors take, which the plan does not count."""
     by_name = {slot.name: slot for slot in slots if not slot.tensor.is_meta}
     pairs = [(by_name[each.name], each) for each in targets if each.name in by_name]
     held: dict[str, int] = defaultdict(int)
@@ -43,8 +43,8 @@ def held_bytes(
         if not slot.tensor.is_contiguous():
             strided[device] = max(strided[device], slot.tensor.nbytes)
     for group in groups(pairs) if not in_place else ():
-        beside = group.nbytes - sum(t.nbytes for s, t in pairs if s in group and is_written(t))
-        held[group.device] += max(0, beside)
+        others = group.nbytes - sum(t.nbytes for s, t in pairs if s in group and is_written(t))
+        held[group.device] += max(0, others)
     for device, nbytes in strided.items():
         held[device] += nbytes  # a copy in the tensor's own order, one at a time
     return dict(held)
@@ -66,7 +66,7 @@ class Group:
 
 
 def groups(pairs: Sequence[tuple[TensorSlot, PlannedTarget]]) -> list[Group]:
-    """Of several tensors each, at least one of which gets a value where it is."""
+    """Groups of several tensors, at least one of which gets a value where it is."""
     shared: dict[int, list[tuple[TensorSlot, PlannedTarget]]] = defaultdict(list)
     for slot, target in pairs:
         key = storage_key(slot.tensor) if slot.tie_of is None and not slot.tensor.is_meta else None
@@ -80,6 +80,7 @@ def groups(pairs: Sequence[tuple[TensorSlot, PlannedTarget]]) -> list[Group]:
 
 
 def fits(slot: TensorSlot, target: PlannedTarget) -> bool:
+    """Return whether a tensor has the memory that its value wants, and has it for itself."""
     tensor = slot.tensor
     if tensor.is_meta or slot.obstacle or target.encoding or _overlaps_itself(tensor):
         return False
@@ -89,7 +90,7 @@ def fits(slot: TensorSlot, target: PlannedTarget) -> bool:
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements may be one: expanded tensors, strides within the extent of others."""
+    """Return whether two elements may be one: expanded tensors, strides inside other extents."""
     reach = 0
     for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if extent > 1:
@@ -100,11 +101,12 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def is_written(target: PlannedTarget) -> bool:
+    """Return whether a load writes a value to memory."""
     return target.origin in WRITTEN and target.device not in ("disk", "meta")
 
 
 def is_direct(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Whether the core can write to the tensor itself."""
+    """Return whether the core can write to the tensor itself."""
     is_the_cores = target.origin != "initialiser"
     is_its_own = not is_split(slot, target)
     return is_the_cores and is_its_own and fits(slot, target) and slot.tensor.is_contiguous()

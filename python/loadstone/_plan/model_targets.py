@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, value_shape
 from loadstone._base.text import read_text
-from loadstone._files.catalog import Catalog
 from loadstone._model.model_lock import slots_of
 from loadstone._model.ranks import reshard
 from loadstone._model.targets import SAVED, PlannedTarget
 from loadstone._model.tensor_classes import ADVICE
 from loadstone._model.walk import TensorSlot
-from loadstone._plan import load_hooks, overlap
-from loadstone._plan.load_hooks import Effect
-from loadstone._plan.model_memory import held_bytes
+from loadstone._plan import overlap
 from loadstone._plan.overlap import Region
+from loadstone._plan.quantization import Quantization
 from loadstone._skeleton.constructor import constructor_values
 from loadstone._skeleton.skeleton import skeleton_record
 
@@ -31,6 +29,9 @@ class ModelTargets:
     Attributes:
         outside: real tensors that the model's state dict lacks: what the checkpoint does not hold
             of them keeps its value, whatever the policy.
+        quantize: targets that become several tensors, by name.
+        explained: missing targets that a finding names already.
+        keeps_dtypes: no option of the load changes them.
         forms: dtype and tie of each tensor.
         whole_shapes: of the tensors that are spread over ranks.
     """
@@ -41,6 +42,9 @@ class ModelTargets:
     constructor_values: dict[str, Any] = field(default_factory=dict)
     outside: list[str] = field(default_factory=list)
     overlapping: list[Region] = field(default_factory=list)
+    quantize: dict[str, Quantization] = field(default_factory=dict)
+    explained: list[str] = field(default_factory=list)
+    keeps_dtypes: bool = False
     forms: dict[str, tuple[Any, str]] = field(default_factory=dict)
     slots: list[TensorSlot] = field(default_factory=list)
     whole_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -49,10 +53,6 @@ class ModelTargets:
         """Findings about memory of the model that a plan writes to, or that tensors share."""
         found = list(overlap.findings(self.overlapping, targets)) if self.overlapping else []
         return [*found, *self._written_in_place()] if in_place else found
-
-    def held_bytes(self, targets: Sequence[PlannedTarget], in_place: bool) -> dict[str, int]:
-        """Per device, what the model's own tensors take until the load is done."""
-        return held_bytes(self.slots, targets, in_place) if self.held() else {}
 
     def held(self) -> set[str]:
         """Names of the tensors that have memory."""
@@ -68,22 +68,6 @@ class ModelTargets:
             "fails they are left half-written"
         )
         return [_core.Finding("info", "plan.in_place", real[0].name, [], message)]
-
-    def of_hooks(
-        self,
-        catalog: Catalog,
-        core: _core.Plan,
-        rules: str,
-        prefixes: list[str],
-        missing: str | Mapping[str, str],
-    ) -> Effect | None:
-        """The effect of the model's own code on the load; ``None``: it has none."""
-        if self.module is None or any(each.code == "plan.tensor_class" for each in self.findings):
-            return None
-        if not load_hooks.has_code(self.module, core):
-            return None
-        rules = _core.stripping_rules(catalog._core, self.targets, prefixes, rules)
-        return load_hooks.effect(self.module, catalog, core, rules, missing)
 
 
 def targets_of(model: Any) -> ModelTargets:

@@ -1,10 +1,10 @@
-"""A plan of the core, with what a load has to know of the model that it was made for."""
+"""A plan of the core, and facts about the model that it was made for."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,24 +13,25 @@ from loadstone import _core
 from loadstone._base.errors import Error, listed
 from loadstone._base.terminal import printable
 from loadstone._model.targets import PlannedTarget, planned_targets
-from loadstone._plan.extra_state import ExtraState
+from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.shared_read import SharedReadPlan
 
-# An error that a plan is refused with tells this many of its errors, and of their suggestions.
+# An error that a plan is refused with lists this many of its errors, and of their suggestions.
 ERRORS_LISTED_MAX = 20
 HINTS_LISTED_MAX = 3
 
 
 @dataclass
 class PlannedLoad:
-    """What is to be done for each tensor of a model. One that comes from a file has no model.
+    """A plan for each tensor of a model. One that comes from a file has no model.
 
     Attributes:
         model: the one that it was made for.
         forms: dtype and tie that each tensor had when it was planned.
         whole_shapes: of the tensors that are spread over ranks.
         constructor_values: by name of the tensor.
-        held_bytes: per device, what the load takes beside the bytes that the core counts.
+        held_bytes: bytes per device that the load takes and the core does not count.
+        extensions: for targets that are more than values of tensors.
         in_place: memory that the model has is written.
         shared_read: the plan of whole tensors, where ranks read for each other.
     """
@@ -41,8 +42,7 @@ class PlannedLoad:
     whole_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     constructor_values: Mapping[str, Any] = field(default_factory=dict)
     held_bytes: dict[str, int] = field(default_factory=dict)
-    units: Any = None
-    extra: ExtraState = field(default_factory=ExtraState)
+    extensions: Sequence[TargetExtension] = ()
     in_place: bool = False
     shared_read: SharedReadPlan | None = None
 
@@ -53,8 +53,12 @@ class PlannedLoad:
 
     @property
     def findings(self) -> list[_core.Finding]:
-        """Everything the plan has to say, most severe first."""
+        """All findings of the plan, most severe first."""
         return self.core.findings
+
+    def extension_names(self) -> set[str]:
+        """Targets that extensions give to the model."""
+        return {name for each in self.extensions for name in each.names()}
 
     @property
     def peak_bytes(self) -> dict[str, int]:

@@ -16,8 +16,11 @@ from loadstone._files.catalog import Catalog
 from loadstone._files.weighted import Adapters
 from loadstone._model import modules
 from loadstone._model.ranks import local_ranks, mesh_device
-from loadstone._plan import ties
-from loadstone._plan.extra_state import ExtraState
+from loadstone._plan import load_hooks, ties
+from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.load_code import has_code
+from loadstone._plan.load_hooks import Effect
+from loadstone._plan.model_memory import held_bytes
 from loadstone._plan.model_targets import ModelTargets, targets_of
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.policies import missing_policies
@@ -62,19 +65,18 @@ def make_plan(
         runs_hooks: hooks and overrides of ``load_state_dict`` have their effect.
         options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
     """
-    needs, merged = targets_of(model), adapters or Adapters()
-    traced = traced or AdapterRecipes(None)
-    traced.adjust(needs.targets, merged.keeps_ties)
-    if (units := traced.units) is not None:
-        dtype, quantize = _take_over(units, needs, dtype), {**(quantize or {}), **units.quantize}
-    needs.findings += traced.findings + traced.unexpected_findings(unexpected)
+    traced, merged = traced or AdapterRecipes(None), adapters or Adapters()
+    model_targets = _expanded_targets(model, traced, merged.keeps_ties, quantize or {})
+    if model_targets.keeps_dtypes and dtype != "auto":
+        dtype = None
+    model_targets.findings += traced.findings + traced.unexpected_findings(unexpected)
     default, patterns = missing_policies(missing)
-    single = dict.fromkeys(needs.outside, "keep") | dict(missing_of or {})
+    single = dict.fromkeys(model_targets.outside, "keep") | dict(missing_of or {})
     prefixes, (text, recipes) = _prefixes(strip_prefix), rules_or_recipes(rules, catalog._core)
     make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
         merged.behind(catalog),
-        values_known=needs.module is not None,
+        values_known=model_targets.module is not None,
         rules=text,
         dtype="" if dtype is None else str(dtype),
         offload_folder=os.fsdecode(offload_folder) if offload_folder is not None else "",
@@ -86,85 +88,122 @@ def make_plan(
         allow_non_finite=allow_non_finite,
         knows_all_sources=traced.recipes is not None,
         expected_sources=list(traced.expected.items()),
-        explained=[*traced.reported_missing, *traced.broken()],
-        quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
+        explained=[*traced.reported_missing, *model_targets.explained],
+        quantize=[(name, *astuple(how)) for name, how in model_targets.quantize.items()],
         adapters=list(merged.rows),
         tie=merged.tie,
-        **_devices(needs, device_map, max_memory),
+        **_devices(model_targets, device_map, max_memory),
         **options,
     )
     given = recipes or traced.recipes
     last = {"missing_of": list(single.items()), "unexpected": unexpected, "recipes": given}
-    core = make_core(needs.targets, **last)
-    runs = runs_hooks and given is None
-    effect = needs.of_hooks(catalog, core, text, prefixes, missing) if runs else None
+    core = make_core(model_targets.targets, **last)
+    extensions, effect = list(traced.extensions), None
+    if runs_hooks and given is None:
+        effect = _effect_of_hooks(model_targets, catalog, core, text, prefixes, missing)
     if effect is not None:
-        needs.findings += effect.all_findings(unexpected)
-        single |= dict.fromkeys(needs.held() & effect.kept, "keep")
+        model_targets.findings += effect.all_findings(unexpected)
+        single |= dict.fromkeys(model_targets.held() & effect.kept, "keep")
         last = {"missing_of": list(single.items()), **effect.arguments(unexpected)}
-        core = make_core(needs.targets, **last)
-    planned = PlannedLoad(
-        core,
-        None if needs.module is None else weakref.ref(needs.module),
-        needs.forms,
-        needs.whole_shapes,
-        dict(needs.constructor_values),
-        units=units,
-        extra=ExtraState() if effect is None else effect.extra,
-        in_place=in_place,
-    )
-    if read_once:
-        again = functools.partial(make_core, **last)
-        planned.shared_read = _shared_read(again, needs, catalog)
-    policies = {default, *single.values(), *dict(patterns).values()}
-    return _finished(planned, needs, set() if initialises else policies)
+        core = make_core(model_targets.targets, **last)
+        extensions += [] if effect.extra is None else [effect.extra]
+    again = functools.partial(make_core, **last)
+    shared = _shared_read(again, model_targets, catalog) if read_once else None
+    policies = set() if initialises else {default, *single.values(), *dict(patterns).values()}
+    return _finished(core, model_targets, extensions, in_place, shared, policies)
+
+
+def _expanded_targets(
+    model: Any, traced: AdapterRecipes, keeps_ties: bool, quantize: Mapping[str, Quantization]
+) -> ModelTargets:
+    """The model's targets, as recipes and extensions change them."""
+    made = targets_of(model)
+    traced.adjust(made.targets, keeps_ties)
+    made.quantize = dict(quantize)
+    for extension in traced.extensions:
+        extension.expand(made)
+    return made
+
+
+def _effect_of_hooks(
+    model_targets: ModelTargets,
+    catalog: Catalog,
+    core: _core.Plan,
+    rules: str,
+    prefixes: list[str],
+    missing: str | Mapping[str, str],
+) -> Effect | None:
+    """The effect of the model's own code on the load; ``None``: it has none."""
+    module = model_targets.module
+    is_refused = any(each.code == "plan.tensor_class" for each in model_targets.findings)
+    if module is None or is_refused or not has_code(module, core):
+        return None
+    rules = _core.stripping_rules(catalog._core, model_targets.targets, prefixes, rules)
+    return load_hooks.effect(module, catalog, core, rules, missing)
 
 
 def _devices(
-    needs: ModelTargets, device_map: Any, max_memory: Mapping[Any, int | str] | None
+    model_targets: ModelTargets, device_map: Any, max_memory: Mapping[Any, int | str] | None
 ) -> dict[str, Any]:
     """What the core is told of devices, and of the modules that maps name."""
     if device_map is None:
-        device_map = mesh_device(needs.slots)
-    if needs.module is not None and isinstance(device_map, Mapping):
-        device_map = modules.saved_map(needs.module, device_map)
+        device_map = mesh_device(model_targets.slots)
+    if model_targets.module is not None and isinstance(device_map, Mapping):
+        device_map = modules.saved_map(model_targets.module, device_map)
     mode, entries = machine.device_map_entries(device_map)
     return {
         "device_map_mode": mode,
         "device_map": entries,
         "max_memory": machine.capacities(max_memory, computed=bool(mode)),
-        "no_split_modules": modules.no_split_paths(needs.module) if mode else [],
-        "bare_modules": modules.among(needs.module, [path for path, _ in entries]),
+        "no_split_modules": modules.no_split_paths(model_targets.module) if mode else [],
+        "bare_modules": modules.among(model_targets.module, [path for path, _ in entries]),
     }
 
 
 def _shared_read(
-    core_of: Callable[..., _core.Plan], needs: ModelTargets, catalog: Catalog
+    core_of: Callable[..., _core.Plan], model_targets: ModelTargets, catalog: Catalog
 ) -> SharedReadPlan:
     """The same plan for whole tensors, which ranks read for each other."""
-    if needs.module is None:
+    if model_targets.module is None:
         message = "ranks that read together need the model, not a file about it"
         raise make("plan.options", message, field="read_once")
-    made = SharedReadPlan(core_of([target.whole() for target in needs.targets]), catalog)
+    made = SharedReadPlan(core_of([target.whole() for target in model_targets.targets]), catalog)
     made.require_possible()
     return made
 
 
-def _finished(planned: PlannedLoad, needs: ModelTargets, policies: set[str]) -> PlannedLoad:
-    """With the findings and the memory that follow from what is planned for the targets."""
-    core, targets = planned.core, planned.targets
-    planned.held_bytes = needs.held_bytes(targets, planned.in_place)
-    if planned.shared_read is not None:
-        planned.held_bytes["cpu"] = (
-            planned.held_bytes.get("cpu", 0) + planned.shared_read.held_bytes()
-        )
-    if planned.units is not None:
-        needs.findings += planned.units.misplaced(targets)
-    if needs.module is not None and "initialise" in policies:
-        needs.findings += initialise.findings(targets, needs.module)
+def _finished(
+    core: _core.Plan,
+    model_targets: ModelTargets,
+    extensions: list[TargetExtension],
+    in_place: bool,
+    shared: SharedReadPlan | None,
+    policies: set[str],
+) -> PlannedLoad:
+    """The plan, with the findings and the memory that follow from it."""
+    module = model_targets.module
+    planned = PlannedLoad(
+        core,
+        None if module is None else weakref.ref(module),
+        model_targets.forms,
+        model_targets.whole_shapes,
+        dict(model_targets.constructor_values),
+        extensions=extensions,
+        in_place=in_place,
+        shared_read=shared,
+    )
+    targets = planned.targets
+    planned.held_bytes = held = held_bytes(model_targets.slots, targets, in_place)
+    if shared is not None:
+        held["cpu"] = held.get("cpu", 0) + shared.held_bytes()
+    findings = model_targets.findings
+    for extension in extensions:
+        findings += extension.findings(targets)
+    if module is not None and "initialise" in policies:
+        findings += initialise.findings(targets, module)
     if any(finding.code == "merge.tie" for finding in core.findings):
-        needs.findings += ties.findings(needs.slots, targets)
-    core.add_findings(needs.findings + needs.of_memory(targets, planned.in_place))
+        findings += ties.findings(model_targets.slots, targets)
+    core.add_findings(findings + model_targets.of_memory(targets, in_place))
     return planned
 
 
@@ -174,11 +213,3 @@ def _prefixes(values: str | Sequence[str]) -> list[str]:
         if not isinstance(each, str):
             raise make("plan.options", "no text", field="strip_prefix", found=repr(each))
     return texts
-
-
-def _take_over(units: Any, needs: ModelTargets, dtype: Any) -> Any:
-    """Gives the units the targets that are theirs; the dtype for all others."""
-    needs.targets = units.targets(needs.targets)
-    needs.findings = [f for f in needs.findings if not units.is_state(f.target)]
-    needs.findings += units.findings
-    return units.dtype_left(dtype)

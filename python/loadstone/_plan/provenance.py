@@ -1,9 +1,12 @@
-"""Where values come from: an entry for each tensor of a model."""
+"""The origins of values: an entry for each tensor of a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+from loadstone._base.dtypes import dtype_name, has_name
+from loadstone._model.walk import TensorSlot
 
 OFFLOADED = "offloaded"  # as the core says it
 
@@ -20,7 +23,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a tensor's value came from.
+    """The origin of a tensor's value.
 
     Attributes:
         origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | kept |
@@ -52,3 +55,12 @@ class Provenance:
         target, origin, kind, delivery, sources, *rest = row
         found = tuple(Source(*each) for each in sources)
         return cls(target, origin, kind, delivery, found, *rest)
+
+    @classmethod
+    def kept(cls, slot: TensorSlot) -> Provenance:
+        """The entry of a tensor that a plan leaves alone."""
+        tensor = slot.tensor
+        dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
+        place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))
+        reason = slot.obstacle or "it is not in the model's tree of modules"
+        return cls(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)

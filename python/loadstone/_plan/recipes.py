@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadstone import _core
-
-if TYPE_CHECKING:
-    from loadstone._adapters.bitsandbytes.loading import QuantizedWeights
+from loadstone._plan.extensions import TargetExtension
 
 
 @dataclass
@@ -27,7 +25,7 @@ class AdapterRecipes:
         findings: problems found before anything is read.
         untied: names that the model ties and the checkpoint holds values of their own for, each
             with its root: both are loaded, and tied again if they are equal.
-        units: weights that bitsandbytes quantized, or that the load quantizes for it.
+        extensions: for targets of the model that are more than values of tensors.
     """
 
     recipes: Any  # _core.Recipes, once they are there
@@ -39,7 +37,7 @@ class AdapterRecipes:
     pairs: dict[str, str] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
     untied: dict[str, str] = field(default_factory=dict)
-    units: QuantizedWeights | None = None
+    extensions: list[TargetExtension] = field(default_factory=list)
 
     def adjust(self, targets: Sequence[_core.Target], keeps_ties: bool = False) -> None:
         """Sets the ties and the final dtypes of targets.
@@ -83,10 +81,6 @@ class AdapterRecipes:
         self.findings = [
             each for each in self.findings if each.code != "plan.tie" or each.target not in untied
         ]
-
-    def broken(self) -> list[str]:
-        """Quantized weights that cannot be loaded, each with a finding."""
-        return list(self.units.broken) if self.units is not None else []
 
     def unexpected_findings(self, policy: str) -> list[_core.Finding]:
         """One finding for each unused tensor of the checkpoint."""

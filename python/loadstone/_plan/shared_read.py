@@ -16,7 +16,7 @@ from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._model.targets import PlannedTarget, planned_targets
 
-# Whole tensors that are read and sent together: about so many bytes of all ranks, or one tensor.
+# Whole tensors that are read and sent together: about this many bytes of all ranks, or one tensor.
 WAVE_BYTES = 64 << 20
 
 
@@ -39,7 +39,7 @@ class SharedReadPlan:
     def _in_file_order(self, catalog: Catalog) -> list[int]:
         """Targets whose bytes come from the checkpoint."""
         places = {name: (each.shard, each.offset_begin) for name, each in catalog.tensors.items()}
-        none = ("", 0)  # of adapters, and of what has no elements
+        none = ("", 0)  # of adapters, and of empty tensors
 
         def place(index: int) -> tuple[str, int]:
             found = (places.get(name, none) for name in self.targets[index].sources)
@@ -58,7 +58,7 @@ class SharedReadPlan:
         require_group()
 
     def held_bytes(self) -> int:
-        """Beside the slices: whole tensors of a wave, and copies of what is sent."""
+        """Bytes of the whole tensors of a wave, and of copies that are sent."""
         sizes = [sum(self.targets[i].nbytes for i in wave) for wave in self.waves()]
         return 2 * max(sizes, default=0)
 
@@ -77,7 +77,7 @@ class SharedReadPlan:
             yield wave
 
     def terms(self) -> dict[str, Any]:
-        """What has to be the same on all ranks of a node."""
+        """All that has to be the same on all ranks of a node."""
         return {
             "the checkpoint's files": self._files,
             "the model's tensors": [(each.name, each.shape, each.dtype) for each in self.targets],
@@ -85,7 +85,7 @@ class SharedReadPlan:
         }
 
     def _digest(self) -> str:
-        """Of all recipes; a rank has its own device, and may have the checkpoint elsewhere."""
+        """The digest of all recipes; devices and folders of checkpoints may differ."""
         plan = json.loads(self.core.to_json())
         for target in plan["targets"]:
             target.pop("device")

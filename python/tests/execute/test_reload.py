@@ -181,11 +181,11 @@ def test_a_load_that_fails_at_its_end_leaves_the_memory_half_written(live, plan,
     """Everything was read, and the model's record is that of the load before."""
     from loadstone._execute import execute
 
-    def settle(folder, report):
+    def fail(folder, report):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute.run(plan, live, in_place=in_place, settle=settle)
+        execute.run(plan._planned, live, in_place=in_place, finalize_offload=fail)
     assert loadstone.audit(live).ok is not in_place
     plan.execute(into=live)
     assert loadstone.audit(live).ok

@@ -14,7 +14,7 @@ from torch import nn
 import loadstone
 from loadstone._model.half_written import RECORD
 from loadstone._model.walk import walk
-from loadstone._plan.load_hooks import has_code
+from loadstone._plan.load_code import has_code
 
 
 def net():

@@ -14,7 +14,7 @@
 #include "convert/write/target.h"
 #include "convert/write/work_folder.h"
 #include "loadstone/error.h"
-#include "receipt/file_digest.h"
+#include "receipt/configs.h"
 #include "receipt/receipt_file.h"
 #include "storage/new_file.h"
 
@@ -270,13 +270,11 @@ void Output::note_receipt(std::uint32_t number) {
 
 Receipt Output::whole_receipt(DigestKind kind) {
   Receipt receipt = joined_receipt(kind, receipts_);
+  add_configs(receipt, *conversion_.plan.catalog, reading_);
   if (conversion_.one_file) return receipt;
   const auto add = [&](const std::string& name) {
     const auto file = reading_.open(work_.files() + "/" + name);
-    ReceiptFile entry = {.path = name, .bytes = file->identity().bytes};
-    if (entry.bytes > 0) entry.header_ranges.push_back({0, entry.bytes});
-    entry.header_digest = file_digest(kind, *file, 0, entry.header_ranges);
-    receipt.outputs.push_back(std::move(entry));
+    receipt.outputs.push_back(whole_file(kind, name, *file));
   };
   for (const ExtraFile& extra : conversion_.extras) add(extra.name);
   if (!conversion_.index_name.empty()) add(conversion_.index_name);

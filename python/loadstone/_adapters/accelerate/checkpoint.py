@@ -12,7 +12,7 @@ import torch
 from loadstone._base.errors import make
 from loadstone._model.modules import is_around_another
 from loadstone._model.ranks import share_of, unsharded_class
-from loadstone._plan.load_hooks import has_code
+from loadstone._plan.load_code import has_code
 
 # Classes of parameters that pack, scale or shard the value of the file.
 _OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")

@@ -103,7 +103,7 @@ def load_checkpoint_in_model(
         missing=missing,
     )
 
-    def finish(folder: _core.OffloadFolder, report: Report) -> None:
+    def finalize_offload(folder: _core.OffloadFolder, report: Report) -> None:
         _name_kept(plan)
         audit.prove(model, report)
         if device_map is not None and offload_folder is not None:
@@ -111,7 +111,12 @@ def load_checkpoint_in_model(
             note_moved(model, report)
 
     execute.run(
-        plan, model, progress=progress, threads=threads or 0, receipt=receipt, settle=finish
+        plan,
+        model,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
+        finalize_offload=finalize_offload,
     )
     _warn_unexpected(model, checkpoint, plan)
 
@@ -121,7 +126,7 @@ def load_checkpoint_and_dispatch(
     model: torch.nn.Module,
     checkpoint: str | os.PathLike[str],
     device_map: str | DeviceMap | None = None,
-    max_memory: Mapping[int | str, int | str] | None = None,
+    max_memory: Mapping[Any, int | str] | None = None,
     no_split_module_classes: list[str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     offload_buffers: bool = False,
@@ -184,7 +189,7 @@ def load_checkpoint_and_dispatch(
 def _device_map(
     model: torch.nn.Module,
     device_map: str | DeviceMap | None,
-    max_memory: Mapping[int | str, int | str] | None,
+    max_memory: Mapping[Any, int | str] | None,
     no_split_module_classes: list[str] | None,
     dtype: str | torch.dtype | None,
     offload_buffers: bool,

@@ -17,6 +17,7 @@ from loadstone._base.errors import make, unknown
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import named_modules, owner_of, saved_path
 from loadstone._plan.quantization import Quantization
+from loadstone._plan.recipes import AdapterRecipes
 
 ENCODINGS = _core.bnb.ENCODINGS
 
@@ -24,32 +25,30 @@ ENCODINGS = _core.bnb.ENCODINGS
 _OUTPUT = "lm_head"
 
 
-def chosen(
-    model: Any, catalog: Catalog, quantize: Any, traced: QuantizedWeights | None = None
-) -> QuantizedWeights | None:
-    """The quantized weights of a model for a plan whose names match as they are.
+def extend(
+    recipes: AdapterRecipes, model: Any, catalog: Catalog, dtype: Any, quantize: Any
+) -> None:
+    """Adds the quantized weights of a model to a plan whose names match as they are.
 
     Args:
+        recipes: may have the weights that the model's library quantizes.
+        dtype: of the other floating tensors.
         quantize: see :func:`loadstone.plan`.
-        traced: the weights that the model's library quantizes already.
-
-    Returns:
-        The quantized weights, or ``None`` if there are none.
 
     Raises:
         Error: ``plan.options``: an unknown encoding, or a pattern that matches no weight.
     """
     if not isinstance(model, torch.nn.Module):
-        if quantize is None:
-            return traced
         raise _refused("quantizing needs a model, not a skeleton file")
     wanted = _wanted(model, quantize)
     known = {path: module for path, module in named_modules(model) if _is_quantizing(module)}
     if not wanted and not known:
-        return traced
-    if traced is not None:
-        traced.quantize |= {name: how for name, how in wanted.items() if name not in traced.names()}
-        return traced
+        return
+    for traced in recipes.extensions:
+        if isinstance(traced, QuantizedWeights):
+            names = traced.names()
+            traced.quantize |= {name: how for name, how in wanted.items() if name not in names}
+            return
     paths = {name.rpartition(".")[0] for name in wanted} | known.keys()
     found = read(catalog, groups_by_path(catalog, sorted(paths)))
     stored = {unit.name for unit in found.units.values()} | found.broken.keys()
@@ -57,10 +56,10 @@ def chosen(
     own = quantizations(model, sorted(free - stored))
     _require_agreement(wanted, own)
     quantized = {name: how for name, how in (wanted | own).items() if name not in stored}
-    units = QuantizedWeights(catalog, found.units, quantized, found.broken)
-    units.aliases = _aliases(model, units.weights())
-    units.findings = [*found.findings, *units.misfits(model), *_disagreements(units, wanted)]
-    return units
+    weights = QuantizedWeights(catalog, found.units, quantized, found.broken, dtype=dtype)
+    weights.aliases = _aliases(model, weights.weights())
+    weights.problems = [*found.findings, *weights.misfits(model), *_disagreements(weights, wanted)]
+    recipes.extensions.append(weights)
 
 
 def _is_quantizing(module: torch.nn.Module) -> bool:
@@ -169,11 +168,11 @@ def _require_agreement(wanted: Mapping[str, Quantization], own: Mapping[str, Qua
 
 
 def _disagreements(
-    units: QuantizedWeights, wanted: Mapping[str, Quantization]
+    weights: QuantizedWeights, wanted: Mapping[str, Quantization]
 ) -> list[_core.Finding]:
     """An error for each weight that is stored in another encoding than requested."""
     findings = []
-    for unit in units.stored.values():
+    for unit in weights.stored.values():
         encoding = unit.form.quant_type if unit.form is not None else "int8"
         if unit.name in wanted and wanted[unit.name].encoding != encoding:
             message = (

@@ -6,17 +6,14 @@ bitsandbytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from bitsandbytes import functional
 
 from loadstone import _core
 from loadstone._adapters.accelerate.offload import add
 from loadstone._adapters.bitsandbytes.form import full
+from loadstone._adapters.bitsandbytes.unit import Unit
 from loadstone._base.dtypes import dtype_name
-
-if TYPE_CHECKING:
-    from loadstone._adapters.bitsandbytes.unit import Unit
 
 
 def complete_on_disk(unit: Unit, name: str, folder: _core.OffloadFolder) -> None:
@@ -26,8 +23,6 @@ def complete_on_disk(unit: Unit, name: str, folder: _core.OffloadFolder) -> None
         unit: the weight without memory.
         folder: before its commit.
     """
-    from bitsandbytes import functional
-
     path = name.rpartition(".")[0]
     if unit.quant_type == "int8":
         folder.rename(f"{name}.absmax", full(path, "SCB"))

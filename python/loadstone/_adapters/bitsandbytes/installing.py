@@ -11,6 +11,7 @@ import torch
 from loadstone._adapters.bitsandbytes import experts
 from loadstone._adapters.bitsandbytes.modules import is_whole
 from loadstone._adapters.bitsandbytes.parameters import adopt
+from loadstone._model.holders import Parameters
 from loadstone._model.modules import ModuleStates, owner_of
 
 # Of activations, as in LLM.int8 and in transformers.
@@ -87,6 +88,7 @@ class Installation:
 
     def install(self) -> None:
         """Swaps layers: it reads and computes nothing, and should not fail."""
+        replaced = Parameters(self.model)
         for module in self.model.modules():
             self._before.keep(module)
         for name, parameter in self.parameters.items():
@@ -101,6 +103,7 @@ class Installation:
                     parent._modules[name] = self.new[id(child)]
         if any(parameter.is_meta for parameter in self.parameters.values()):
             prepare_hooks(self.model, self.offsets)
+        replaced.note_replaced(self.model)
 
     def undo(self) -> None:
         """Gives the model the layers that it had."""

@@ -10,30 +10,34 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import bitsandbytes as bnb
 import torch
+from bitsandbytes import functional
 
 from loadstone import _core
+from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
-from loadstone._adapters.bitsandbytes.form import FOUR_BIT, Shape, full
+from loadstone._adapters.bitsandbytes.form import FOUR_BIT, NESTED, Shape, full
+from loadstone._adapters.bitsandbytes.installing import (
+    Installation,
+    moves_weights,
+    prepare_hooks,
+)
 from loadstone._adapters.bitsandbytes.stored import StoredUnit, require_finite
+from loadstone._adapters.bitsandbytes.unit import Unit
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import named_modules, owner_of, submodule
-from loadstone._model.targets import SAVED
+from loadstone._model.targets import SAVED, PlannedTarget
 from loadstone._model.walk import TensorSlot, walk
+from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.model_targets import ModelTargets
+from loadstone._plan.provenance import Provenance
+from loadstone._plan.quantization import Quantization
 from loadstone._plan.recipes import shape_mismatch
-
-if TYPE_CHECKING:
-    from loadstone._adapters.bitsandbytes.installing import Installation
-    from loadstone._adapters.bitsandbytes.unit import Unit
-    from loadstone._execute.execute import Filled
-    from loadstone._model.targets import PlannedTarget
-    from loadstone._plan.planned_load import PlannedLoad
-    from loadstone._plan.provenance import Provenance
-    from loadstone._plan.quantization import Quantization
 
 # Components by their path in the model: their names inside the module in a checkpoint.
 _PLACES = {
@@ -50,7 +54,7 @@ _CONSTANTS = ("quant_state.code", "quant_state.state2.code")
 
 
 @dataclass
-class QuantizedWeights:
+class QuantizedWeights(TargetExtension):
     """The quantized weights of a model that is to be loaded.
 
     Attributes:
@@ -59,7 +63,7 @@ class QuantizedWeights:
         quantize: those that the load quantizes, by the name of the weight.
         broken: dtype and shape in the checkpoint of those that cannot be loaded.
         aliases: other names of these weights, whose module has several paths.
-        findings: problems with these weights.
+        problems: findings about these weights.
         dtype: of the other floating tensors; ``None``: unchanged.
     """
 
@@ -68,7 +72,7 @@ class QuantizedWeights:
     quantize: dict[str, Quantization] = field(default_factory=dict)
     broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
     aliases: frozenset[str] = frozenset()
-    findings: list[_core.Finding] = field(default_factory=list)
+    problems: list[_core.Finding] = field(default_factory=list)
     dtype: Any = None
 
     def __post_init__(self) -> None:
@@ -77,10 +81,19 @@ class QuantizedWeights:
 
     # --- the plan --------------------------------------------------------------------------------
 
-    def targets(self, targets: Iterable[_core.Target]) -> list[_core.Target]:
-        """The core's targets, each stored weight replaced by its components."""
+    def expand(self, targets: ModelTargets) -> None:
+        """Replaces each stored weight by its components."""
+        targets.targets = self._expanded(targets.targets)
+        targets.findings = [each for each in targets.findings if not self.is_state(each.target)]
+        targets.findings += self.problems
+        targets.quantize |= self.quantize
+        targets.explained += self.broken
+        targets.keeps_dtypes = bool(self.stored)  # with another dtype scales would be cast
+
+    def _expanded(self, targets: Iterable[_core.Target]) -> list[_core.Target]:
         result = []
-        cast = "" if self.dtype_left(self.dtype) else _name_of(self.dtype)
+        is_cast = self.stored and self.dtype not in (None, "auto")
+        cast = dtype_argument(self.dtype) if is_cast else ""
         for target in targets:
             if target.name in self.aliases or self.is_state(target.name):
                 continue
@@ -104,12 +117,8 @@ class QuantizedWeights:
                 ]
         return result
 
-    def dtype_left(self, dtype: Any) -> Any:
-        """The dtype for the core; ``None`` with stored weights, whose scales it would cast."""
-        return dtype if dtype in (None, "auto") or not self.stored else None
-
     def slots(self, slots: Iterable[TensorSlot]) -> list[TensorSlot]:
-        """The model's tensors as :meth:`targets` has them; those added are read-only."""
+        """The model's tensors as :meth:`expand` has them; those added are read-only."""
         result = []
         for slot in slots:
             if slot.name in self.aliases or self.is_state(slot.name):
@@ -155,7 +164,7 @@ class QuantizedWeights:
         weight = name[: -len(place) - 1] if place else ""
         return weight in self._by_weight or weight in self.quantize or weight in self.broken
 
-    def misplaced(self, targets: Iterable[PlannedTarget]) -> list[_core.Finding]:
+    def findings(self, targets: Iterable[PlannedTarget]) -> list[_core.Finding]:
         """An error for each stack of experts on disk, as no hook loads a whole one."""
         return [
             _core.Finding(
@@ -182,8 +191,6 @@ class QuantizedWeights:
 
         Its weight would stay unquantized, and the layer fail when it runs.
         """
-        import bitsandbytes as bnb
-
         findings = []
         known = self.names() | self.broken.keys()
         for path, module in named_modules(model):
@@ -207,7 +214,12 @@ class QuantizedWeights:
 
     # --- the load --------------------------------------------------------------------------------
 
-    def require_values(self) -> None:
+    def require_savable(self, is_pickled: bool) -> None:
+        """Lets a file have it, which the command line carries out."""
+        if is_pickled:
+            raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
+
+    def before_read(self) -> None:
         """Refuses non-finite scales, before memory for a weight is allocated.
 
         Raises:
@@ -216,19 +228,17 @@ class QuantizedWeights:
         require_finite(self.catalog, self.stored.values())
 
     def parameters(
-        self, model: torch.nn.Module, plan: PlannedLoad, values: Sequence[Any]
+        self, model: torch.nn.Module, targets: Sequence[PlannedTarget], values: Sequence[Any]
     ) -> dict[str, Any]:
         """bitsandbytes' parameters by name, made of the values read; on meta if on disk."""
-        filled = {target.name: value for target, value in zip(plan.targets, values, strict=True)}
-        from loadstone._adapters.bitsandbytes.unit import Unit
-
+        filled = {target.name: value for target, value in zip(targets, values, strict=True)}
         made = {}
         for stored in self.stored.values():
             tensors = {name: filled[name] for name in stored.targets()}
             is_there = tensors[stored.name] is not None
             unit = Unit.from_names(tensors, stored.path) if is_there else on_meta(stored)
             made[stored.name] = unit.to_parameter(submodule(model, stored.path))
-        for target in plan.targets:
+        for target in targets:
             if target.encoding:
                 module = owner_of(model, target.name)
                 unit = self._quantized(target, filled[target.name], module)
@@ -240,10 +250,6 @@ class QuantizedWeights:
         self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any
     ) -> Unit:
         """The unit of a weight that the load quantized."""
-        from bitsandbytes import functional
-
-        from loadstone._adapters.bitsandbytes.unit import Unit
-
         how = self.quantize[target.name]
         if parts is None:
             parts = {
@@ -265,23 +271,28 @@ class QuantizedWeights:
         return unit
 
     def installation(
-        self, model: torch.nn.Module, plan: PlannedLoad, filled: Filled
+        self,
+        model: torch.nn.Module,
+        targets: Sequence[PlannedTarget],
+        values: Sequence[Any],
+        offload: _core.OffloadFolder,
     ) -> Installation:
         """The layers that replace plain ones; completes the offload folder."""
-        from loadstone._adapters.bitsandbytes.installing import Installation
-
-        self.complete_folder(model, plan, filled.offload)
-        return Installation(model, self.parameters(model, plan, filled.values), self.offsets)
+        self.complete_folder(model, targets, offload)
+        return Installation(model, self.parameters(model, targets, values), self.offsets)
 
     def complete_folder(
-        self, model: torch.nn.Module, plan: PlannedLoad, offload: _core.OffloadFolder
+        self,
+        model: torch.nn.Module,
+        targets: Sequence[PlannedTarget],
+        offload: _core.OffloadFolder,
     ) -> None:
         """Adds to an offload folder what hooks need of weights that were quantized into it.
 
         Args:
             offload: the folder, before its commit.
         """
-        on_disk = [each for each in plan.targets if each.device == "disk" and each.encoding]
+        on_disk = [each for each in targets if each.device == "disk" and each.encoding]
         self.offsets = {
             unit.name: torch.tensor(unit.form.offset, dtype=torch.float32)
             for unit in self.stored.values()
@@ -293,34 +304,39 @@ class QuantizedWeights:
             if unit.offset is not None:
                 self.offsets[target.name] = unit.offset
 
+    def prepare_hooks(self, model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
+        """Makes weights whole if hooks of accelerate will move them."""
+        if moves_weights(device_map):
+            prepare_hooks(model, self.offsets)
+
     # --- the report ------------------------------------------------------------------------------
 
-    def add_provenance(self, model: torch.nn.Module, known: dict[str, Provenance]) -> None:
+    def add_provenance(self, model: torch.nn.Module, provenance: dict[str, Provenance]) -> None:
         """Replaces entries of the plan's components by those of the model's own tensors."""
         for slot in walk(model):
-            if slot.name in self.aliases and slot.tie_of in known:
-                entry = dataclasses.replace(known[slot.tie_of], origin="tie", sources=())
-                known[slot.name] = dataclasses.replace(entry, target=slot.name, tie_of=slot.tie_of)
+            if slot.name in self.aliases and slot.tie_of in provenance:
+                entry = dataclasses.replace(provenance[slot.tie_of], origin="tie", sources=())
+                provenance[slot.name] = dataclasses.replace(
+                    entry, target=slot.name, tie_of=slot.tie_of
+                )
             for place, inside in _PLACES.items():
                 weight = slot.name.removesuffix(f".{place}")
                 if weight == slot.name:
                     continue
                 if weight in self._by_weight:
                     unit = self._by_weight[weight]
-                    known[slot.name] = _placed(known[full(unit.path, inside or unit.state)], slot)
+                    provenance[slot.name] = _placed(
+                        provenance[full(unit.path, inside or unit.state)], slot
+                    )
                 elif weight in self.quantize:
-                    known[slot.name] = _placed(known[weight], slot)
+                    provenance[slot.name] = _placed(provenance[weight], slot)
                     if place in _CONSTANTS and not slot.tensor.is_meta:
-                        known[slot.name] = dataclasses.replace(
-                            known[slot.name], origin="constant", sources=(), bytes_written=0
+                        provenance[slot.name] = dataclasses.replace(
+                            provenance[slot.name], origin="constant", sources=(), bytes_written=0
                         )
         for unit in self.stored.values():
             for name in list(unit.targets())[1:]:
-                known.pop(name, None)
-
-
-def _name_of(dtype: Any) -> str:
-    return "" if dtype is None else dtype_argument(dtype)
+                provenance.pop(name, None)
 
 
 def _is_cast(target: _core.Target) -> bool:
@@ -343,8 +359,6 @@ def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
 
 def on_meta(stored: StoredUnit) -> Unit:
     """The unit of a stored weight without memory."""
-    from loadstone._adapters.bitsandbytes.form import NESTED
-    from loadstone._adapters.bitsandbytes.unit import Unit
 
     def blank(inside: str) -> torch.Tensor:
         dtype, shape = stored.entries[inside]
@@ -365,8 +379,6 @@ def on_meta(stored: StoredUnit) -> Unit:
 
 def quantized_bytes(model: torch.nn.Module, name: str) -> int:
     """Bytes of a weight with its scales, quantized as its module of bitsandbytes asks."""
-    import bitsandbytes as bnb
-
     module = owner_of(model, name)
     count = module.out_features * module.in_features
     if not isinstance(module, bnb.nn.Linear4bit):
@@ -393,10 +405,6 @@ def quantizations(
     wanted = [name for name in names if name.rpartition(".")[2] == "weight"]
     if not wanted:
         return {}
-    import bitsandbytes as bnb
-
-    from loadstone._plan.quantization import Quantization
-
     offsets = nested_offset or {}
     found = {}
     for name in wanted:
@@ -425,8 +433,6 @@ def of_experts(
     Raises:
         Error: ``plan.options``: the layers are not, or their encoding is none for a stack.
     """
-    from loadstone._adapters.bitsandbytes.experts import stacks
-
     how = next(iter(quantize.values()), None)
     if how is None or how.encoding not in FOUR_BIT:
         raise make(

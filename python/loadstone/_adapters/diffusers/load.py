@@ -20,7 +20,7 @@ from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import PlanError, make
 from loadstone._execute import execute
 from loadstone._execute.report import Report
-from loadstone._execute.session import LoadSession, tensor_devices
+from loadstone._execute.session import LoadSession
 from loadstone._model.model_lock import model_lock
 from loadstone._model.walk import walk
 from loadstone._plan.options import LoadOptions
@@ -104,15 +104,11 @@ class Load(LoadSession):
     def plan_for(self, device_map: Mapping[str, Any] | None) -> PlannedLoad:
         """Plans what was traced; reads nothing."""
         assert self._request is not None and self._recipes is not None
-        devices = tensor_devices(self.model, device_map)
-        if devices is not None and self._recipes.units is not None:
-            devices = self._recipes.units.devices(devices)
-        self._request.device_map = device_map
         return self.make_plan(
             self.model,
             self._request.checkpoint.catalog,
             self._recipes,
-            device_map=devices,
+            device_map=self.devices(self.model, device_map),
             offload_folder=self.options.offload_folder,
             missing_of=self._left_to_constructor(self.model),
             allows_unknown_modules=True,
@@ -128,15 +124,10 @@ class Load(LoadSession):
 
     def carry_out(self) -> None:
         """Reads what was planned, and gives the model its tensors."""
-        assert self.plan is not None and self._request is not None
+        assert self.plan is not None
         with self.reading() as filled:
             execute.install_values(self.plan, self.model, filled)
             _as_planned_on_disk(self.plan, self.model)
-            if self.plan.units is not None:
-                from loadstone._adapters.bitsandbytes.installing import moves_weights, prepare_hooks
-
-                if moves_weights(self._request.device_map):
-                    prepare_hooks(self.model, self.plan.units.offsets)
         self._request = self._recipes = None
 
     def dispatch(self) -> None:
@@ -175,10 +166,8 @@ class Load(LoadSession):
 
     def trace(self, request: Request) -> AdapterRecipes:
         """Recipes for what the checkpoint gives, and findings for the rest."""
-        quantized = quantized_weights_of(
-            request.model, request.checkpoint.catalog, request.converted
-        )
-        parts = parts_of(quantized, request.converted)
+        weights = quantized_weights_of(request.model, request.checkpoint.catalog, request.converted)
+        parts = parts_of(weights, request.converted)
         state = request.model.state_dict()
         converted = {name: value for name, value in request.converted.items() if name not in parts}
         supplement(converted, state)
@@ -199,8 +188,8 @@ class Load(LoadSession):
             request.model, known, self.options.missing, self._left_to_constructor(request.model)
         )
         keys: dict[str, str] = {}
-        recipes = AdapterRecipes(recipes=None, units=quantized)
-        for unit in quantized.stored.values() if quantized is not None else ():
+        recipes = AdapterRecipes(recipes=None, extensions=[] if weights is None else [weights])
+        for unit in weights.stored.values() if weights is not None else ():
             for name, (dtype, _) in unit.targets().items():
                 trace.add(name, request.converted[name])
                 recipes.dtypes[name] = dtype
@@ -395,11 +384,11 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
 
 def _as_planned_on_disk(plan: PlannedLoad, model: torch.nn.Module) -> None:
     """Gives meta tensors of values on disk the planned dtype, to which hooks cast."""
-    quantized = plan.units.names() if plan.units is not None else ()
+    extended = plan.extension_names()
     planned = {
         target.name: target.dtype
         for target in plan.targets
-        if target.device == "disk" and target.name not in quantized
+        if target.device == "disk" and target.name not in extended
     }
     for slot in walk(model) if planned else ():
         if slot.tensor.is_meta and slot.name in planned and slot.tie_of is None:

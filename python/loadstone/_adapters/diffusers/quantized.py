@@ -28,9 +28,9 @@ def quantized_weights_of(model: Any, catalog: Catalog, converted: Mapping[str, A
     taken = {unit.name for unit in found.units.values()} | found.broken.keys()
     names = [full(path, "weight") for path in paths]
     free = [name for name in names if name in converted and name not in taken]
-    units = QuantizedWeights(catalog, found.units, quantizations(model, free), found.broken)
-    units.findings = [*found.findings, *units.misfits(model), *units.unfilled(model)]
-    return units
+    weights = QuantizedWeights(catalog, found.units, quantizations(model, free), found.broken)
+    weights.problems = [*found.findings, *weights.misfits(model), *weights.unfilled(model)]
+    return weights
 
 
 def quantizing_layers(model: Any) -> dict[str, Any]:
@@ -44,17 +44,17 @@ def quantizing_layers(model: Any) -> dict[str, Any]:
     return {path: module for path, module in model.named_modules() if _is_quantizing(module)}
 
 
-def parts_of(units: Any, names: Mapping[str, Any]) -> set[str]:
+def parts_of(weights: Any, names: Mapping[str, Any]) -> set[str]:
     """Names of tensors that are components of quantized weights."""
-    if units is None:
+    if weights is None:
         return set()
-    weights = {unit.name for unit in units.stored.values()} | units.broken.keys()
+    stored = {unit.name for unit in weights.stored.values()} | weights.broken.keys()
     found = set()
     for name in names:
         path, _, leaf = name.rpartition(".")
         weight = f"{path}.weight" if path else "weight"
-        is_beside = leaf in ("SCB", "weight_format") and weight in weights
-        if name in weights or is_beside or _above(name) in weights:
+        is_beside = leaf in ("SCB", "weight_format") and weight in stored
+        if name in stored or is_beside or _above(name) in stored:
             found.add(name)
     return found
 

@@ -16,10 +16,13 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
+import transformers
+from modelopt.torch.quantization.plugins import accelerate as plugin
+
 from loadstone._adapters.modelopt.loading import load_into, resolved
-from loadstone._adapters.patch import Hook, Hooks, gated, held
+from loadstone._adapters.patch import Hook, Hooks, gated, held, hooked
 from loadstone._base.errors import unknown
-from loadstone._plan.options import DEFAULTS
+from loadstone._plan.options import DEFAULTS, LoadOptions
 from loadstone._skeleton.construction import skeleton_in_turn
 
 LIBRARY = "modelopt"
@@ -37,8 +40,6 @@ _KNOWN = (*_OURS, "dtype", "torch_dtype", "revision")
 @functools.cache
 def hooks() -> Hooks:
     """The functions of ModelOpt's plugin that are replaced."""
-    from modelopt.torch.quantization.plugins import accelerate as plugin
-
     ours: dict[str, Any] = {
         "init_empty_weights": _init_empty_weights,
         "infer_auto_device_map": _infer_auto_device_map,
@@ -46,6 +47,13 @@ def hooks() -> Hooks:
         "init_quantized_weights": _init_quantized_weights,
     }
     return Hooks([Hook(plugin, name, gated(LIBRARY, each)) for name, each in ours.items()], LIBRARY)
+
+
+@contextlib.contextmanager
+def quantizing(options: LoadOptions, *arguments: Any) -> Iterator[None]:
+    """The library's context manager, with these hooks and a caller's options."""
+    with hooked(hooks()), held(OPTIONS, options), plugin.init_quantized_weights(*arguments):
+        yield
 
 
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,8 +85,6 @@ def _load_checkpoint_and_dispatch(
 @contextlib.contextmanager
 def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     """The library's own, in which ``from_pretrained`` takes a device map too."""
-    import transformers
-
     auto: Any = transformers.AutoModelForCausalLM
     before = vars(auto).get("from_pretrained")
     try:

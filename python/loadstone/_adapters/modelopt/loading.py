@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate import dispatch_model
+from huggingface_hub import snapshot_download
 from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 
 from loadstone._adapters.modelopt import export, formats, targets
@@ -39,8 +41,6 @@ def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The folder of a checkpoint; a name that is no folder is one of the hub's."""
     if Path(name).exists():
         return Path(name)
-    from huggingface_hub import snapshot_download
-
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
     return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
 
@@ -234,6 +234,4 @@ def _dispatch(model: torch.nn.Module, plan: PlannedLoad) -> None:
     """Attaches hooks that move activations, if there is more than one device."""
     if len({target.device for target in plan.targets if target.origin != "tie"}) < 2:
         return
-    from accelerate import dispatch_model
-
     dispatch_model(model, dict(plan.core.device_map))

@@ -201,6 +201,11 @@ def sites_of(library: str) -> Sites:
     return found
 
 
+def is_supported(library: str) -> bool:
+    """Return whether a library has all that its table lists."""
+    return not sites_of(library).lacking()
+
+
 def is_known(library: str) -> bool:
     """Whether a library is as its table says; where it is not, one warning says so.
 

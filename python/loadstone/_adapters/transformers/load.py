@@ -23,7 +23,6 @@ from loadstone._base.errors import listed, make
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
-from loadstone._execute.session import tensor_devices
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._files.weighted import Adapters
 from loadstone._model.contents import keep_object
@@ -57,9 +56,7 @@ class Load(FromPretrainedCall):
         recipes = as_recipes(
             model, catalog, conversion_result, config.ignore_mismatched_sizes, self.options
         )
-        devices = tensor_devices(model, config.device_map, config.offload_buffers)
-        if devices is not None and recipes.units is not None:
-            devices = recipes.units.devices(devices)
+        devices = self.devices(model, config.device_map, config.offload_buffers)
         copied = _tied_in_memory(model, devices, config) if devices is not None else []
         on_disk = config.device_map is not None and "disk" in config.device_map.values()
         with model_lock(model):
@@ -71,53 +68,33 @@ class Load(FromPretrainedCall):
                 offload_folder=config.disk_offload_folder,
             )
             with self.reading() as filled:
-                self._install(recipes, filled, info, config)
+                self._install(filled, info, config.hf_quantizer)
                 if on_disk:
                     self._complete_folder(filled.offload, copied, recipes.ties)
         _warn_of_recut(conversion_result.recut)
         return releases.answer(info, self.offload_index if on_disk else None)
 
-    def _install(
-        self, recipes: AdapterRecipes, filled: execute.Filled, info: Any, config: Any
-    ) -> None:
-        """Gives the model its tensors by the library's own function."""
+    def _install(self, filled: execute.Filled, info: Any, quantizer: Any) -> None:
+        """Gives the model its tensors by the library's own function, unless extensions do."""
         assert self.plan is not None
-        weights = recipes.units
-        installed = {} if weights is None else self._install_quantized(weights, filled, info)
-        for target, value in zip(self.plan.targets, filled.values, strict=True):
-            if target.kind not in SAVED or target.name in installed:
+        targets, values = self.plan.targets, filled.values
+        extended = self.plan.extension_names()
+        for extension in self.plan.extensions:
+            made = extension.installation(self.model, targets, values, filled.offload)
+            if made is not None:
+                made.install()
+        for name, parameter in self.model.named_parameters() if extended else ():
+            if name in extended:
+                self.model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
+                parameter._is_hf_initialized = True
+                info.missing_keys.discard(name)
+        for target, value in zip(targets, values, strict=True):
+            if target.kind not in SAVED or target.name in extended:
                 continue
             if value is not None:
-                releases.put(self.model, target.name, value, info, config.hf_quantizer)
+                releases.put(self.model, target.name, value, info, quantizer)
             elif target.device == "disk" and target.origin == "checkpoint":
                 info.missing_keys.discard(target.name)
-        if weights is not None and config.device_map:
-            from loadstone._adapters.bitsandbytes.installing import moves_weights, prepare_hooks
-
-            weights.complete_folder(self.model, self.plan, filled.offload)
-            if moves_weights(config.device_map):
-                prepare_hooks(self.model, weights.offsets)
-
-    def _install_quantized(
-        self, weights: QuantizedWeights, filled: execute.Filled, info: Any
-    ) -> set[str]:
-        """Gives the model bitsandbytes' parameters, marked as initialised.
-
-        Returns:
-            The names of all targets that went into them.
-        """
-        assert self.plan is not None
-        from loadstone._adapters.bitsandbytes.installing import put
-
-        made = weights.parameters(self.model, self.plan, filled.values)
-        for name, parameter in made.items():
-            path, _, leaf = name.rpartition(".")
-            module: Any = self.model.get_submodule(path)
-            put(module, leaf, parameter)
-            module._is_hf_initialized = True
-            parameter._is_hf_initialized = True
-            info.missing_keys.discard(name)
-        return made.keys() | weights.names()
 
     def _complete_folder(
         self, folder: _core.OffloadFolder, copied: list[str], roots: Mapping[str, str]
@@ -175,7 +152,7 @@ def as_recipes(
         unexpected=reportable(model, result.unexpected),
         reported_missing=sorted(failed),
         findings=findings,
-        units=weights,
+        extensions=[] if weights is None else [weights],
     )
 
 
@@ -194,7 +171,7 @@ def _quantized_weights(
     weights = loading.QuantizedWeights(catalog, found.units, quantize, found.broken)
     tied = dict(_tied_names(model))
     unfilled = [each for each in weights.unfilled(model) if each.target not in tied]
-    weights.findings = [*found.findings, *weights.misfits(model), *unfilled]
+    weights.problems = [*found.findings, *weights.misfits(model), *unfilled]
     return weights
 
 

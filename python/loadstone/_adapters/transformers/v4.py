@@ -32,7 +32,6 @@ from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
-from loadstone._execute.session import tensor_devices
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.contents import keep_object
 from loadstone._model.model_lock import model_lock
@@ -90,7 +89,7 @@ class Load(FromPretrainedCall):
         known = {name: key for key, name in self.names.items()}
         recipes.unexpected = [(name, known.get(name, name)) for name in unexpected]
         device_map = given.get("device_map")
-        devices, folder = tensor_devices(model, device_map), given.get("disk_offload_folder")
+        devices, folder = self.devices(model, device_map), given.get("disk_offload_folder")
         with model_lock(model):
             arguments = {"device_map": devices, "offload_folder": folder}
             plan = self.make_plan(model, catalog, recipes, **arguments)
