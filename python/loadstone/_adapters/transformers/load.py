@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.integrations.accelerate import get_device
@@ -28,12 +28,10 @@ from loadstone._files.weighted import Adapters
 from loadstone._model.contents import keep_object
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.targets import SAVED
+from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import keep_tied_in_memory
 from loadstone._plan.recipes import AdapterRecipes
-
-if TYPE_CHECKING:
-    from loadstone._adapters.bitsandbytes.loading import QuantizedWeights
 
 
 class Load(FromPretrainedCall):
@@ -141,7 +139,6 @@ def as_recipes(
     findings = list(result.findings)
     if result.unneeded:
         findings.append(quantized.unneeded_finding(result.unneeded))
-    weights = _quantized_weights(model, catalog, result, options)
     for name, found, expected in result.mismatched:
         findings.append(mismatch(name, found, expected, ignores_mismatches))
     failed = {finding.target for finding in result.findings} | {*result.explained}
@@ -152,16 +149,16 @@ def as_recipes(
         unexpected=reportable(model, result.unexpected),
         reported_missing=sorted(failed),
         findings=findings,
-        extensions=[] if weights is None else [weights],
+        extensions=_quantized_weights(model, catalog, result, options),
     )
 
 
 def _quantized_weights(
     model: Any, catalog: Catalog, result: ConversionResult, options: LoadOptions
-) -> QuantizedWeights | None:
+) -> list[TargetExtension]:
     """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
     if not result.units and not result.quantized and not options.quantize_experts:
-        return None
+        return []
     from loadstone._adapters.bitsandbytes import loading, stored
 
     found = stored.read(catalog, result.units)
@@ -172,7 +169,7 @@ def _quantized_weights(
     tied = dict(_tied_names(model))
     unfilled = [each for each in weights.unfilled(model) if each.target not in tied]
     weights.problems = [*found.findings, *weights.misfits(model), *unfilled]
-    return weights
+    return [weights]
 
 
 def reportable(model: Any, unexpected: list[tuple[str, str]]) -> list[tuple[str, str]]:
