@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.diffusers.missing_keys import Assumed, MissingKeys, file_key, refusal
+from loadstone._adapters.diffusers.missing_keys import Assumed, MissingKeys, refusal
 from loadstone._base.dtypes import is_dtype
 from loadstone._base.errors import make
 from loadstone._base.warn import warn_of_findings
@@ -88,7 +88,8 @@ class Checkpoint(dict[str, torch.Tensor]):
 
     def file_key(self, key: str) -> str:
         """The name that the file should have for what a converter asks for."""
-        return file_key(key, self.missing_keys.assumed, self.prefix)
+        is_whole = key.startswith(self.prefix) or key in self.missing_keys.assumed
+        return key if is_whole else self.prefix + key
 
     def _absent(self, key: str) -> AbsentSymbol:
         return AbsentSymbol.make(self.trace, key, *self.missing_keys[key])

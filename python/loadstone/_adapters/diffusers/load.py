@@ -14,7 +14,7 @@ from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_packed
 from loadstone._adapters.diffusers.mismatch import ConfigSources, Mismatch, examine
 from loadstone._adapters.diffusers.missing import MissingTensors
 from loadstone._adapters.diffusers.missing_keys import Conversion, MissingKeys, find_missing_keys
-from loadstone._adapters.diffusers.quantized import parts_of, quantized_weights_of
+from loadstone._adapters.diffusers.quantized import parts_of, quantized_weights
 from loadstone._adapters.diffusers.supplements import supplement
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import PlanError, make
@@ -166,7 +166,7 @@ class Load(LoadSession):
 
     def trace(self, request: Request) -> AdapterRecipes:
         """Recipes for what the checkpoint gives, and findings for the rest."""
-        weights = quantized_weights_of(request.model, request.checkpoint.catalog, request.converted)
+        weights = quantized_weights(request.model, request.checkpoint.catalog, request.converted)
         parts = parts_of(weights, request.converted)
         state = request.model.state_dict()
         converted = {name: value for name, value in request.converted.items() if name not in parts}

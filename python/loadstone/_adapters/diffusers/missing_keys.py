@@ -237,8 +237,3 @@ def refusal(keys: Iterable[str]) -> Error:
     error = make("plan.missing", message, tensor=names[0])
     error.findings = findings
     return error
-
-
-def file_key(key: str, names: Iterable[str], prefix: str) -> str:
-    """The name in the file of what a converter asks for: with the prefix of its other names."""
-    return key if not prefix or key.startswith(prefix) or key in names else prefix + key

@@ -8,7 +8,7 @@ from typing import Any
 from loadstone._files.catalog import Catalog
 
 
-def quantized_weights_of(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Any:
+def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Any:
     """Return the ``QuantizedWeights`` of layers that the library's quantizer has put into a model.
 
     Args:
