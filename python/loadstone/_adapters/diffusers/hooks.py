@@ -279,7 +279,7 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
             converted,
             checkpoint,
             dtype=dtype,
-            keeps=_kept_in_float32(model, dtype),
+            keeps=kept_in_float32(model, dtype),
             quantizer=kwargs.get("hf_quantizer"),
             device_map=load.device_map or kwargs.get("device_map"),
             conversion=conversion,
@@ -403,8 +403,8 @@ def _checkpoint_of(state_dict: Any) -> Checkpoint | None:
     return checkpoint
 
 
-def _kept_in_float32(model: Any, dtype: Any) -> tuple[str, ...]:
-    """As the library's ``from_pretrained`` keeps them; its single files lose them in bfloat16.
+def kept_in_float32(model: Any, dtype: Any) -> tuple[str, ...]:
+    """Return what ``from_pretrained`` keeps; the library's single files lose it in bfloat16.
 
     Models of transformers keep them in float16 alone.
     """
