@@ -168,14 +168,14 @@ def trace(
     checkpoint.decode()
     wanted = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     keeps = hooks.kept_in_float32(model, wanted)
-    lacks = None
+    missing = None
     for _ in range(2):
-        made, used, conversion = load.convert(model, checkpoint, lacks)
+        made, used, conversion = load.convert(model, checkpoint, missing)
         request = load.Request(model, made, used, wanted, keeps, conversion=conversion)
         try:
             return load.Load(LoadOptions()).trace(request)
-        except expected.OverlookedError as overlooked:
-            lacks = overlooked.lacks
+        except expected.RetryError as retry:
+            missing = retry.missing_keys
     raise AssertionError("a converter passes over tensors again and again")
 
 
@@ -185,9 +185,8 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
     from loadstone._adapters.diffusers import call, hooks
     from loadstone._adapters.transformers import hooks as encoders
 
-    owners = cls, diffusers.DiffusionPipeline, diffusers.ModelMixin
-    library = [getattr(each, function, None) for each in owners]
-    refuse_misspelled(kwargs, NAMES, (*filter(None, library), cls.__init__))
+    library = [getattr(each, function, cls.__init__) for each in (cls, diffusers.DiffusionPipeline)]
+    refuse_misspelled(kwargs, NAMES, (*library, cls.__init__))
     merges = options.adapters is not None and options.adapters.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"

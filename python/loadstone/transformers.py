@@ -25,6 +25,9 @@ from loadstone._plan.options import LoadOptions, Missing, Progress
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._skeleton.rebuild import builder
 
+# The adapter is imported inside functions, as it needs a supported release of the library:
+# `skeleton_builder` serves all releases.
+
 
 def from_pretrained(
     cls: type[Any],
@@ -80,7 +83,6 @@ def from_pretrained(
             files that are not safetensors ...).
         Exceptions of the library for its arguments.
     """
-    # Imported only now, here and below, as transformers may be absent.
     from loadstone._adapters.transformers import hooks
 
     chosen = LoadOptions.of_call(

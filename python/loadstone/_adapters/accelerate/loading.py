@@ -61,6 +61,11 @@ def load_checkpoint_in_model(
     transformers are converted as that library converts them.
 
     Args:
+        device_map: devices, or ``"disk"``, by paths of modules; ``None``: each tensor stays where
+            it is, on the CPU instead of meta.
+        offload_folder: required if anything is on disk.
+        dtype: for floating-point parameters and saved buffers; ``None``: the model's own. Without
+            a device map a model on meta takes those of the file.
         offload_state_dict: has no effect: no more than the model itself is ever held.
         strict: every tensor of the model must be in the checkpoint, and nothing else.
         missing: policy for tensors that the checkpoint lacks: ``"keep"`` (see above; an error with
@@ -103,7 +108,7 @@ def load_checkpoint_in_model(
         missing=missing,
     )
 
-    def finish(folder: _core.OffloadFolder, report: Report) -> None:
+    def finalize_offload(folder: _core.OffloadFolder, report: Report) -> None:
         _name_kept(plan)
         audit.prove(model, report)
         if device_map is not None and offload_folder is not None:
@@ -116,7 +121,7 @@ def load_checkpoint_in_model(
         progress=progress,
         threads=threads,
         receipt=receipt,
-        finalize_offload=finish,
+        finalize_offload=finalize_offload,
     )
     _warn_unexpected(model, checkpoint, plan)
 
@@ -146,8 +151,10 @@ def load_checkpoint_and_dispatch(
 ) -> torch.nn.Module:
     """Load as :func:`load_checkpoint_in_model` does, then add hooks as :func:`dispatch_model` does.
 
-    accelerate computes a device map that is named (``"auto"``, ``"balanced"``,
-    ``"balanced_low_0"``, ``"sequential"``).
+    Args:
+        device_map: also ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or ``"sequential"``, from
+            which accelerate computes one.
+        max_memory: for these: bytes, or a size such as ``"6GiB"``, by device.
 
     Returns:
         The same model, with hooks if a device map is given.

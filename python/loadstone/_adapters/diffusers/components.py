@@ -26,7 +26,7 @@ from loadstone._plan.placement import (
 )
 
 
-class Placing:
+class Placement:
     """The device map of one call, from its argument to the devices of components.
 
     Args:
@@ -66,7 +66,7 @@ class Placing:
             isinstance(path, str) and path.startswith(f"{name}.") for path in found
         )
 
-    def decide(
+    def resolve(
         self,
         names: Iterable[str],
         others: Mapping[str, str],
@@ -95,7 +95,6 @@ class Placing:
         for name, places in self.components.items():
             if name in empty and not self.is_strategy:
                 require_paths(empty[name], places, name)
-        for name, places in self.components.items():
             inner = {path: device for path, device in places.items() if path}
             covers = name in empty and self.is_strategy and inner
             self.flat.update({} if covers else {name: places[""]})

@@ -13,7 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from types import CodeType
 from typing import Any
 
-from loadstone._adapters.diffusers.absent import NUMBER, Conversion, Lacks, rehearse
+from loadstone._adapters.diffusers.missing_keys import (
+    NUMBER,
+    Conversion,
+    MissingKeys,
+    find_missing_keys,
+)
 from loadstone.tracing._absent import AbsentSymbol, leaves
 
 # Each round is one run of the converter, with a guess for each target.
@@ -26,34 +31,34 @@ PARTS_MAX = 15
 _STEPS = (1, 2, 3, 4, -1)
 
 
-class OverlookedError(Exception):
-    """A converter passes over tensors that are there, because others are not.
+class RetryError(Exception):
+    """A converter has to run again: it ignores tensors that are there, as others are not.
 
     Attributes:
-        lacks: with these it takes them.
+        missing_keys: with these it takes them.
     """
 
-    def __init__(self, lacks: Lacks) -> None:
+    def __init__(self, missing: MissingKeys) -> None:
         super().__init__()
-        self.lacks = lacks
+        self.missing_keys = missing
 
 
 def expected_keys(
-    targets: list[str], keys: Mapping[str, str], conversion: Conversion, lacks: Lacks
+    targets: list[str], keys: Mapping[str, str], conversion: Conversion, missing: MissingKeys
 ) -> dict[str, str]:
     """Missing targets and their names in the file, as far as they can be derived.
 
     Args:
         targets: the missing ones, by the model's names.
         keys: target and file's name of tensors that are there.
-        lacks: what the converter is known to ask for in vain.
+        missing: what the converter is known to ask for in vain.
 
     Raises:
-        OverlookedError: some of the targets are not missing.
+        RetryError: some of the targets are not missing.
     """
-    trials = _Trials(set(targets[:TARGETS_MAX]), conversion, lacks)
+    trials = _Trials(set(targets[:TARGETS_MAX]), conversion, missing)
     known = set(conversion.catalog.tensors)
-    waiting = {target: _unlike(known, guesses(target, keys)) for target in trials.targets}
+    waiting = {target: _unlike(known, _candidates(target, keys)) for target in trials.targets}
     for _ in range(ROUNDS_MAX):
         names = {next(waiting[target], "") for target in waiting if target not in trials.found}
         if not any(names):
@@ -72,7 +77,7 @@ def expected_keys(
     return trials.found
 
 
-def guesses(target: str, keys: Mapping[str, str]) -> Iterator[str]:
+def _candidates(target: str, keys: Mapping[str, str]) -> Iterator[str]:
     """Names that the file may have for a target, the likeliest first."""
     parts = target.split(".")
     yield from _like_siblings(target, len(parts) - 1, keys)
@@ -153,11 +158,11 @@ def _unlike(there: Set[str], names: Iterator[str]) -> Iterator[str]:
 class _Trials:
     """Runs of a converter on files that hold a little more."""
 
-    def __init__(self, targets: set[str], conversion: Conversion, lacks: Lacks) -> None:
+    def __init__(self, targets: set[str], conversion: Conversion, missing: MissingKeys) -> None:
         self.targets = targets
         self.found: dict[str, str] = {}
         self._conversion = conversion
-        self._lacks = lacks
+        self._missing = missing
 
     def run_parts(self, names: list[str]) -> None:
         """Tries names that a converter may refuse, in halves until it accepts them."""
@@ -173,7 +178,7 @@ class _Trials:
         if not names:
             return True
         try:
-            made = self._conversion.run(self._holding(names))
+            made = self._conversion.run(self._with_assumed(names))
         except Exception:  # the converter refuses one of the names
             return False
         for target in self.targets & made.keys():
@@ -182,21 +187,21 @@ class _Trials:
                 if len(keys) == 1:
                     self.found.setdefault(target, keys[0])
         if self._are_there(made):
-            self._stop_if_overlooked(key for key in self.found.values() if key in names)
+            self._retry_if_ignored(key for key in self.found.values() if key in names)
         return True
 
-    def _holding(self, names: Iterable[str]) -> Lacks:
-        return self._lacks.holding({name: self._conversion.assume(name) for name in names})
+    def _with_assumed(self, names: Iterable[str]) -> MissingKeys:
+        return self._missing.with_assumed({name: self._conversion.assume(name) for name in names})
 
     def _are_there(self, made: Mapping[str, Any]) -> bool:
         values = [made.get(target) for target in self.targets]
         return any(each is not None and not isinstance(each, AbsentSymbol) for each in values)
 
-    def _stop_if_overlooked(self, names: Iterable[str]) -> None:
+    def _retry_if_ignored(self, names: Iterable[str]) -> None:
         """Raise if the converter takes what it passed over as soon as the file has these names."""
-        lacks = rehearse(self._conversion, self._holding(names))
-        if self._are_there(self._conversion.run(lacks)):
-            raise OverlookedError(lacks)
+        missing = find_missing_keys(self._conversion, self._with_assumed(names))
+        if self._are_there(self._conversion.run(missing)):
+            raise RetryError(missing)
 
 
 def _words(function: Any) -> set[str]:

@@ -23,10 +23,9 @@ from typing import Any
 import torch
 
 from loadstone._adapters.diffusers import pipelines, quantizers
-from loadstone._adapters.diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._adapters.diffusers.call import OPTIONS, current, loading
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
-from loadstone._adapters.diffusers.expected import OverlookedError
+from loadstone._adapters.diffusers.expected import RetryError
 from loadstone._adapters.diffusers.load import (
     Load,
     Request,
@@ -36,9 +35,15 @@ from loadstone._adapters.diffusers.load import (
     require_series,
     skip_keys,
 )
-from loadstone._adapters.diffusers.mismatch import Places
+from loadstone._adapters.diffusers.mismatch import ConfigSources
+from loadstone._adapters.diffusers.missing_keys import MissingKeys, find_missing_keys
 from loadstone._adapters.diffusers.pipelines import CONVERTING, DEFERRED, ConvertedError
-from loadstone._adapters.diffusers.quantizers import hand_on, is_bitsandbytes, is_known, sized
+from loadstone._adapters.diffusers.quantizers import (
+    check_for_library,
+    is_bitsandbytes,
+    is_known,
+    quantized_sizes,
+)
 from loadstone._adapters.diffusers.supplements import supplement
 from loadstone._adapters.patch import Hook, Hooks, gated, suspended, with_hooks_of
 from loadstone._adapters.sites.diffusers import SITES
@@ -138,43 +143,35 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
     if isinstance(source, Checkpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
     with contextlib.ExitStack() as stack:
-        lacks = Lacks()
+        missing = MissingKeys()
         for _ in range(ATTEMPTS_MAX - 1):
             try:
-                return _attempt(original, cls, source, kwargs, lacks)
+                return _attempt(original, cls, source, kwargs, missing)
             except WrongConfigError as wrong:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 text = json.dumps(wrong.config, default=str)
                 (Path(folder) / "config.json").write_text(text)
                 kwargs |= {"config": folder, "subfolder": None}
-                lacks = Lacks()  # another config, another converter
-            except OverlookedError as overlooked:
-                lacks = overlooked.lacks
-            except _StumbledError as stumbled:
-                lacks = rehearse(stumbled.conversion)
-                if not lacks:
-                    raise stumbled.reason from None
-        return _attempt(original, cls, source, kwargs, lacks)
+                missing = MissingKeys()  # another config, another converter
+            except RetryError as retry:
+                missing = retry.missing_keys
+        return _attempt(original, cls, source, kwargs, missing)
 
 
-class _StumbledError(Exception):
-    """A converter failed because the file lacks something."""
-
-    def __init__(self, conversion: Conversion, reason: Exception) -> None:
-        super().__init__()
-        self.conversion, self.reason = conversion, reason
-
-
-def _attempt(original: Any, cls: Any, source: Any, kwargs: dict[str, Any], lacks: Lacks) -> Any:
+def _attempt(
+    original: Any, cls: Any, source: Any, kwargs: dict[str, Any], missing: MissingKeys
+) -> Any:
     with loading() as load:
-        load.lacks = lacks
-        load.places = Places(kwargs.get("config"), kwargs.get("cache_dir"))
+        load.missing_keys = missing
+        load.config_sources = ConfigSources(kwargs.get("config"), kwargs.get("cache_dir"))
         try:
             model = original(cls, _prepared(load, source, kwargs), **kwargs)
-        except (PlanError, KeyError) as reason:
-            if load.conversion is None or lacks:
+        except (PlanError, KeyError):
+            known = load.conversion if not missing else None
+            found = None if known is None else find_missing_keys(known)
+            if not found:
                 raise
-            raise _StumbledError(load.conversion, reason) from None
+            raise RetryError(found) from None
         load.finish(model)
     return model
 
@@ -185,7 +182,7 @@ def _prepared(load: Load, source: Any, kwargs: dict[str, Any]) -> Any:
     load.keeps_blocks = config is not None and not is_bitsandbytes(config)
     if not isinstance(source, Checkpoint):
         return source
-    return (source.fresh if load.keeps_blocks else source.decoded)(load.lacks)
+    return (source.fresh if load.keeps_blocks else source.decoded)(load.missing_keys)
 
 
 def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
@@ -198,7 +195,7 @@ def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
 
 
 def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
-    """Notes the conversion before it runs, so that it can be rehearsed if it fails."""
+    """Notes the conversion before it runs, so that it can be repeated if it fails."""
     load = current()
     if load is None or not isinstance(checkpoint, Checkpoint):
         return original(state, checkpoint)
@@ -222,8 +219,8 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
         return original(checkpoint_file, *args, **kwargs)
     checkpoint = Checkpoint.open([str(checkpoint_file)])
     load = current()
-    if load is not None and load.lacks:
-        checkpoint = checkpoint.fresh(load.lacks)
+    if load is not None and load.missing_keys:
+        checkpoint = checkpoint.fresh(load.missing_keys)
     if load is not None and not load.keeps_blocks:
         checkpoint.decode()
     return checkpoint
@@ -245,7 +242,7 @@ def _determine_device_map(
     if load.options.max_memory is not None:
         max_memory = load.options.max_memory
     if isinstance(device_map, str) and device_map in MODES:
-        with sized(model):
+        with quantized_sizes(model):
             found = original(model, device_map, max_memory, *rest)
         load.device_map = gathered(model, found)
         return load.device_map
@@ -359,7 +356,7 @@ def _load_pretrained_model(
     is_ours = quantizer is None or is_known(quantizer)
     if load is None or checkpoint is None or not is_ours:
         if load is not None and quantizer is not None:
-            hand_on(quantizer, kwargs.get("device_map"), load.options.is_direct)
+            check_for_library(quantizer, kwargs.get("device_map"), load.options.is_direct)
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
     folder = kwargs.get("offload_folder")
     if folder is not None:  # of this component, where the load is a pipeline's

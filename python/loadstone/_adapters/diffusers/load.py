@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from accelerate import big_modeling
 
-from loadstone._adapters.diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_packed
-from loadstone._adapters.diffusers.mismatch import Mismatch, Places, examine
+from loadstone._adapters.diffusers.mismatch import ConfigSources, Mismatch, examine
 from loadstone._adapters.diffusers.missing import MissingTensors
+from loadstone._adapters.diffusers.missing_keys import Conversion, MissingKeys, find_missing_keys
 from loadstone._adapters.diffusers.quantized import parts_of, quantized_weights
 from loadstone._adapters.diffusers.supplements import supplement
 from loadstone._base.dtypes import dtype_name, torch_dtype
@@ -60,8 +60,8 @@ class Load(LoadSession):
     Attributes:
         device_map: as asked for, once the library has worked it out.
         keeps_blocks: as blocks, where they are; else as the numbers they stand for.
-        places: where configs may be.
-        lacks: what the converter asks for in vain, where that is known.
+        config_sources: where configs may be.
+        missing_keys: what the converter asks for in vain, where that is known.
         conversion: while the converter runs.
         conversion_of: for models of another library: what the library does to the file for one.
         mapping: the converter, and its arguments.
@@ -71,8 +71,8 @@ class Load(LoadSession):
         super().__init__(options)
         self.device_map: Any = None
         self.keeps_blocks = False
-        self.places = Places()
-        self.lacks = Lacks()
+        self.config_sources = ConfigSources()
+        self.missing_keys = MissingKeys()
         self.conversion: Conversion | None = None
         self.conversion_of: Callable[[Any], Conversion] | None = None
         self.mapping: tuple[Any, dict[str, Any]] | None = None
@@ -160,7 +160,9 @@ class Load(LoadSession):
             if not isinstance(value, AbsentSymbol)
         }
         checkpoint = request.checkpoint
-        return examine(type(request.model), dict(config), state, found, checkpoint, self.places)
+        return examine(
+            type(request.model), dict(config), state, found, checkpoint, self.config_sources
+        )
 
     def trace(self, request: Request) -> AdapterRecipes:
         """Recipes for what the checkpoint gives, and findings for the rest."""
@@ -240,13 +242,13 @@ class WrongConfigError(Exception):
 
 
 def convert(
-    model: Any, checkpoint: Checkpoint, lacks: Lacks | None = None
+    model: Any, checkpoint: Checkpoint, missing: MissingKeys | None = None
 ) -> tuple[Mapping[str, Any], Checkpoint, Conversion | None]:
     """The checkpoint by the model's names: through the library's converter, where it needs one.
 
     Args:
         checkpoint: before any converter; block formats decoded.
-        lacks: what the converter is known to ask for in vain.
+        missing: what the converter is known to ask for in vain.
 
     Returns:
         The tensors by the model's names, the checkpoint that they belong to, and the conversion.
@@ -261,11 +263,11 @@ def convert(
     function = library.SINGLE_FILE_LOADABLE_CLASSES[kind]["checkpoint_mapping_fn"]
     conversion = conversion_of(model, checkpoint, function, {})
     try:
-        if lacks is not None:
-            checkpoint = conversion.open(lacks)
+        if missing is not None:
+            checkpoint = conversion.open(missing)
         made = function(checkpoint=checkpoint, **conversion.arguments)
     except (PlanError, KeyError):
-        found = rehearse(conversion, lacks)
+        found = find_missing_keys(conversion, missing)
         if not found:
             raise
         checkpoint = conversion.open(found)

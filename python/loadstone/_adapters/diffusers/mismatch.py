@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadstone import _core
+from loadstone._adapters.diffusers import local_configs
 from loadstone._adapters.diffusers.checkpoint import Checkpoint
 from loadstone._adapters.diffusers.diagnosis import (
     Counts,
@@ -16,7 +17,6 @@ from loadstone._adapters.diffusers.diagnosis import (
     diagnose,
     trial,
 )
-from loadstone._adapters.diffusers.known import Known, at_hand, by_name
 
 # Fewer disagreements are reported one by one, and not blamed on the config.
 DISAGREEMENTS_MIN = 4
@@ -29,7 +29,7 @@ NAMES_MAX = 8
 
 
 @dataclass(frozen=True)
-class Places:
+class ConfigSources:
     """Where configs may be.
 
     Attributes:
@@ -54,7 +54,7 @@ class Mismatch:
 
     before: Counts
     edited: Diagnosis | None
-    known: list[tuple[Known, Counts]] = field(default_factory=list)
+    known: list[tuple[local_configs.LocalConfig, Counts]] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
 
     def fitting(self, old: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -100,7 +100,7 @@ def examine(
     state: Shapes,
     found: Shapes,
     checkpoint: Checkpoint,
-    places: Places,
+    sources: ConfigSources,
 ) -> Mismatch | None:
     """Looks for the config of a file, where much of it disagrees with the model.
 
@@ -114,10 +114,12 @@ def examine(
     files = checkpoint.catalog.shards
     tried = [
         (each, trial(cls, each.config, found))
-        for each in at_hand(cls, files, places.given, places.cache)[:TRIALS_MAX]
+        for each in local_configs.find(cls, files, sources.given, sources.cache)[:TRIALS_MAX]
     ]
     known = [(each, counts) for each, counts in tried if counts and counts.total < before.total]
     if edited is None and not known:
         return None
     known.sort(key=lambda pair: pair[1].total)
-    return Mismatch(before, edited, known, by_name(checkpoint.decoded(), places.cache))
+    return Mismatch(
+        before, edited, known, local_configs.uncached(checkpoint.decoded(), sources.cache)
+    )

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._adapters.diffusers.absent import Conversion, Shape
 from loadstone._adapters.diffusers.checkpoint import Checkpoint
 from loadstone._adapters.diffusers.expected import expected_keys, prefix
+from loadstone._adapters.diffusers.missing_keys import Conversion, Shape
 from loadstone._adapters.diffusers.supplements import supplements
 from loadstone._base.dtypes import dtype_name
 from loadstone._execute.report import human_bytes
@@ -65,9 +65,9 @@ class MissingTensors:
             for key, target in supplements().items():
                 if target in others:
                     recipes.expected[target] = prefix(keys) + key
-            recipes.expected |= expected_keys(others, keys, conversion, checkpoint.lacks)
+            recipes.expected |= expected_keys(others, keys, conversion, checkpoint.missing_keys)
         used = {key for name in self.absent if name in self.state for key in self._lacks(name)}
-        for key in (*checkpoint.lacks.asked, *checkpoint.lacks.held):
+        for key in (*checkpoint.missing_keys.requested, *checkpoint.missing_keys.assumed):
             if key not in used:
                 recipes.findings.append(_unused(checkpoint.file_key(key)))
 

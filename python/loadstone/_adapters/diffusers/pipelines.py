@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.diffusers.absent import Conversion, Lacks
 from loadstone._adapters.diffusers.call import OPTIONS, loading
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
-from loadstone._adapters.diffusers.components import Placing, accelerate_hooks, models_of
-from loadstone._adapters.diffusers.expected import OverlookedError
+from loadstone._adapters.diffusers.components import Placement, accelerate_hooks, models_of
+from loadstone._adapters.diffusers.expected import RetryError
 from loadstone._adapters.diffusers.load import Load
+from loadstone._adapters.diffusers.missing_keys import Conversion, MissingKeys
 from loadstone._adapters.patch import Hook, gated, held
 from loadstone._adapters.sites import is_known
 from loadstone._adapters.sites.diffusers import SITES
@@ -31,7 +31,7 @@ from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._execute.audit import last_report
 from loadstone._plan.placement import expanded
 
-_placing: ContextVar[Placing | None] = ContextVar("loadstone_diffusers_placing", default=None)
+_placing: ContextVar[Placement | None] = ContextVar("loadstone_diffusers_placing", default=None)
 # Whether only the converted state dict is wanted, and no model.
 CONVERTING: ContextVar[bool] = ContextVar("loadstone_diffusers_converting", default=False)
 # The components whose reading is deferred; None: reads are not deferred.
@@ -85,7 +85,7 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if not _is_ours(kwargs.get("device_map")):
         return original(cls, *args, **kwargs)
     memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
-    placing = Placing(kwargs["device_map"], memory, folder)
+    placing = Placement(kwargs["device_map"], memory, folder)
     kwargs["device_map"] = "balanced"  # a placeholder: placing answers in its stead
     with ordinary_tensors(), held(_placing, placing):
         pipe = original(cls, *args, **kwargs)
@@ -104,7 +104,7 @@ def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
     memory = kwargs.pop("max_memory", None) or chosen.max_memory
     folder = kwargs.pop("offload_folder", None) or chosen.offload_folder
     device_map = kwargs.pop("device_map", None)
-    placing = Placing(device_map, memory, folder) if device_map is not None else None
+    placing = Placement(device_map, memory, folder) if device_map is not None else None
     with ordinary_tensors():
         with held(DEFERRED, Deferred()) as components:
             pipe = original(cls, *args, **kwargs)
@@ -119,12 +119,12 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(source, Checkpoint):
         return build(checkpoint=source)
     try:
-        return _load_encoder(build, source, Lacks())
-    except OverlookedError as overlooked:
-        return _load_encoder(build, source, overlooked.lacks)
+        return _load_encoder(build, source, MissingKeys())
+    except RetryError as retry:
+        return _load_encoder(build, source, retry.missing_keys)
 
 
-def _load_encoder(build: Callable[..., Any], source: Checkpoint, lacks: Lacks) -> Any:
+def _load_encoder(build: Callable[..., Any], source: Checkpoint, missing: MissingKeys) -> Any:
     def convert(checkpoint: Any) -> Mapping[str, Any]:
         """Converts only; the library has no function for that, so its load is stopped."""
         with held(CONVERTING, True):
@@ -139,8 +139,8 @@ def _load_encoder(build: Callable[..., Any], source: Checkpoint, lacks: Lacks) -
         return Conversion(source.catalog, convert, {}, wanted, source.decoded)
 
     with loading() as load:
-        load.lacks, load.conversion_of = lacks, conversion
-        model = build(checkpoint=source.decoded(lacks)).eval()  # the library forgets it of T5
+        load.missing_keys, load.conversion_of = missing, conversion
+        model = build(checkpoint=source.decoded(missing)).eval()  # the library forgets it of T5
         load.finish(model)
     return model
 
@@ -200,7 +200,7 @@ def _final_device_map(original: Any, *args: Any, **kwargs: Any) -> Any:
         for name, (library, class_name) in classes.items()
         if placing.needs_sizes(name)
     }
-    placing.decide(list(classes), others, empty, _kept_in_float32(empty))
+    placing.resolve(list(classes), others, empty, _kept_in_float32(empty))
     return placing.reported
 
 
@@ -285,7 +285,7 @@ def _unless_placing(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _finish(
-    pipe: Any, components: Deferred, placing: Placing | None, kwargs: Mapping[str, Any]
+    pipe: Any, components: Deferred, placing: Placement | None, kwargs: Mapping[str, Any]
 ) -> None:
     """Plans all components of a file, then reads them."""
     loads = components.loads
@@ -293,7 +293,7 @@ def _finish(
         models = {name: each for name, each in models_of(pipe).items() if name not in kwargs}
         others = {name: "it is no model that is loaded" for name in pipe.components}
         dtypes = {path: dtype for name in loads for path, dtype in _dtypes(name, loads[name])}
-        placing.decide(list(models), others, models, dtypes)
+        placing.resolve(list(models), others, models, dtypes)
     failures: dict[str, PlanError] = {}
     for name, load in loads.items():
         places = placing.components.get(name) if placing is not None else None

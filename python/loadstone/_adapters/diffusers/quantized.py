@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loadstone._files.catalog import Catalog
@@ -45,21 +45,18 @@ def quantizing_layers(model: Any) -> dict[str, Any]:
 
 
 def parts_of(weights: Any, names: Mapping[str, Any]) -> set[str]:
-    """Names of tensors that are components of quantized weights."""
+    """Return the names of tensors that are components of quantized weights."""
     if weights is None:
         return set()
-    stored = {unit.name for unit in weights.stored.values()} | weights.broken.keys()
-    found = set()
-    for name in names:
-        path, _, leaf = name.rpartition(".")
-        weight = f"{path}.weight" if path else "weight"
-        is_beside = leaf in ("SCB", "weight_format") and weight in stored
-        if name in stored or is_beside or _above(name) in stored:
-            found.add(name)
-    return found
+    stored = {each.name for each in weights.stored.values()} | weights.broken.keys()
+    return {name for name in names if stored & {name, *_weights_of(name)}}
 
 
-def _above(name: str) -> str:
-    """The weight that a component belongs to, by its name."""
-    path, dot, _ = name.rpartition(".weight.")
-    return f"{path}.weight" if dot else "weight" if name.startswith("weight.") else ""
+def _weights_of(name: str) -> Iterator[str]:
+    """Yield the names of the weights that a tensor would be a component of."""
+    path, _, leaf = f".{name}".rpartition(".")
+    if leaf in ("SCB", "weight_format"):
+        yield f"{path}.weight"[1:]
+    path, dot, _ = f".{name}".rpartition(".weight.")
+    if dot:
+        yield f"{path}.weight"[1:]

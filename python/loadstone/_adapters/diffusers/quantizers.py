@@ -55,7 +55,7 @@ def _update_device_map(original: Any, quantizer: Any, device_map: Any) -> Any:
 
 
 def _adjust_target_dtype(original: Any, quantizer: Any, dtype: Any) -> Any:
-    """The dtype given: the library counts all tensors as quantized; see :func:`sized`."""
+    """The dtype given: the library counts all tensors as quantized; see :func:`quantized_sizes`."""
     return dtype if current() is not None else original(quantizer, dtype)
 
 
@@ -90,7 +90,7 @@ def is_known(quantizer: Any) -> bool:
     return not getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
 
 
-def hand_on(quantizer: Any, device_map: Any, is_direct: bool) -> None:
+def check_for_library(quantizer: Any, device_map: Any, is_direct: bool) -> None:
     """Makes up for the library's own checks, before the library quantizes by itself.
 
     Raises:
@@ -111,7 +111,7 @@ def hand_on(quantizer: Any, device_map: Any, is_direct: bool) -> None:
 
 
 @contextlib.contextmanager
-def sized(model: torch.nn.Module) -> Iterator[None]:
+def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     """Gives weights on meta the sizes of their quantized bytes, for accelerate's counting."""
     layers = quantizing_layers(model)
     held = {path: layer._parameters["weight"] for path, layer in layers.items()}

@@ -92,7 +92,7 @@ def digest(catalog: Catalog, conversion: ConversionInput) -> str:
             *(conversion.dtype, conversion.built_dtype, conversion.is_asked, conversion.dtype_plan)
         ],
         "conversions": [code.conversion(each) for each in conversion.conversions],
-        "quantizer": None if quantizer is None else _quantizer(quantizer, code),
+        "quantizer": None if quantizer is None else _text_of_quantizer(quantizer, code),
         "numbers": quantized.digest(catalog) if conversion.decodes else "",
         "targets": [(name, list(t.shape), t.dtype) for name, t in model.state_dict().items()],
         "code": [*code.digests(), *(digest_of_file(str(each)) for each in own_code())],
@@ -101,7 +101,7 @@ def digest(catalog: Catalog, conversion: ConversionInput) -> str:
     return hashlib.blake2b(f"{text}\n{catalog.digest()}".encode(), digest_size=20).hexdigest()
 
 
-def _quantizer(quantizer: Any, code: Code) -> Any:
+def _text_of_quantizer(quantizer: Any, code: Code) -> list[Any]:
     code.of_model([type(quantizer)])
     config = quantizer.quantization_config.to_dict()
     return [type(quantizer).__qualname__, quantizer.pre_quantized, config]
@@ -126,18 +126,10 @@ def _read(path: Path, key: str, catalog: Catalog) -> ConversionResult | None:
         answer = json.loads(head)
         if answer.pop("key") != key or answer.pop("checksum") != _checksum(answer, recipes):
             return None
-        result = ConversionResult(
-            recipes=_core.Recipes.from_json(catalog._core, recipes.decode()),
-            dtypes=answer["dtypes"],
-            unexpected=[(name, source) for name, source in answer["unexpected"]],
-            mismatched=[(name, tuple(a), tuple(b)) for name, a, b in answer["mismatched"]],
-            used=answer["used"],
-            units=answer["units"],
-            quantized=answer["quantized"],
-            decoded=answer["decoded"],
-            unneeded=answer["unneeded"],
-            recut=answer["recut"],
-        )
+        result = ConversionResult(**answer)
+        result.recipes = _core.Recipes.from_json(catalog._core, recipes.decode())
+        result.unexpected = [(name, source) for name, source in result.unexpected]
+        result.mismatched = [(name, tuple(a), tuple(b)) for name, a, b in result.mismatched]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, Error):
         return None
     with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ import transformers
 from transformers import core_model_loading, modeling_gguf_pytorch_utils
 
 from loadstone._adapters.transformers.export import model_class
+from loadstone._adapters.transformers.kernels import with_globals
 from loadstone._base.errors import Error, make
 from loadstone._files.catalog import inspect
 
@@ -205,15 +206,8 @@ _TORCH = types.SimpleNamespace(
 
 def _with_stand_ins(known: Any) -> Any:
     """A processor of the library's, whose code sees these stand-ins in place of torch."""
-
-    def changed(function: Any) -> Any:
-        seen = function.__globals__ | {"torch": _TORCH}
-        return types.FunctionType(
-            function.__code__, seen, function.__name__, function.__defaults__, function.__closure__
-        )
-
     functions = {
-        name: changed(each)
+        name: with_globals(each, torch=_TORCH)
         for owner in reversed(known.__mro__)
         for name, each in vars(owner).items()
         if isinstance(each, types.FunctionType) and name != "__init__"

@@ -1,7 +1,7 @@
 """Keys that a converter asks for by name and the file lacks.
 
 The library's converters of some classes take every tensor by its name, and stop at the first that
-is not there. What they would have made of it is learnt in a rehearsal: the converter runs on
+is not there. What they would have made of it is learnt in dry runs: the converter runs on
 tensors without data, and what it asks for in vain is given to it as a tensor that is known to be
 absent, of the shape that the targets made of it call for. So all such keys are found at once, each
 with its targets, and a policy for what is missing can fill these.
@@ -24,7 +24,7 @@ from loadstone.tracing._absent import AbsentSymbol, ShapeGuess, leaves
 Shape = tuple[int, ...]
 
 # A converter runs once for each fact that is learnt; a file that lacks more is refused.
-REHEARSALS_MAX = 64
+RUNS_MAX = 64
 
 # Where a dictionary of the converter's own lacks a name: prefixes tried that it may have in files.
 PREFIXES_MAX = 8
@@ -44,30 +44,30 @@ class Assumed(NamedTuple):
 
 
 @dataclass
-class Lacks:
+class MissingKeys:
     """The tensors that a file lacks, as its converter sees it.
 
     Attributes:
-        asked: by the name that the converter asks the file for.
-        held: by the name in the file, which the converter finds by looking through it.
+        requested: by the name that the converter asks the file for.
+        assumed: by the name in the file, which the converter finds by looking through it.
     """
 
-    asked: dict[str, Assumed] = field(default_factory=dict)
-    held: dict[str, Assumed] = field(default_factory=dict)
+    requested: dict[str, Assumed] = field(default_factory=dict)
+    assumed: dict[str, Assumed] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.asked or self.held)
+        return bool(self.requested or self.assumed)
 
     def __getitem__(self, key: str) -> Assumed:
-        return self.asked[key] if key in self.asked else self.held[key]
+        return self.requested[key] if key in self.requested else self.assumed[key]
 
-    def holding(self, held: Mapping[str, Assumed]) -> Lacks:
+    def with_assumed(self, assumed: Mapping[str, Assumed]) -> MissingKeys:
         """Return a copy with more names in the file."""
-        return Lacks(dict(self.asked), {**self.held, **held})
+        return MissingKeys(dict(self.requested), {**self.assumed, **assumed})
 
     def set_shape(self, key: str, shape: Shape) -> None:
         """Set a shape that is known, not guessed."""
-        (self.asked if key in self.asked else self.held)[key] = Assumed(shape, False)
+        (self.requested if key in self.requested else self.assumed)[key] = Assumed(shape, False)
 
 
 @dataclass
@@ -84,15 +84,15 @@ class Conversion:
     function: Callable[..., Mapping[str, Any]]
     arguments: Mapping[str, Any]
     wanted: Mapping[str, Shape]
-    open: Callable[[Lacks], Any]
+    open: Callable[[MissingKeys], Any]
 
-    def run(self, lacks: Lacks, is_search: bool = False) -> Mapping[str, Any]:
+    def run(self, missing: MissingKeys, is_search: bool = False) -> Mapping[str, Any]:
         """Convert the file, with absent tensors for what it lacks.
 
         Args:
-            is_search: names that are asked for and that ``lacks`` does not have are added to it.
+            is_search: names that are asked for and that ``missing`` does not have are added to it.
         """
-        checkpoint = self.open(lacks)
+        checkpoint = self.open(missing)
         checkpoint.assume = self.assume if is_search else None
         return self.function(checkpoint=checkpoint, **self.arguments)
 
@@ -116,36 +116,36 @@ class Conversion:
         return patterns
 
 
-def rehearse(conversion: Conversion, lacks: Lacks | None = None) -> Lacks:
-    """Finds all names that the converter asks for and the file lacks.
+def find_missing_keys(conversion: Conversion, missing: MissingKeys | None = None) -> MissingKeys:
+    """Find all names that the converter asks for and the file lacks.
 
     Args:
-        lacks: what is known already.
+        missing: the keys that are known already.
 
     Raises:
         PlanError: ``plan.missing``, with all that was found, if its targets cannot be derived.
     """
-    search = _Search(conversion, Lacks() if lacks is None else lacks)
-    for _ in range(REHEARSALS_MAX):
+    search = _Search(conversion, MissingKeys() if missing is None else missing)
+    for _ in range(RUNS_MAX):
         if search.step():
-            return search.lacks
+            return search.missing
     raise search.refusal()
 
 
 class _Search:
-    def __init__(self, conversion: Conversion, lacks: Lacks) -> None:
+    def __init__(self, conversion: Conversion, missing: MissingKeys) -> None:
         self.conversion = conversion
-        self.lacks = lacks
+        self.missing = missing
         self._trials: list[str] = []  # names for what the converter's own dictionary lacks
         self._tried: str = ""  # the last of them, as long as nothing shows whether it was right
         self._stumbled: str = ""  # over this
 
     def step(self) -> bool:
-        """One rehearsal; True when there is nothing left to learn."""
+        """One dry run; True when there is nothing left to learn."""
         try:
-            made = self.conversion.run(self.lacks, is_search=True)
+            made = self.conversion.run(self.missing, is_search=True)
         except ShapeGuess as guess:
-            self.lacks.set_shape(guess.key, guess.shape)
+            self.missing.set_shape(guess.key, guess.shape)
             return False
         except KeyError as reason:
             self._stumble(str(reason.args[0]) if reason.args else "")
@@ -153,14 +153,14 @@ class _Search:
         except Error:
             raise
         except Exception as reason:  # over a guess: what the library says would mislead
-            if not self.lacks:
+            if not self.missing:
                 raise
             raise self.refusal() from reason
         return self._fits(made)
 
     def refusal(self) -> Error:
         """All keys that were found to be lacking, where nothing can be made of them."""
-        keys = sorted({*self.lacks.asked, *self.lacks.held})
+        keys = sorted({*self.missing.requested, *self.missing.assumed})
         return refusal(keys or [self._stumbled])
 
     # --- what the converter looks for in a dictionary of its own ---------------------------------
@@ -171,11 +171,11 @@ class _Search:
             self._stumbled = key
             self._trials = self._names_for(key)
         else:  # the last name was not it
-            self.lacks.held.pop(self._tried)
+            self.missing.assumed.pop(self._tried)
         if not self._trials:
-            raise refusal([key, *self.lacks.asked, *self.lacks.held])
+            raise refusal([key, *self.missing.requested, *self.missing.assumed])
         self._tried = self._trials.pop(0)
-        self.lacks.held[self._tried] = self.conversion.assume(key)
+        self.missing.assumed[self._tried] = self.conversion.assume(key)
 
     def _names_for(self, key: str) -> list[str]:
         """The key with each prefix that the file's names have, the likeliest first."""
@@ -204,10 +204,10 @@ class _Search:
                     uses.setdefault(key, []).append(shapes)
         fits = True
         for key, targets in uses.items():
-            shape = _shape_for(self.lacks[key].shape, targets)
+            shape = _shape_for(self.missing[key].shape, targets)
             if shape is not None:  # else the shapes contradict each other: the target is missing
-                fits &= shape == self.lacks[key].shape
-                self.lacks.set_shape(key, shape)
+                fits &= shape == self.missing[key].shape
+                self.missing.set_shape(key, shape)
         return fits
 
 
@@ -237,8 +237,3 @@ def refusal(keys: Iterable[str]) -> Error:
     error = make("plan.missing", message, tensor=names[0])
     error.findings = findings
     return error
-
-
-def file_key(key: str, names: Iterable[str], prefix: str) -> str:
-    """The name in the file of what a converter asks for: with the prefix of its other names."""
-    return key if not prefix or key.startswith(prefix) or key in names else prefix + key

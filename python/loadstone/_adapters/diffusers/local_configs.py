@@ -16,7 +16,7 @@ BESIDE_MAX = 200
 
 
 @dataclass(frozen=True)
-class Known:
+class LocalConfig:
     """A config that is at hand.
 
     Attributes:
@@ -33,14 +33,14 @@ class Known:
         return f"config={self.name!r}{rest}"
 
 
-def at_hand(cls: Any, files: list[str], given: str | None, cache: str | None) -> list[Known]:
+def find(cls: Any, files: list[str], given: str | None, cache: str | None) -> list[LocalConfig]:
     """Configs of a class: of the folder that was given, beside the files, in the hub's cache.
 
     Args:
         given: what the caller named as the config, where that is a folder.
         cache: the hub's cache folder, where it is not the usual one.
     """
-    found: dict[str, Known] = {}
+    found: dict[str, LocalConfig] = {}
     for known in (*_near(given, files), *_cached(cache)):
         made_by = str(known.config.get("_class_name", ""))
         text = json.dumps(known.config, sort_keys=True, default=str)
@@ -49,7 +49,7 @@ def at_hand(cls: Any, files: list[str], given: str | None, cache: str | None) ->
     return list(found.values())
 
 
-def by_name(checkpoint: Any, cache: str | None) -> list[str]:
+def uncached(checkpoint: Any, cache: str | None) -> list[str]:
     """Repositories, not cached, of the family of models that diffusers takes a file for.
 
     The family is all that stands before the first dash of the names in the library's own table.
@@ -72,15 +72,15 @@ def by_name(checkpoint: Any, cache: str | None) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in cached]
 
 
-def _near(given: str | None, files: list[str]) -> Iterator[Known]:
+def _near(given: str | None, files: list[str]) -> Iterator[LocalConfig]:
     roots = [Path(given)] if given is not None and Path(given).is_dir() else []
     roots += [Path(file).absolute().parent for file in files]
     for root in dict.fromkeys(roots):
         for parts, config in _configs(root, ("", "*/", "*/*/"), BESIDE_MAX):
-            yield Known(str(root.joinpath(*parts[:1])), "/".join(parts[1:]), config)
+            yield LocalConfig(str(root.joinpath(*parts[:1])), "/".join(parts[1:]), config)
 
 
-def _cached(cache: str | None) -> Iterator[Known]:
+def _cached(cache: str | None) -> Iterator[LocalConfig]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     folders = ("models--*/snapshots/*/", "models--*/snapshots/*/*/")
@@ -88,7 +88,7 @@ def _cached(cache: str | None) -> Iterator[Known]:
         Path(cache or HF_HUB_CACHE), folders, FILES_MAX
     ):
         name = repository.removeprefix("models--").replace("--", "/")
-        yield Known(name, "/".join(parts), config)
+        yield LocalConfig(name, "/".join(parts), config)
 
 
 def _configs(
