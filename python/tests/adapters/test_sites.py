@@ -135,13 +135,13 @@ def require_refused(library: str, named: str) -> None:
         assert named in str(error)
         for word in (library, sites_of(library).version(), sites_of(library).tested):
             assert word in str(error)
-    standing = dict(patch._sites)
+    standing = dict(patch._patched)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):
             with loadstone.patch(library) as patched:
                 assert patched._hooks == []
-                assert patch._sites == standing
+                assert patch._patched == standing
     told = [each for each in said if "nothing is patched" in str(each.message)]
     assert len(told) == 1
     assert told[0].category is UserWarning
@@ -384,6 +384,8 @@ def test_tables_name_all_that_is_taken(library: str) -> None:
     same = {id(found) for found in objects if not inspect.ismodule(found)}
     lacking = set()
     for file in sorted(PACKAGE.rglob("*.py")):
+        if file.name == "canary.py":  # it fails by itself where a name is gone
+            continue
         for path in names_in(library, file.read_text(encoding="utf-8")):
             if "__" in path or any(is_covered(prefix, known, same) for prefix in prefixes(path)):
                 continue

@@ -9,7 +9,7 @@ import bitsandbytes as bnb
 import torch
 
 from loadstone._adapters.bitsandbytes import experts
-from loadstone._adapters.bitsandbytes.modules import is_whole
+from loadstone._adapters.bitsandbytes.modules import is_self_contained
 from loadstone._adapters.bitsandbytes.parameters import adopt
 from loadstone._model.holders import Parameters
 from loadstone._model.modules import ModuleStates, owner_of
@@ -59,7 +59,9 @@ def put(module: Any, leaf: str, parameter: Any) -> None:
     module._parameters["weight"] = parameter
     if isinstance(parameter, bnb.nn.Params4bit):
         parameter.module = module
-    if is_whole(module):  # inside loadstone.patch, which changes layers before they have weights
+    if is_self_contained(
+        module
+    ):  # inside loadstone.patch, which changes layers before they have weights
         adopt(parameter)
     elif isinstance(parameter, bnb.nn.Params4bit):
         module.quant_state = parameter.quant_state

@@ -17,16 +17,16 @@ import torch
 from bitsandbytes import functional
 
 from loadstone import _core
+from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, NESTED, Shape, full
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
-from loadstone._adapters.bitsandbytes.form import FOUR_BIT, NESTED, Shape, full
 from loadstone._adapters.bitsandbytes.installing import (
     Installation,
     moves_weights,
     prepare_hooks,
 )
-from loadstone._adapters.bitsandbytes.stored import StoredUnit, require_finite
-from loadstone._adapters.bitsandbytes.unit import Unit
+from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
+from loadstone._adapters.bitsandbytes.stored_weights import StoredWeight, require_finite
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
@@ -68,7 +68,7 @@ class QuantizedWeights(TargetExtension):
     """
 
     catalog: Catalog
-    stored: dict[str, StoredUnit] = field(default_factory=dict)
+    stored: dict[str, StoredWeight] = field(default_factory=dict)
     quantize: dict[str, Quantization] = field(default_factory=dict)
     broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
     aliases: frozenset[str] = frozenset()
@@ -236,7 +236,11 @@ class QuantizedWeights(TargetExtension):
         for stored in self.stored.values():
             tensors = {name: filled[name] for name in stored.targets()}
             is_there = tensors[stored.name] is not None
-            unit = Unit.from_names(tensors, stored.path) if is_there else on_meta(stored)
+            unit = (
+                QuantizedWeight.from_state_dict(tensors, stored.path)
+                if is_there
+                else on_meta(stored)
+            )
             made[stored.name] = unit.to_parameter(submodule(model, stored.path))
         for target in targets:
             if target.encoding:
@@ -248,7 +252,7 @@ class QuantizedWeights(TargetExtension):
 
     def _quantized(
         self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any
-    ) -> Unit:
+    ) -> QuantizedWeight:
         """The unit of a weight that the load quantized."""
         how = self.quantize[target.name]
         if parts is None:
@@ -257,7 +261,7 @@ class QuantizedWeights(TargetExtension):
                 for name, shape, dtype in target.parts
             }
         data = parts["data"]
-        unit = Unit(data, parts["absmax"], how.encoding, target.shape)
+        unit = QuantizedWeight(data, parts["absmax"], how.encoding, target.shape)
         if how.encoding == "int8":
             return unit
         unit.dtype, unit.blocksize = torch_dtype(target.dtype), how.block_size
@@ -294,9 +298,9 @@ class QuantizedWeights(TargetExtension):
         """
         on_disk = [each for each in targets if each.device == "disk" and each.encoding]
         self.offsets = {
-            unit.name: torch.tensor(unit.form.offset, dtype=torch.float32)
+            unit.name: torch.tensor(unit.metadata.offset, dtype=torch.float32)
             for unit in self.stored.values()
-            if unit.form is not None and unit.form.nested
+            if unit.metadata is not None and unit.metadata.nested
         }
         for target in on_disk:
             unit = self._quantized(target, None, owner_of(model, target.name))
@@ -357,17 +361,17 @@ def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
     )
 
 
-def on_meta(stored: StoredUnit) -> Unit:
+def on_meta(stored: StoredWeight) -> QuantizedWeight:
     """The unit of a stored weight without memory."""
 
     def blank(inside: str) -> torch.Tensor:
         dtype, shape = stored.entries[inside]
         return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
 
-    form = stored.form
+    form = stored.metadata
     if form is None:
-        return Unit(blank("weight"), blank("SCB"), "int8", stored.shape)
-    unit = Unit(blank("weight"), blank("weight.absmax"), form.quant_type, form.shape)
+        return QuantizedWeight(blank("weight"), blank("SCB"), "int8", stored.shape)
+    unit = QuantizedWeight(blank("weight"), blank("weight.absmax"), form.quant_type, form.shape)
     unit.dtype, unit.blocksize = getattr(torch, form.dtype), form.blocksize
     unit.code = blank("weight.quant_map")
     if form.nested_blocksize is not None:

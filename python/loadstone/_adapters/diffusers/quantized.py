@@ -20,15 +20,15 @@ def quantized_weights_of(model: Any, catalog: Catalog, converted: Mapping[str, A
     paths = quantizing_layers(model).keys()
     if not paths:
         return None
-    from loadstone._adapters.bitsandbytes.form import full
+    from loadstone._adapters.bitsandbytes.checkpoint_format import full
     from loadstone._adapters.bitsandbytes.loading import QuantizedWeights, quantizations
-    from loadstone._adapters.bitsandbytes.stored import groups_by_path, read
+    from loadstone._adapters.bitsandbytes.stored_weights import find_weights, groups_by_path
 
-    found = read(catalog, groups_by_path(catalog, paths))
-    taken = {unit.name for unit in found.units.values()} | found.broken.keys()
+    found = find_weights(catalog, groups_by_path(catalog, paths))
+    taken = {unit.name for unit in found.weights.values()} | found.broken.keys()
     names = [full(path, "weight") for path in paths]
     free = [name for name in names if name in converted and name not in taken]
-    weights = QuantizedWeights(catalog, found.units, quantizations(model, free), found.broken)
+    weights = QuantizedWeights(catalog, found.weights, quantizations(model, free), found.broken)
     weights.problems = [*found.findings, *weights.misfits(model), *weights.unfilled(model)]
     return weights
 

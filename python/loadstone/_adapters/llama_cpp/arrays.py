@@ -6,15 +6,13 @@ notes it for the file. What stands there at the end says which tensor it is, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from loadstone._adapters.llama_cpp.weights import Weight
 from loadstone._base.errors import make
 from loadstone.tracing._symbol import refusal
-
-if TYPE_CHECKING:
-    from loadstone._adapters.llama_cpp.weights import Weight
 
 # Types of GGUF that are dtypes of torch's, by the names that ``gguf`` has for them.
 PLAIN = {

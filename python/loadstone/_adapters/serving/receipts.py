@@ -15,21 +15,21 @@ from loadstone._base.dtypes import dtype_name
 from loadstone._files.receipt import Receipt
 
 # Where a copy went: its address, its size in bytes, and the tensors of the checkpoint it was of.
-Place = tuple[int, int, tuple[str, ...]]
+CopiedRange = tuple[int, int, tuple[str, ...]]
 
 
 def receipt_of(
     model: torch.nn.Module,
     digest: str,
     checkpoints: Sequence[Iterable[str]],
-    places: Iterable[Place],
+    copied: Iterable[CopiedRange],
 ) -> Receipt:
     """The receipt of a load: sources as they were read, targets as the model holds them now.
 
     Args:
         digest: of the targets.
         checkpoints: for each, the receipts of its reads, as JSON.
-        places: of all copies.
+        copied: by all copies.
     """
     head: dict[str, Any] = {}
     sources = []
@@ -42,7 +42,7 @@ def receipt_of(
                 known["tensors"] += [t for t in file["tensors"] if t not in known["tensors"]]
         of_several = {"checkpoint": number} if len(checkpoints) > 1 else {}
         sources += [file | of_several for file in files.values()]
-    made_of = _Origins(places)
+    made_of = _Origins(copied)
     held = [*model.named_parameters(), *model.named_buffers()]
     targets = [
         _entry(name, tensor, digest, made_of.of(tensor)) for name, tensor in held if tensor.numel()
@@ -64,17 +64,17 @@ def current_rank() -> int:
 
 
 class _Origins:
-    def __init__(self, places: Iterable[Place]) -> None:
-        self._places = sorted(places)
-        self._begins = [begin for begin, _, _ in self._places]
+    def __init__(self, copied: Iterable[CopiedRange]) -> None:
+        self._copied = sorted(copied)
+        self._begins = [begin for begin, _, _ in self._copied]
 
     def of(self, tensor: torch.Tensor) -> list[str]:
-        """The tensors that went to the memory of this one, in the order of their places."""
+        """The tensors that went to the memory of this one, in the order of their addresses."""
         storage = tensor.untyped_storage()
         begin = storage.data_ptr()
         first = bisect.bisect_left(self._begins, begin)
         last = bisect.bisect_left(self._begins, begin + storage.nbytes())
-        names = (name for _, _, each in self._places[first:last] for name in each)
+        names = (name for _, _, each in self._copied[first:last] for name in each)
         return list(dict.fromkeys(names))
 
 

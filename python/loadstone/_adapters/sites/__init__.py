@@ -120,6 +120,7 @@ class Sites:
     """
 
     otherwise = "load with the library's own functions"  # what else its user may do
+    folder = ""  # of what is not an installed package
 
     def __init__(self, library: str, tested: str, table: str, first: str = "") -> None:
         self.library = library
@@ -180,11 +181,12 @@ class Sites:
             raise self.refusal()
 
     def refusal(self) -> Error:
-        """That error."""
+        """Returns that error."""
         return make(
             "plan.options",
             f"unsupported version of {self.library}: it lacks {listed(self.lacking(), 4)}; install "
             f"a supported one, or {self.otherwise}",
+            path=self.folder,
             field=self.library,
             found=self.version(),
             expected=f"{self.tested}, or one with the same functions",

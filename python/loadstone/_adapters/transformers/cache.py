@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,10 @@ from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers import quantized, rules
 from loadstone._adapters.transformers.code_key import Code, UndescribedError, digest_of_file
 from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
+from loadstone._base import user_cache
 from loadstone._base.errors import Error
 from loadstone._base.version import __version__
 from loadstone._files.catalog import Catalog
-
-# Older files are removed when there are more than these.
-FILES_MAX = 64
 
 _FORM = 4
 
@@ -41,9 +38,8 @@ _LIBRARIES = (transformers, torch, numpy)
 
 
 def folder() -> Path:
-    """Where recipes are kept: ``loadstone/recipes`` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "loadstone" / "recipes"
+    """Return the folder of recipes: ``loadstone/recipes`` in the user's cache folder."""
+    return user_cache.folder("recipes")
 
 
 def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
@@ -123,9 +119,10 @@ def own_code() -> list[Path]:
 def _read(path: Path, key: str, catalog: Catalog) -> ConversionResult | None:
     """``None``: there is no such file, or none that can be believed."""
     try:
-        if path.stat().st_uid != os.getuid():
+        content = user_cache.read(path)
+        if content is None:
             return None
-        head, _, recipes = path.read_bytes().partition(b"\n")
+        head, _, recipes = content.partition(b"\n")
         answer = json.loads(head)
         if answer.pop("key") != key or answer.pop("checksum") != _checksum(answer, recipes):
             return None
@@ -141,30 +138,13 @@ def _read(path: Path, key: str, catalog: Catalog) -> ConversionResult | None:
 
 
 def _write(path: Path, key: str, result: ConversionResult, catalog: Catalog) -> None:
-    """A cache that cannot be written to is no reason to fail."""
     answer = dataclasses.asdict(dataclasses.replace(result, recipes=None))
     del answer["recipes"], answer["findings"]
     recipes = result.recipes.to_json(catalog._core).encode()
     answer |= {"checksum": _checksum(answer, recipes), "key": key}
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(json.dumps(answer).encode() + b"\n" + recipes)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        _prune(path.parent)
+    user_cache.write(path, json.dumps(answer).encode() + b"\n" + recipes)
 
 
 def _checksum(answer: dict[str, Any], recipes: bytes) -> str:
     text = json.dumps(answer, sort_keys=True).encode()
     return hashlib.blake2b(text + b"\n" + recipes, digest_size=20).hexdigest()
-
-
-def _prune(where: Path) -> None:
-    files = sorted(where.glob("*.json"), key=lambda each: each.stat().st_mtime)
-    for old in files[:-FILES_MAX]:
-        old.unlink(missing_ok=True)

@@ -162,13 +162,13 @@ def _quantized_weights(
     """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
     if not result.units and not result.quantized and not options.quantize_experts:
         return None
-    from loadstone._adapters.bitsandbytes import loading, stored
+    from loadstone._adapters.bitsandbytes import loading, stored_weights
 
-    found = stored.read(catalog, result.units)
+    found = stored_weights.find_weights(catalog, result.units)
     quantize = loading.quantizations(model, result.quantized, options.nested_offset)
     if options.quantize_experts:
         quantize |= loading.of_experts(model, result.dtypes, quantize, options.nested_offset)
-    weights = loading.QuantizedWeights(catalog, found.units, quantize, found.broken)
+    weights = loading.QuantizedWeights(catalog, found.weights, quantize, found.broken)
     tied = dict(_tied_names(model))
     unfilled = [each for each in weights.unfilled(model) if each.target not in tied]
     weights.problems = [*found.findings, *weights.misfits(model), *unfilled]
