@@ -84,13 +84,9 @@ class Sample:
         self.sources = {name: tuple(each.shape) for name, each in state.items()}
         self.targets = {name: tuple(each.shape) for name, each in self.model.state_dict().items()}
 
-    def planned(self, rules: list[dict[str, Any]]) -> general.Boxes:
-        """The boxes that the core makes of rules."""
-        return general.boxes_of(plan(self.model, self.file, rules=rules).to_json())
-
     def unlike(self, rules: list[dict[str, Any]]) -> list[str]:
         """Targets that rules make otherwise than the library does."""
-        made = self.planned(rules)
+        made = general.boxes_of(plan(self.model, self.file, rules=rules).to_json())
         names = sorted(self.boxes.keys() | made.keys())
         return [name for name in names if made.get(name) != self.boxes.get(name)]
 
