@@ -51,6 +51,7 @@ help:
 	@echo 'make bench     speed and memory beside other loaders'
 	@echo 'make bench-table  the same for the tables of the documentation'
 	@echo 'make versions  which releases of other libraries load: docs/versions.md'
+	@echo 'make newest    their newest pre-releases: what changed, in build/newest/report.md'
 	@echo 'make format    what clang-format and ruff can put right themselves'
 	@echo 'make lint      clang-format, clang-tidy, ruff, mypy, tools/tidy.py'
 	@echo 'make asan | tsan | asan-hostile | fuzz   the C++ tests under sanitizers, those of malformed'
@@ -154,6 +155,10 @@ map:  # the folders of HACKING.md as a picture; a test holds it to the tree
 .PHONY: versions
 versions: package  # downloads some gigabytes into build/versions
 	python tools/versions.py build/versions
+
+.PHONY: newest
+newest: package  # NEWEST=transformers: one library; NEWEST=--main: main branches, by git
+	python tools/versions_newest.py build/newest $(NEWEST)
 
 .PHONY: format format-check
 format: setup

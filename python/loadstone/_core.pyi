@@ -327,6 +327,7 @@ def decode(
     sources: Sequence[tuple[bytes, str, Sequence[int]]],
     shape: Sequence[int],
     dtype: str,
+    offset: float = 0.0,
 ) -> bytes: ...
 def decode_gguf(
     format: str,

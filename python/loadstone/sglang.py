@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from loadstone._adapters.sites.sglang import SITES
+
 OPTION = "loadstone"
 _TARGET = "sglang.srt.model_loader.loader.get_model_loader"
 
@@ -31,10 +33,8 @@ def choose(
     """
     if OPTION not in (load_config.model_loader_extra_config or {}):
         return otherwise(load_config, model_config, **others)
-    from loadstone._adapters.sites.sglang import SITES
-
     if SITES.lacking():
         raise RuntimeError(SITES.refusal())
-    from loadstone._adapters.sglang.loader import LoadstoneLoader
+    from loadstone._adapters.serving.sglang import LoadstoneLoader
 
     return LoadstoneLoader(load_config)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 
+from loadstone._adapters.sites.vllm import SITES
+
 FORMAT = "loadstone"
 
 
@@ -20,8 +22,6 @@ def register() -> None:
     A vLLM that is not as it is known goes on without: a warning says what it lacks, and vLLM
     refuses the format where it is asked for.
     """
-    from loadstone._adapters.sites.vllm import SITES
-
     if SITES.lacking():
         logging.getLogger("vllm.loadstone").warning("%s", SITES.refusal())
         return
@@ -32,10 +32,12 @@ def register() -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.transformers_utils.config import register_config_parser
 
-    from loadstone._adapters.vllm.agreement import only_by_ours
-    from loadstone._adapters.vllm.config import LoadstoneConfigParser
-    from loadstone._adapters.vllm.loader import LoadstoneLoader
+    from loadstone._adapters.serving.vllm.config import (
+        LoadstoneConfigParser,
+        refusing_other_loaders,
+    )
+    from loadstone._adapters.serving.vllm.loader import LoadstoneLoader
 
     model_loader.register_model_loader(FORMAT)(LoadstoneLoader)
     register_config_parser(FORMAT)(LoadstoneConfigParser)
-    BaseModelLoader.load_model = only_by_ours(BaseModelLoader.load_model)
+    BaseModelLoader.load_model = refusing_other_loaders(BaseModelLoader.load_model)

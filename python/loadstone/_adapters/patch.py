@@ -14,6 +14,7 @@ import importlib.util
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from loadstone._adapters.sites import LIBRARIES, is_known
@@ -23,6 +24,7 @@ _ABSENT = object()
 _lock = threading.RLock()
 
 
+@dataclass(eq=False, repr=False)
 class Hook:
     """A function, method or attribute of a library that is replaced while somebody asks for it.
 
@@ -36,33 +38,31 @@ class Hook:
     Thread safety: ``install`` and ``uninstall`` may be called from any thread; one lock guards all.
     """
 
-    def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        self.owner = owner
-        self.name = name
-        self.wrap = wrap
+    owner: Any
+    name: str
+    wrap: Callable[[Any], Any]
 
     def install(self) -> None:
         """Wraps the present value of the attribute."""
         with _lock:
             key = (id(self.owner), self.name)
-            site = _sites.get(key) or _Site(self.owner, self.name)
-            site.add(self)
-            _sites[key] = site
+            attribute = _patched.get(key) or _Attribute(self.owner, self.name)
+            attribute.add(self)
+            _patched[key] = attribute
 
     def uninstall(self) -> None:
         """Removes the wrapper; the last one restores the library's own object."""
         with _lock:
             key = (id(self.owner), self.name)
-            site = _sites[key]
-            site.remove(self)
-            if not site.hooks:
-                del _sites[key]
+            _patched[key].remove(self)
+            if not _patched[key].hooks:
+                del _patched[key]
 
     def __repr__(self) -> str:
         return f"Hook({getattr(self.owner, '__name__', self.owner)}.{self.name})"
 
 
-class _Site:
+class _Attribute:
     """One attribute of a library with its hooks, innermost first."""
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -101,7 +101,7 @@ class _Site:
         self.standing = value
 
 
-_sites: dict[tuple[int, str], _Site] = {}
+_patched: dict[tuple[int, str], _Attribute] = {}
 
 
 class Hooks(list[Hook]):
@@ -152,22 +152,18 @@ class Hooks(list[Hook]):
             if self._users == 0:
                 raise RuntimeError("hooks were released more often than acquired")
             self._users -= 1
-            if self._users == 0:
-                self._uninstall()
-
-    def _uninstall(self) -> None:
-        while self._installed:
-            self._installed.pop().uninstall()
+            while self._installed and self._users == 0:
+                self._installed.pop().uninstall()
 
 
+@dataclass(eq=False)
 class _Entry:
     """Libraries switched on or off in a context, until it is ended."""
 
-    def __init__(self, libraries: Iterable[str], on: bool, owner: Any = None) -> None:
-        self.libraries = frozenset(libraries)
-        self.on = on
-        self.owner = owner
-        self.alive = True
+    libraries: tuple[str, ...]
+    on: bool
+    owner: Any = None
+    alive: bool = True
 
 
 _entries: contextvars.ContextVar[tuple[_Entry, ...]] = contextvars.ContextVar(
@@ -198,6 +194,15 @@ def _end(entry: _Entry) -> None:
 
 
 @contextlib.contextmanager
+def _entered(entry: _Entry) -> Iterator[None]:
+    _begin(entry)
+    try:
+        yield
+    finally:
+        _end(entry)
+
+
+@contextlib.contextmanager
 def held(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
     """Sets a context variable inside the block."""
     token = variable.set(value)
@@ -214,27 +219,19 @@ def hooked(hooks: Hooks) -> Iterator[None]:
     Thread safety: other threads' calls go to the library's own functions.
     """
     hooks.acquire()
-    entry = _Entry([hooks.library] if hooks.library else [], on=True)
-    _begin(entry)
     try:
-        yield
+        with _entered(_Entry((hooks.library,) if hooks.library else (), on=True)):
+            yield
     finally:
-        _end(entry)
         hooks.release()
 
 
-@contextlib.contextmanager
-def suspended(*libraries: str) -> Iterator[None]:
+def suspended(*libraries: str) -> contextlib.AbstractContextManager[None]:
     """Restores the libraries' own functions in this context, to pass a call on to them.
 
     Thread safety: concerns this context alone.
     """
-    entry = _Entry(libraries, on=False)
-    _begin(entry)
-    try:
-        yield
-    finally:
-        _end(entry)
+    return _entered(_Entry(libraries, on=False))
 
 
 def gated(library: str, replacement: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -262,6 +259,21 @@ def gated(library: str, replacement: Callable[..., Any]) -> Callable[[Any], Any]
         return wrapper
 
     return wrap
+
+
+def with_hooks_of(library: str) -> Callable[..., Any]:
+    """Return a replacement that calls the original with another library's hooks installed.
+
+    It only calls the original if that library is absent, or its release is unsupported.
+    """
+
+    def replacement(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if importlib.util.find_spec(library) is None or not is_known(library):
+            return original(*args, **kwargs)
+        with hooked(providers([library])[0]):
+            return original(*args, **kwargs)
+
+    return replacement
 
 
 class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
@@ -329,15 +341,11 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
                 self._release()
 
     def _acquire(self) -> None:
-        held: list[Hooks] = []
-        try:
+        with contextlib.ExitStack() as undo:
             for hooks in self._hooks:
                 hooks.acquire()
-                held.append(hooks)
-        except BaseException:
-            for hooks in reversed(held):
-                hooks.release()
-            raise
+                undo.callback(hooks.release)
+            undo.pop_all()
 
     def _release(self) -> None:
         for hooks in reversed(self._hooks):

@@ -1,9 +1,10 @@
-"""The command from Python: ``python -m loadstone``, which knows two things more.
+"""The command from Python: ``python -m loadstone``, which knows three things more.
 
 The command itself needs no Python. ``convert FOLDER NAME.gguf``, in these places, asks llama.cpp's
 converter for names, layouts and metadata first (:mod:`loadstone.llama_cpp`), and hands them on as
 ``--rules`` and ``--metadata``. ``export-rules`` asks a Python library for its conversions
-(:mod:`loadstone._command.export_rules`). Everything else is passed on as it is.
+(:mod:`loadstone._command.export_rules`), and ``doctor`` looks at the libraries and the machine
+(:mod:`loadstone._command.doctor`). Everything else is passed on as it is.
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ from pathlib import Path
 
 from loadstone import llama_cpp
 from loadstone._base.errors import Error, make
-from loadstone._command import export_rules
+from loadstone._command import doctor, export_rules
 
 # The command's exit statuses: docs/cli.md.
 _USAGE = 2
 _INTERRUPTED = 130
 
+# Commands that the C++ program does not have.
+_OWN = {"doctor": doctor.main, "export-rules": export_rules.main}
+
 
 def main(arguments: list[str]) -> int:
     """Runs the command with these arguments; returns its exit status."""
-    if arguments[:1] == ["export-rules"]:
-        return _own(arguments[1:])
+    if arguments and arguments[0] in _OWN:
+        return _own(*arguments)
     with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
         try:
             command = [_command(), *_prepared_apart(arguments, Path(folder))]
@@ -49,10 +53,9 @@ def main(arguments: list[str]) -> int:
             signal.signal(signal.SIGINT, before)
 
 
-def _own(arguments: list[str]) -> int:
-    """``export-rules``, which the C++ command does not have."""
+def _own(name: str, *arguments: str) -> int:
     try:
-        return export_rules.main(arguments)
+        return _OWN[name](list(arguments))
     except Error as error:
         print(f"loadstone: {error}", file=sys.stderr)
         return _USAGE

@@ -76,7 +76,7 @@ def untouched():
     yield before
     assert_same_objects(before)
     assert not active("accelerate") and not active("transformers")
-    assert not patch._sites
+    assert not patch._patched
 
 
 @pytest.fixture

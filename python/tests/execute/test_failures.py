@@ -124,8 +124,9 @@ def test_absent_and_unreadable_file(state, tmp_path):
     if os.geteuid() == 0:  # root may read everything; ask as somebody else
         program = textwrap.dedent(f"""
             import os, loadstone
+            inspect = loadstone.inspect  # loads its module
             os.setgid(65534); os.setuid(65534)
-            try: loadstone.inspect({str(closed)!r})
+            try: inspect({str(closed)!r})
             except loadstone.LoadError as error: print(error.code)
         """)
         tmp_path.chmod(0o755)

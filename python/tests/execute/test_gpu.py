@@ -14,11 +14,14 @@ import pytest
 import torch
 from codec_files import CODECS
 from compare import same
+from gpu_marks import MARKS
 
 import loadstone
 from loadstone import Quantization
 from loadstone._execute import execute
 from loadstone._plan.planning import make_plan
+
+pytestmark = MARKS
 
 
 @pytest.fixture(autouse=True)

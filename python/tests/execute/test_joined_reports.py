@@ -20,7 +20,7 @@ def test_the_findings_of_all_are_kept(tmp_path: Path) -> None:
         model = torch.nn.Module()
         for name in ("a", "b"):
             model.register_parameter(name, torch.nn.Parameter(torch.empty(4)))
-    core = loadstone.plan(model, path, dtype="float16")._core
+    core = loadstone.plan(model, path, dtype="float16")._planned.core
     made = [torch.empty(4, dtype=torch.float16) for _ in range(2)]
     reports = []
     for index, tensor in enumerate(made):

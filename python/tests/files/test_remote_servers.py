@@ -20,6 +20,7 @@ from remote_hosts import KEY, SECRET, SESSION, TOKEN, Hub, Store
 from remote_server import Answer, Fault, Seen, Server
 
 import loadstone
+from loadstone._plan.planned_load import PlannedLoad
 
 __all__ = ["folder", "no_environment", "served", "server"]
 
@@ -142,7 +143,9 @@ def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
     model.register_parameter("unlike", torch.nn.Parameter(torch.zeros(1)))
     made = loadstone.plan(model, url, missing="zeros", unexpected="ignore")
     made.to_html(folder / "python.html")
-    core = loadstone.Plan(made._core)  # without the model, whose parameters are not pickled
+    core = loadstone.Plan(
+        PlannedLoad(made._planned.core)
+    )  # without the model, whose parameters are not pickled
     yield "Plan", str(made) + repr(made) + made.to_json() + (folder / "python.html").read_text()
     with pytest.warns(UserWarning, match="unlike"):
         report = made.execute(model=model)
@@ -266,7 +269,11 @@ def test_what_was_saved_of_a_signed_url_asks_for_it(
     made = loadstone.plan(torch.nn.Module(), url, unexpected="ignore")
     made.save(tmp_path / "plan.json")
     with loadstone.open(url) as opened:
-        for each in (loadstone.inspect(url), opened, loadstone.Plan(made._core)):
+        for each in (
+            loadstone.inspect(url),
+            opened,
+            loadstone.Plan(PlannedLoad(made._planned.core)),
+        ):
             (tmp_path / type(each).__name__).write_bytes(pickle.dumps(each))
     names = {"plan": str(tmp_path / "plan.json"), "folder": str(tmp_path), "url": plain}
     lines = [

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import loadstone
-from loadstone._adapters.serving.loading import Loading
+from loadstone._adapters.serving.loading import ModelLoad
 from loadstone._adapters.serving.options import Options
 
 SIDE, EXPERTS = 8, 16
@@ -49,8 +49,8 @@ def loaded(
     path: Path, load: Callable[[Model, Any], Any], *, repeats: bool = False, **options: Any
 ) -> tuple[Model, str]:
     """A model that was loaded by this code, and the line for the log."""
-    model, loading = Model(), Loading(Options(**options), "BF16")
-    line, _ = loading.carry_out(
+    model, loading = Model(), ModelLoad(Options(**options), "BF16")
+    line, _ = loading.run(
         lambda: load(model, loading.tensors(str(path), lambda name: True)),
         model,
         str(path),

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from loadstone._adapters.bitsandbytes import layout
-from loadstone._adapters.bitsandbytes.modules import WholeLinear4bit, is_whole
-from loadstone._adapters.bitsandbytes.offloaded import WholeWeights, map_of
-from loadstone._adapters.bitsandbytes.parameters import is_unit
+from loadstone._adapters.bitsandbytes.modules import SelfContainedLinear4bit, is_self_contained
+from loadstone._adapters.bitsandbytes.offloaded import OffloadedWeights, weights_map_of
+from loadstone._adapters.bitsandbytes.parameters import is_packed
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED
@@ -24,7 +24,7 @@ def reasons(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> dict[str, st
     Empty for a model without modules that keep weights whole: its offloaded weights may be lost.
     """
     modules = dict(named_modules(model))
-    if not any(is_whole(module) for module in modules.values()):
+    if not any(is_self_contained(module) for module in modules.values()):
         return {}
     keys = _Keys()
     return {
@@ -37,11 +37,11 @@ def reasons(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> dict[str, st
 def _reason(slot: TensorSlot, module: Any, inside: str, keys: _Keys) -> str:
     parameter = inside.partition(".")[0]
     if slot.tensor.is_meta:
-        held = map_of(module.__dict__.get("_hf_hook"))
-        whole = is_whole(module) and parameter == "weight"
+        held = weights_map_of(module.__dict__.get("_hf_hook"))
+        whole = is_self_contained(module) and parameter == "weight"
         known = held is not None and (whole or parameter == inside)
         return OFFLOADED if known and keys.has(held, parameter, whole) else ""
-    if not isinstance(module, WholeLinear4bit) or parameter != "weight":
+    if not isinstance(module, SelfContainedLinear4bit) or parameter != "weight":
         return ""
     state = getattr(module.weight, "quant_state", None)
     return REARRANGED if layout.is_rearranged(state) else ""
@@ -63,7 +63,7 @@ class _Keys:
 
     def has(self, held: Any, name: str, whole: bool) -> bool:
         """Whether the map holds a parameter; a quantized one only together with its scales."""
-        if isinstance(held, WholeWeights):
+        if isinstance(held, OffloadedWeights):
             return self.has(held.inner, name, whole)
         inner, prefix = getattr(held, "dataset", None), getattr(held, "prefix", None)
         if isinstance(inner, Mapping) and isinstance(prefix, str):  # a part of another map
@@ -71,7 +71,7 @@ class _Keys:
         if id(held) not in self._known:
             self._known[id(held)] = frozenset(held)
         known = self._known[id(held)]
-        if not whole or (isinstance(held, dict) and is_unit(held.get(name))):
+        if not whole or (isinstance(held, dict) and is_packed(held.get(name))):
             return name in known
         scales = (f"{name}.absmax", f"{name.removesuffix('weight')}SCB")
         return name in known and any(each in known for each in scales)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from loadstone import _core
+from loadstone._adapters.bitsandbytes.checkpoint_format import full
 from loadstone._adapters.bitsandbytes.experts import stacks
-from loadstone._adapters.bitsandbytes.form import full
 from loadstone._adapters.bitsandbytes.loading import QuantizedWeights, quantizations
-from loadstone._adapters.bitsandbytes.stored import groups_by_path, read
+from loadstone._adapters.bitsandbytes.stored_weights import find_weights, groups_by_path
 from loadstone._base.errors import make, unknown
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import named_modules, owner_of, saved_path
@@ -50,13 +50,13 @@ def extend(
             traced.quantize |= {name: how for name, how in wanted.items() if name not in names}
             return
     paths = {name.rpartition(".")[0] for name in wanted} | known.keys()
-    found = read(catalog, groups_by_path(catalog, sorted(paths)))
-    stored = {unit.name for unit in found.units.values()} | found.broken.keys()
+    found = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
+    stored = {each.name for each in found.weights.values()} | found.broken.keys()
     free = {full(path, "weight") for path, module in known.items() if _is_free(module)}
     own = quantizations(model, sorted(free - stored))
     _require_agreement(wanted, own)
     quantized = {name: how for name, how in (wanted | own).items() if name not in stored}
-    weights = QuantizedWeights(catalog, found.units, quantized, found.broken, dtype=dtype)
+    weights = QuantizedWeights(catalog, found.weights, quantized, found.broken, dtype=dtype)
     weights.aliases = _aliases(model, weights.weights())
     weights.problems = [*found.findings, *weights.misfits(model), *_disagreements(weights, wanted)]
     recipes.extensions.append(weights)
@@ -172,13 +172,13 @@ def _disagreements(
 ) -> list[_core.Finding]:
     """An error for each weight that is stored in another encoding than requested."""
     findings = []
-    for unit in weights.stored.values():
-        encoding = unit.form.quant_type if unit.form is not None else "int8"
-        if unit.name in wanted and wanted[unit.name].encoding != encoding:
+    for stored in weights.stored.values():
+        encoding = stored.metadata.quant_type if stored.metadata is not None else "int8"
+        if stored.name in wanted and wanted[stored.name].encoding != encoding:
             message = (
-                f"'{unit.name}' is stored as {encoding}, but {wanted[unit.name].encoding} was "
+                f"'{stored.name}' is stored as {encoding}, but {wanted[stored.name].encoding} was "
                 "requested: quantized weights are not quantized again"
             )
-            sources = sorted(unit.sources.values())
-            findings.append(_core.Finding("error", "plan.quantize", unit.name, sources, message))
+            sources = sorted(stored.sources.values())
+            findings.append(_core.Finding("error", "plan.quantize", stored.name, sources, message))
     return findings

@@ -1,4 +1,4 @@
-"""Experts that a library keeps in one tensor, quantized as one unit: a stack of matrices.
+"""Experts that a library keeps in one tensor, quantized together: a stack of matrices.
 
 bitsandbytes has no layer for them. The module of the library stays, with its own forward pass:
 where that takes the matrix of an expert, the matrix is decoded, and where it takes the whole
@@ -23,7 +23,7 @@ from loadstone._model.modules import owner_of
 aten = torch.ops.aten
 
 
-class Stack(torch.Tensor):
+class QuantizedStack(torch.Tensor):
     """A quantized tensor that is decoded where it is used: slices of its first dimension alone.
 
     Attributes:
@@ -37,9 +37,9 @@ class Stack(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, packed: torch.Tensor, state: Any) -> Stack:
+    def __new__(cls, packed: torch.Tensor, state: Any) -> QuantizedStack:
         """Takes no memory."""
-        made: Stack = torch.Tensor._make_wrapper_subclass(
+        made: QuantizedStack = torch.Tensor._make_wrapper_subclass(
             cls, tuple(state.shape), dtype=state.dtype, device=packed.device
         )
         made.packed, made.state = packed, state
@@ -52,7 +52,7 @@ class Stack(torch.Tensor):
         """Takes slices without decoding the rest; decodes the stack for other operations."""
         first = args[0] if args else None
         packet = func.overloadpacket
-        if isinstance(first, Stack):
+        if isinstance(first, QuantizedStack):
             if packet in (aten.detach, aten.alias):
                 return first
             if packet is aten.select and args[1] == 0:
@@ -60,7 +60,9 @@ class Stack(torch.Tensor):
             chosen = _chosen(packet, args)
             if chosen is not None:
                 return first.matrices(chosen)
-        args, kwargs = tree_map_only(Stack, Stack.numbers, (args, kwargs or {}))
+        args, kwargs = tree_map_only(
+            QuantizedStack, QuantizedStack.dequantized, (args, kwargs or {})
+        )
         return func(*args, **kwargs)
 
     def matrix(self, index: int) -> torch.Tensor:
@@ -73,13 +75,13 @@ class Stack(torch.Tensor):
         unique, places = torch.unique(indices, return_inverse=True)
         return torch.stack([self.matrix(index) for index in unique.tolist()])[places]
 
-    def numbers(self) -> torch.Tensor:
+    def dequantized(self) -> torch.Tensor:
         """The decoded stack."""
         return _decode(self.packed, self.state)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Without numbers."""
-        return f"Stack({list(self.shape)}, {self.state.quant_type})"
+        return f"QuantizedStack({list(self.shape)}, {self.state.quant_type})"
 
 
 def _chosen(packet: Any, args: Sequence[Any]) -> torch.Tensor | None:
@@ -140,9 +142,9 @@ class QuantizedExperts(torch.nn.Module):
 
 
 def _stack(name: str) -> property:
-    def get(module: Any) -> Stack:
+    def get(module: Any) -> QuantizedStack:
         parameter = module._parameters[name]
-        return Stack(parameter.data, parameter.quant_state)
+        return QuantizedStack(parameter.data, parameter.quant_state)
 
     return property(get, doc="A stack of matrices, decoded where it is used.")
 

@@ -11,29 +11,29 @@ from bitsandbytes import functional
 
 from loadstone import _core
 from loadstone._adapters.accelerate.offload import add
-from loadstone._adapters.bitsandbytes.form import full
-from loadstone._adapters.bitsandbytes.unit import Unit
+from loadstone._adapters.bitsandbytes.checkpoint_format import full
+from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._base.dtypes import dtype_name
 
 
-def complete_on_disk(unit: Unit, name: str, folder: _core.OffloadFolder) -> None:
+def complete_on_disk(weight: QuantizedWeight, name: str, folder: _core.OffloadFolder) -> None:
     """Adds the components that the core does not write of a weight that it quantized to disk.
 
     Args:
-        unit: the weight without memory.
+        weight: the weight without memory.
         folder: before its commit.
     """
     path = name.rpartition(".")[0]
-    if unit.quant_type == "int8":
+    if weight.quant_type == "int8":
         folder.rename(f"{name}.absmax", full(path, "SCB"))
     else:
-        unit.code = functional.get_4bit_type(unit.quant_type, device="cpu")
-        folder.retype(name, dtype_name(unit.data.dtype), list(unit.data.shape))
-    if unit.nested:
+        weight.code = functional.get_4bit_type(weight.quant_type, device="cpu")
+        folder.retype(name, dtype_name(weight.data.dtype), list(weight.data.shape))
+    if weight.nested:
         offset = f"{name}.nested_offset"
-        unit.offset = torch.frombuffer(bytearray(folder.value(offset)), dtype=torch.float32)[0]
-        unit.nested_code = functional.create_dynamic_map()
+        weight.offset = torch.frombuffer(bytearray(folder.value(offset)), dtype=torch.float32)[0]
+        weight.nested_code = functional.create_dynamic_map()
         folder.remove(offset)
-    for inside, tensor in unit.names(path).items():
+    for inside, tensor in weight.state_dict(path).items():
         if not tensor.is_meta:
             add(folder, inside, tensor)

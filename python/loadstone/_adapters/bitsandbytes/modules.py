@@ -1,4 +1,4 @@
-"""bitsandbytes' modules whose weight stays one unit, however they are moved or offloaded.
+"""bitsandbytes' modules whose weight keeps its scales, however they are moved or offloaded.
 
 Only the class of a module changes, as that of its weight does. The new class derives from the old
 one, so that ``isinstance`` and the name of the class answer as before.
@@ -11,7 +11,7 @@ import copy
 import functools
 import logging
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import bitsandbytes as bnb
@@ -19,9 +19,17 @@ import torch
 from bitsandbytes.nn.modules import fix_4bit_weight_quant_state_from_module
 
 from loadstone._adapters.bitsandbytes import layout
-from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, map_of
-from loadstone._adapters.bitsandbytes.parameters import adopt, is_broken, is_unit, lost, moved
-from loadstone._base.errors import make
+from loadstone._adapters.bitsandbytes.checkpoint_format import full
+from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, weights_map_of
+from loadstone._adapters.bitsandbytes.parameters import (
+    adopt,
+    is_incomplete,
+    is_packed,
+    lost_scales,
+    mapped,
+)
+from loadstone._base.errors import counted, make
+from loadstone._model.modules import named_modules
 
 _logger = logging.getLogger("loadstone.bitsandbytes")
 
@@ -33,7 +41,7 @@ class SelfContainedModule(torch.nn.Module):
 
     @property
     def _hf_hook(self) -> Any:
-        """accelerate's hook; it is made to fetch whole units when it is set."""
+        """accelerate's hook; when it is set, it is made to fetch weights with their scales."""
         try:
             return self.__dict__["_hf_hook"]
         except KeyError:
@@ -49,9 +57,9 @@ class SelfContainedModule(torch.nn.Module):
         self.__dict__.pop("_hf_hook", None)
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        """Moves the weight as one unit; ``to``, ``cpu``, ``half`` and the like call this."""
+        """Moves the weight with its scales; ``to``, ``cpu``, ``half`` and the like call this."""
         weight = self._parameters["weight"]
-        if not is_unit(weight):
+        if not is_packed(weight):
             result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # may quantize
             adopt(self._parameters["weight"])
             return result
@@ -63,19 +71,19 @@ class SelfContainedModule(torch.nn.Module):
         except BaseException:
             self._parameters["weight"] = weight
             raise
-        self._parameters["weight"] = _settled(weight, wanted)
+        self._parameters["weight"] = _moved_in_place(weight, wanted)
         return result
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         with self._present():
             super()._save_to_state_dict(destination, prefix, keep_vars)
-            if not keep_vars and is_unit(self.weight):  # as bitsandbytes': bytes and nothing else
+            if not keep_vars and is_packed(self.weight):  # as bitsandbytes': bytes and nothing else
                 destination[f"{prefix}weight"] = self.weight.data
 
     @contextlib.contextmanager
     def _present(self) -> Iterator[None]:
         """Brings offloaded parameters into the module; the module itself is not moved."""
-        held = map_of(self.__dict__.get("_hf_hook"))
+        held = weights_map_of(self.__dict__.get("_hf_hook"))
         before = dict(self._parameters)
         try:
             for name, parameter in before.items():
@@ -88,39 +96,29 @@ class SelfContainedModule(torch.nn.Module):
         finally:
             self._parameters.update(before)
 
-    def _require_whole(self) -> None:
+    def _require_scales(self) -> None:
         if torch.compiler.is_compiling():
             return
-        if is_unit(self.weight) and is_broken(self.weight):
-            raise lost(self.weight.shape)
+        if is_packed(self.weight) and is_incomplete(self.weight):
+            raise lost_scales(self.weight.shape)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)
-        return (_made_anew, (_library_class(type(self)),), *reduced[2:])
+        return (_rebuilt, (type(self).__bases__[1],), *reduced[2:])
 
 
 def _applied(weight: Any, fn: Callable[[Any], Any]) -> Any:
-    """A weight after a function for tensors: moved whole, never cast."""
+    """A weight after a function for tensors: moved with its scales, never cast."""
     after = fn(weight)
-    if is_unit(after):
+    if is_packed(after):
         return after
     if after.dtype != weight.dtype:
         return weight  # `half()` and its like on bytes stored as floats
-    if isinstance(weight, bnb.nn.Params4bit):  # `to_empty`
-        return weight._with(after, _emptied(weight.quant_state, after.device))
-    return weight._with(after, torch.empty_like(weight.SCB, device=after.device))
+    empty = functools.partial(torch.empty_like, device=after.device)  # `to_empty`
+    return weight._with(after, mapped(weight._scales, empty))
 
 
-def _emptied(state: Any, device: torch.device) -> Any:
-    made = moved(state, "meta")
-    for part in (made, made.state2 if made.nested else None):
-        for name, value in vars(part).items() if part is not None else ():
-            if isinstance(value, torch.Tensor):
-                part.__dict__[name] = torch.empty_like(value, device=device)
-    return made
-
-
-def _settled(weight: Any, wanted: Any) -> Any:
+def _moved_in_place(weight: Any, wanted: Any) -> Any:
     """The moved weight in the object that others may hold, where torch allows that."""
     if wanted is weight or not torch._has_compatible_shallow_copy_type(weight, wanted):
         return wanted
@@ -132,7 +130,7 @@ def _settled(weight: Any, wanted: Any) -> Any:
     return weight
 
 
-class WholeFourBit(SelfContainedModule):
+class SelfContained4bit(SelfContainedModule):
     """A module with a ``Params4bit``, whose quantization state it shares."""
 
     dtype: Any
@@ -157,11 +155,11 @@ class WholeFourBit(SelfContainedModule):
             self.__dict__.pop("quant_state", None)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        _lay_rowwise(self.weight)
+        _restore_rowwise(self.weight)
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
 
-class WholeLinear4bit(WholeFourBit):
+class SelfContainedLinear4bit(SelfContained4bit):
     """A ``Linear4bit`` whose forward pass leaves the weight as it is and decodes it rightly.
 
     Attributes:
@@ -174,7 +172,7 @@ class WholeLinear4bit(WholeFourBit):
     def forward(self, x: torch.Tensor) -> Any:
         """As bitsandbytes', but for rows that it would read wrongly."""
         fix_4bit_weight_quant_state_from_module(self)
-        self._require_whole()
+        self._require_scales()
         weight: Any = adopt(self.weight)
         if x.device.type == "cpu" and x.numel() == 0:  # bitsandbytes' kernel would divide by zero
             return x.new_empty((*x.shape[:-1], self.out_features))
@@ -184,7 +182,7 @@ class WholeLinear4bit(WholeFourBit):
             if not layout.is_rearranged(weight.quant_state):
                 weight.data, weight.quant_state = layout.rearranged(weight.data, weight.quant_state)
             return super().forward(x)
-        _lay_rowwise(weight)
+        _restore_rowwise(weight)
         if x.device.type != "cpu":
             return super().forward(x)
         if layout.is_misread(weight.quant_state):
@@ -192,7 +190,7 @@ class WholeLinear4bit(WholeFourBit):
         return self._forward_plain(x)
 
     def _rearranges(self, x: torch.Tensor) -> bool:
-        """Whether bitsandbytes would rearrange the weight for this input, and can."""
+        """Returns whether bitsandbytes would rearrange the weight for this input, and can."""
         return (
             x.device.type == "cpu"
             and bool(self.support_avx512bf16_for_cpu)
@@ -218,21 +216,24 @@ class WholeLinear4bit(WholeFourBit):
         given = x.dtype
         if self.compute_dtype is not None:
             x = x.to(self.compute_dtype)
-        bias = self.bias
-        if bias is not None and bias.dtype != x.dtype:
-            bias.data = bias.data.to(x.dtype)  # for good, as bitsandbytes does it
-        return layout.linear(x, self.weight, self.weight.quant_state, bias).to(given)
+        _cast_bias(self.bias, x.dtype)
+        return layout.linear(x, self.weight, self.weight.quant_state, self.bias).to(given)
+
+
+def _cast_bias(bias: Any, dtype: torch.dtype) -> None:
+    if bias is not None and bias.dtype != dtype:
+        bias.data = bias.data.to(dtype)  # for good, as bitsandbytes does it
 
 
 def _is_recording() -> bool:
-    """Return whether a graph is recorded that outlives the guards of this forward pass."""
+    """Returns whether a graph is recorded that outlives the guards of this forward pass."""
     return torch.compiler.is_exporting() or layout.is_tracing()
 
 
 # Runs for real while dynamo traces.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _keep_rowwise(module: Any) -> None:
-    """Mark a module as recorded; its weight is to be as a checkpoint has it."""
+    """Marks a module as recorded; its weight is to be as a checkpoint has it."""
     if layout.is_rearranged(module.weight.quant_state):
         raise make(
             "plan.options",
@@ -245,13 +246,13 @@ def _keep_rowwise(module: Any) -> None:
     module.is_recorded = True
 
 
-class WholeEmbedding4bit(WholeFourBit):
+class SelfContainedEmbedding4bit(SelfContained4bit):
     """An ``Embedding4bit`` that decodes rightly."""
 
     def forward(self, input: torch.Tensor) -> Any:
         """As bitsandbytes', but for rows that it would read wrongly."""
         fix_4bit_weight_quant_state_from_module(self)
-        self._require_whole()
+        self._require_scales()
         state = self.weight.quant_state
         if self.weight.device.type != "cpu" or not layout.is_misread(state):
             return super().forward(input)
@@ -259,16 +260,16 @@ class WholeEmbedding4bit(WholeFourBit):
         return torch.nn.functional.embedding(input, table).to(self.dtype)
 
 
-class WholeInt8(SelfContainedModule):
+class SelfContained8bit(SelfContainedModule):
     """A module with an ``Int8Params``."""
 
-    def _require_whole(self) -> None:
-        super()._require_whole()
-        if is_unit(self.weight) and self.weight.SCB is None:
-            raise lost(self.weight.shape)
+    def _require_scales(self) -> None:
+        super()._require_scales()
+        if is_packed(self.weight) and self.weight.SCB is None:
+            raise lost_scales(self.weight.shape)
 
 
-class WholeLinear8bitLt(WholeInt8):
+class SelfContainedLinear8bitLt(SelfContained8bit):
     """A ``Linear8bitLt`` whose scales stay with the weight; its state holds them while it runs."""
 
     state: Any
@@ -280,18 +281,16 @@ class WholeLinear8bitLt(WholeInt8):
         self.state.SCB = self.weight.SCB
 
     def forward(self, x: torch.Tensor) -> Any:
-        """Run bitsandbytes' forward without its assignment of codes, which no graph can hold."""
-        self._require_whole()
-        if self.state.has_fp16_weights or not is_unit(self.weight):
+        """Runs bitsandbytes' forward without its assignment of codes, which no graph can hold."""
+        self._require_scales()
+        if self.state.has_fp16_weights or not is_packed(self.weight):
             return super().forward(x)
         self.state.is_training = self.training
         self.init_8bit_state()
-        bias = self.bias
-        if bias is not None and bias.dtype != x.dtype:
-            bias.data = bias.data.to(x.dtype)  # for good, as bitsandbytes does it
+        _cast_bias(self.bias, x.dtype)
         # A traced graph keeps the state that it is given, and needs the codes later.
         state = copy.copy(self.state) if layout.is_tracing() else self.state
-        result = bnb.matmul(x, self.weight, bias=bias, state=state)
+        result = bnb.matmul(x, self.weight, bias=self.bias, state=state)
         if not result.requires_grad:
             self.state.reset_grads()  # else the codes of an offloaded weight would stay
         return result
@@ -304,67 +303,60 @@ class WholeLinear8bitLt(WholeInt8):
 
 
 _MIXINS: tuple[tuple[type, type], ...] = (
-    (bnb.nn.Linear4bit, WholeLinear4bit),
-    (bnb.nn.Linear8bitLt, WholeLinear8bitLt),
-    (bnb.nn.Embedding4bit, WholeEmbedding4bit),
-    (bnb.nn.Embedding8bit, WholeInt8),
+    (bnb.nn.Linear4bit, SelfContainedLinear4bit),
+    (bnb.nn.Linear8bitLt, SelfContainedLinear8bitLt),
+    (bnb.nn.Embedding4bit, SelfContainedEmbedding4bit),
+    (bnb.nn.Embedding8bit, SelfContained8bit),
 )
 
 
-def _lay_rowwise(weight: Any) -> None:
-    if is_unit(weight) and layout.is_rearranged(weight.quant_state):
+def _restore_rowwise(weight: Any) -> None:
+    if is_packed(weight) and layout.is_rearranged(weight.quant_state):
         weight.data, weight.quant_state = layout.rowwise(weight.data, weight.quant_state)
 
 
 @functools.cache
-def _whole_class(base: type) -> type:
+def _self_contained_class(base: type) -> type:
     mixin = next(mixin for kind, mixin in _MIXINS if issubclass(base, kind))
     return type(base.__name__, (mixin, base), {"__doc__": base.__doc__})
 
 
-def _library_class(whole: type) -> type:
-    return whole.__bases__[1]
-
-
-def _made_anew(base: type) -> Any:
-    cls = _whole_class(base)
+def _rebuilt(base: type) -> Any:
+    cls = _self_contained_class(base)
     return cls.__new__(cls)  # type: ignore[call-overload]
 
 
 def is_quantized(module: Any) -> bool:
-    """Whether a module is one of bitsandbytes' that hold a quantized weight."""
+    """Returns whether a module is one of bitsandbytes' that hold a quantized weight."""
     return isinstance(module, tuple(kind for kind, _ in _MIXINS))
 
 
-def is_whole(module: Any) -> bool:
-    """Whether a module keeps its weight whole."""
+def is_self_contained(module: Any) -> bool:
+    """Returns whether a module keeps its weight and the scales together."""
     return isinstance(module, SelfContainedModule)
 
 
-def problem(module: Any) -> bool:
-    """Whether components of a module's weight are lost, and no hook holds them."""
+def has_lost_scales(module: Any) -> bool:
+    """Returns whether components of a module's weight are lost, and no hook holds them."""
     weight = module._parameters.get("weight")
-    if not is_unit(weight):
+    if not is_packed(weight):
         return False
     if isinstance(weight, bnb.nn.Int8Params):
         state = getattr(module, "state", None)
         if weight.SCB is None and state is not None and state.SCB is not None:
             return bool(state.SCB.device != weight.device)
-    if not is_broken(weight):
-        return False
-    held = map_of(module.__dict__.get("_hf_hook")) if weight.is_meta else None
-    return held is None
+    hook = module.__dict__.get("_hf_hook") if weight.is_meta else None
+    return is_incomplete(weight) and weights_map_of(hook) is None
 
 
-def make_whole(module: Any) -> None:
-    """Makes one module of bitsandbytes keep its weight whole; no effect if it does."""
-    if is_whole(module) or not is_quantized(module):
+def make_self_contained(module: Any) -> None:
+    """Makes one module of bitsandbytes keep its weight's scales; no effect if it does."""
+    if is_self_contained(module) or not is_quantized(module):
         return
     weight = adopt(module._parameters["weight"])
     hook = module.__dict__.pop("_hf_hook", None)
-    state = module.__dict__.get("quant_state")
     library: Any = type(module)
-    module.__class__ = _whole_class(library)
+    module.__class__ = _self_contained_class(library)
     if hook is not None:
         module._hf_hook = hook
         before = module.__dict__.get("_old_forward")
@@ -373,8 +365,7 @@ def make_whole(module: Any) -> None:
     if isinstance(module, bnb.nn.Linear8bitLt):
         _collect_int8(module)
     elif isinstance(weight, bnb.nn.Params4bit) and weight.quant_state is not None:
-        if state is not None:
-            del module.__dict__["quant_state"]
+        module.__dict__.pop("quant_state", None)
         if layout.is_rounded(weight.quant_state):
             _logger.warning(
                 "a forward pass of bitsandbytes has rounded the scales of a %s of shape %s; call "
@@ -386,12 +377,38 @@ def make_whole(module: Any) -> None:
             weight.compress_statistics = False
 
 
+def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
+    """Makes all modules of bitsandbytes in some models keep their weights' scales.
+
+    Args:
+        models: by the names that an error has before a module's path, or "".
+
+    Raises:
+        FormatError: ``q.scale_missing``: scales are lost already; nothing was changed.
+    """
+    found = {
+        full(name, path) if path else name: module
+        for name, model in models.items()
+        for path, module in named_modules(model)
+        if is_quantized(module) and not is_self_contained(module)
+    }
+    broken = [path for path, module in found.items() if has_lost_scales(module)]
+    if broken:
+        raise make(
+            "q.scale_missing",
+            f"the scales of {counted(len(broken), 'quantized weight', 'quantized weights')} are "
+            "lost: they were moved to meta without a copy; load the model again, and call heal() "
+            "before it is moved",
+            tensor=full(broken[0], "weight"),
+        )
+    for module in found.values():
+        make_self_contained(module)
+
+
 def _collect_int8(module: Any) -> None:
     """Moves scales back to the weight; the first forward pass puts them into the module's state."""
     weight, state = module.weight, module.state
-    if not is_unit(weight):
-        return
-    if weight.SCB is None and state.SCB is not None:
-        weight.SCB = state.SCB
-    weight.CB = weight.data
-    state.reset_grads()
+    if is_packed(weight):
+        weight.SCB = state.SCB if weight.SCB is None else weight.SCB
+        weight.CB = weight.data
+        state.reset_grads()

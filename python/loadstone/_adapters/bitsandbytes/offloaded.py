@@ -8,14 +8,14 @@ from typing import Any
 import bitsandbytes as bnb
 import torch
 
-from loadstone._adapters.bitsandbytes.form import FOUR_BIT
-from loadstone._adapters.bitsandbytes.parameters import Int8Params, Params4bit, is_unit
-from loadstone._adapters.bitsandbytes.unit import Unit
+from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, STATE
+from loadstone._adapters.bitsandbytes.parameters import Int8Params, adopt, is_packed
+from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
-class WholeWeights(Mapping[str, Any]):
+class OffloadedWeights(Mapping[str, Any]):
     """A map of weights that returns a quantized weight with all its components.
 
     Components are looked up in the inner map under the names of a state dict. Values are read on
@@ -29,34 +29,19 @@ class WholeWeights(Mapping[str, Any]):
         value = self.inner[name]
         if not isinstance(value, torch.Tensor) or name.rpartition(".")[2] != "weight":
             return value
-        if isinstance(value, bnb.nn.Params4bit | bnb.nn.Int8Params) and is_unit(value):
+        if isinstance(value, bnb.nn.Params4bit | bnb.nn.Int8Params) and is_packed(value):
             return value
         head = name.removesuffix("weight")
         if value.dtype == torch.int8 and f"{head}SCB" in self.inner:
             scales = self.inner[f"{head}SCB"]
             return Int8Params(value, requires_grad=False, SCB=scales.to(value.device))
-        state = self._state(name)
-        if state is None:
+        states = [f"{head}{STATE}{quant_type}" for quant_type in FOUR_BIT]
+        if not any(each in self.inner for each in states):
             return value
-        names = {f"{head}weight": value} | {
-            f"{name}.{part}": self.inner[f"{name}.{part}"]
-            for part in _PARTS
-            if f"{name}.{part}" in self.inner
-        }
-        unit = Unit.from_names(names | {state: self.inner[state]}, head.removesuffix("."))
-        return Params4bit(
-            unit.data,
-            quant_state=unit.state(),
-            blocksize=unit.blocksize,
-            compress_statistics=unit.nested,
-            quant_type=unit.quant_type,
-            quant_storage=unit.data.dtype,
-            bnb_quantized=True,
-        )
-
-    def _state(self, name: str) -> str | None:
-        names = (f"{name}.quant_state.bitsandbytes__{quant_type}" for quant_type in FOUR_BIT)
-        return next((each for each in names if each in self.inner), None)
+        names = [*states, *(f"{name}.{part}" for part in _PARTS)]
+        tensors = {name: value} | {each: self.inner[each] for each in names if each in self.inner}
+        weight = QuantizedWeight.from_state_dict(tensors, head.removesuffix("."))
+        return adopt(weight.to_parameter())
 
     def __contains__(self, name: object) -> bool:
         return name in self.inner
@@ -75,18 +60,18 @@ def hooks_of(hook: Any) -> list[Any]:
 
 
 def adopt_hook(hook: Any) -> None:
-    """Makes the offloading hooks in one of accelerate's fetch whole units."""
+    """Makes the offloading hooks in one of accelerate's fetch weights with their scales."""
     for each in hooks_of(hook):
         inner = getattr(each, "weights_map", None)
         if getattr(each, "offload", False) and inner is not None:
-            if not isinstance(inner, WholeWeights):
-                each.weights_map = WholeWeights(inner)
+            if not isinstance(inner, OffloadedWeights):
+                each.weights_map = OffloadedWeights(inner)
             if each.execution_device == "cpu":
                 # For a device of this spelling accelerate quantizes int8 weights again, on a GPU.
                 each.execution_device = torch.device("cpu")
 
 
-def map_of(hook: Any) -> Mapping[str, Any] | None:
+def weights_map_of(hook: Any) -> Mapping[str, Any] | None:
     """Where a module's offloading hook finds its values."""
     for each in hooks_of(hook):
         if getattr(each, "offload", False) and each.weights_map is not None:

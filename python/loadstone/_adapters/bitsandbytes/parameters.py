@@ -7,6 +7,7 @@ Only the class of a parameter changes: the object stays the same.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import bitsandbytes as bnb
@@ -17,23 +18,21 @@ from loadstone._adapters.bitsandbytes import layout
 from loadstone._base.errors import make
 
 
-def moved(state: Any, device: Any, non_blocking: bool = False) -> Any:
-    """A new quantization state on a device; the one given stays where it is."""
-    made = copy.copy(state)
-    for name, value in vars(state).items():
-        if isinstance(value, torch.Tensor):
-            made.__dict__[name] = value.to(device, non_blocking=non_blocking)
-        elif isinstance(value, QuantState):
-            made.__dict__[name] = moved(value, device, non_blocking)
+def mapped(scales: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A tensor, a quantization state or ``None``, with the results for all tensors in it.
+
+    The state given stays as it is.
+    """
+    if isinstance(scales, torch.Tensor):
+        return function(scales)
+    if not isinstance(scales, QuantState):
+        return scales
+    made = copy.copy(scales)
+    made.__dict__.update({name: mapped(each, function) for name, each in vars(scales).items()})
     return made
 
 
-def _exact(device: Any) -> torch.device:
-    """A device as a tensor on it reports it: ``cuda:0`` for ``cuda``."""
-    return torch.empty(0, device=device).device
-
-
-def lost(shape: Any) -> Exception:
+def lost_scales(shape: Any) -> Exception:
     """The error for a weight with bytes and no scales."""
     return make(
         "q.scale_missing",
@@ -45,10 +44,34 @@ def lost(shape: Any) -> Exception:
     )
 
 
-class _MovesByTo:
-    """``cpu``, ``cuda`` and ``xpu`` by ``to``, which keeps a weight whole."""
+class _SelfContainedParameter:
+    """Moves and copies that take the codes of a weight and its scales."""
 
-    to: Any
+    data: torch.Tensor
+    _scales: Any  # a quantization state, or the tensor of an 8-bit weight
+    _with: Callable[..., Any]  # the same weight with other codes and scales
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """A new weight on a device, with its scales; a dtype has no effect on codes."""
+        if not is_packed(self):  # PEFT merges into floats that carry the old state
+            return adopt(super().to(*args, **kwargs))  # type: ignore[misc]
+        device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        # As a tensor on it reports it: ``cuda:0`` for ``cuda``.
+        if device is None or torch.empty(0, device=device).device == self.data.device:
+            return self
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        data, scales = layout.rowwise(self.data, self._scales)
+        return self._with(moved(data), mapped(scales, moved))
+
+    def detach(self) -> Any:
+        """The same weight, sharing its memory; torch needs the type to stay."""
+        return self._with(self.data, self._scales, requires_grad=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._with(copy.deepcopy(self.data, memo), copy.deepcopy(self._scales, memo))
 
     @property
     def __class__(self) -> type:
@@ -72,7 +95,7 @@ class _MovesByTo:
         return self.to("xpu" if device is None else device, non_blocking=non_blocking)
 
 
-class Params4bit(_MovesByTo, bnb.nn.Params4bit):  # type: ignore[misc]
+class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[misc]
     """bitsandbytes' own, moved and copied whole: a move makes a new state, the source keeps its."""
 
     def __new__(
@@ -92,13 +115,11 @@ class Params4bit(_MovesByTo, bnb.nn.Params4bit):  # type: ignore[misc]
             kwargs["bnb_quantized"] = True
         scales = getattr(quant_state, "absmax", None)
         if data is not None and scales is not None and scales.is_meta and not data.is_meta:
-            raise lost(data.shape)
+            raise lost_scales(data.shape)
         made: Params4bit = super().__new__(cls, data, requires_grad, quant_state, **kwargs)
         return made
 
-    def _with(
-        self, data: torch.Tensor, state: Any, requires_grad: bool | None = None
-    ) -> Params4bit:
+    def _with(self, data: torch.Tensor, state: Any, requires_grad: bool | None = None) -> Any:
         return type(self)(
             data,
             requires_grad=self.requires_grad if requires_grad is None else requires_grad,
@@ -111,33 +132,20 @@ class Params4bit(_MovesByTo, bnb.nn.Params4bit):  # type: ignore[misc]
             bnb_quantized=self.bnb_quantized,
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """A new weight on a device, with its scales; a dtype has no effect on packed bytes."""
-        if not is_unit(self):  # PEFT merges into floats that carry the old state
-            return adopt(super().to(*args, **kwargs))
-        device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
-        if device is None or _exact(device) == self.device:
-            return self
-        data, state = layout.rowwise(self.data, self.quant_state)
-        return self._with(
-            data.to(device, non_blocking=non_blocking), moved(state, device, non_blocking)
-        )
-
-    def detach(self) -> Any:
-        """The same weight, sharing its memory; torch needs the type to stay."""
-        return self._with(self.data, self.quant_state, requires_grad=False)
+    @property
+    def _scales(self) -> Any:
+        return self.quant_state
 
     def __copy__(self) -> Any:
         return self._with(self.data, self.quant_state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        state = copy.deepcopy(self.quant_state, memo)
-        made = self._with(copy.deepcopy(self.data, memo), state)
+        made = super().__deepcopy__(memo)
         made.module = memo.get(id(self.module))  # that of the copy, where it is copied too
         return made
 
 
-class Int8Params(_MovesByTo, bnb.nn.Int8Params):  # type: ignore[misc]
+class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[misc]
     """bitsandbytes' own, moved and copied whole: codes and scales stay together."""
 
     def __new__(
@@ -162,12 +170,7 @@ class Int8Params(_MovesByTo, bnb.nn.Int8Params):  # type: ignore[misc]
             made.CB = made.data
         return made
 
-    def _with(
-        self,
-        data: torch.Tensor,
-        scales: torch.Tensor | None,
-        requires_grad: bool | None = None,
-    ) -> Int8Params:
+    def _with(self, data: torch.Tensor, scales: Any, requires_grad: bool | None = None) -> Any:
         return type(self)(
             data,
             requires_grad=self.requires_grad if requires_grad is None else requires_grad,
@@ -175,29 +178,13 @@ class Int8Params(_MovesByTo, bnb.nn.Int8Params):  # type: ignore[misc]
             SCB=scales,
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """A new weight on a device, with its scales; a dtype has no effect on codes."""
-        if self.data.dtype != torch.int8:
-            return adopt(super().to(*args, **kwargs))
-        device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
-        if device is None or _exact(device) == self.device:
-            return self
-        scales = self.SCB
-        return self._with(
-            self.data.to(device, non_blocking=non_blocking),
-            None if scales is None else scales.to(device, non_blocking=non_blocking),
-        )
-
-    def detach(self) -> Any:
-        """The same weight, sharing its memory; torch needs the type to stay."""
-        return self._with(self.data, self.SCB, requires_grad=False)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self._with(copy.deepcopy(self.data, memo), copy.deepcopy(self.SCB, memo))
+    @property
+    def _scales(self) -> torch.Tensor | None:
+        return self.SCB  # type: ignore[no-any-return]
 
 
 _OURS: dict[type, type] = {bnb.nn.Params4bit: Params4bit, bnb.nn.Int8Params: Int8Params}
-WHOLE = (Params4bit, Int8Params)
+SELF_CONTAINED = (Params4bit, Int8Params)
 
 
 def adopt(weight: Any) -> Any:
@@ -208,17 +195,17 @@ def adopt(weight: Any) -> Any:
     return weight
 
 
-def is_unit(weight: Any) -> bool:
-    """Whether a parameter is a weight that is quantized already."""
+def is_packed(weight: Any) -> bool:
+    """Returns whether a parameter is a weight that is quantized already."""
     if isinstance(weight, bnb.nn.Params4bit):
         return weight.quant_state is not None and bool(weight.bnb_quantized)
     return isinstance(weight, bnb.nn.Int8Params) and weight.data.dtype == torch.int8
 
 
-def is_broken(weight: Any) -> bool:
-    """Whether the parts of a quantized weight lie on different devices, or are gone."""
+def is_incomplete(weight: Any) -> bool:
+    """Returns whether the parts of a quantized weight lie on different devices, or are gone."""
     if isinstance(weight, bnb.nn.Params4bit):
-        parts = tensors_of(weight.quant_state)
+        parts = state_tensors(weight.quant_state)
     else:
         parts = [weight.SCB] if weight.SCB is not None else []
         if not parts and not weight.data.is_meta:
@@ -226,14 +213,14 @@ def is_broken(weight: Any) -> bool:
     return any(part.device != weight.device for part in parts)
 
 
-def tensors_of(state: Any) -> list[torch.Tensor]:
+def state_tensors(state: Any) -> list[torch.Tensor]:
     """The tensors of a quantization state."""
     found = []
     for value in vars(state).values():
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, QuantState):
-            found += tensors_of(value)
+            found += state_tensors(value)
     return found
 
 

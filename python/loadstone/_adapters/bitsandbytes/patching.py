@@ -1,7 +1,7 @@
-"""Hooks on the libraries' functions, which make the weights that they get whole first.
+"""Hooks on the libraries' functions, which first make the weights that they get self-contained.
 
 That change is permanent and concerns one object. So weights that passed through these functions
-inside ``loadstone.patch`` stay whole after it, and nothing remains in the libraries.
+inside ``loadstone.patch`` stay so after it, and nothing remains in the libraries.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ import bitsandbytes as bnb
 import torch
 
 from loadstone._adapters.bitsandbytes import layout
-from loadstone._adapters.bitsandbytes.modules import is_quantized, is_whole, make_whole
+from loadstone._adapters.bitsandbytes.modules import (
+    is_quantized,
+    is_self_contained,
+    make_self_contained,
+)
 from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, hooks_of
-from loadstone._adapters.bitsandbytes.parameters import WHOLE, adopt
+from loadstone._adapters.bitsandbytes.parameters import SELF_CONTAINED, adopt
 from loadstone._adapters.patch import Hook, Hooks, gated
 
 LIBRARY = "bitsandbytes"
@@ -50,7 +54,7 @@ def hooks() -> Hooks:
 
 def _by_weight(name: str) -> Callable[..., Any]:
     def call(original: Callable[..., Any], weight: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(weight, WHOLE) or not isinstance(adopt(weight), WHOLE):
+        if isinstance(weight, SELF_CONTAINED) or not isinstance(adopt(weight), SELF_CONTAINED):
             return original(weight, *args, **kwargs)
         return getattr(weight, name)(*args, **kwargs)
 
@@ -59,9 +63,9 @@ def _by_weight(name: str) -> Callable[..., Any]:
 
 def _by_module(name: str) -> Callable[..., Any]:
     def call(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_whole(module):
+        if is_self_contained(module):
             return original(module, *args, **kwargs)
-        make_whole(module)
+        make_self_contained(module)
         return getattr(type(module), name)(module, *args, **kwargs)
 
     return call
@@ -85,7 +89,7 @@ def _dequantize(
 
 
 def _of_accelerate() -> Iterator[Hook]:
-    from loadstone._adapters.accelerate.functions import places
+    from loadstone._adapters.accelerate.functions import places  # it may be absent
 
     ours: dict[str, Callable[..., Any]] = {
         "add_hook_to_module": _add_hook,
@@ -99,15 +103,14 @@ def _of_accelerate() -> Iterator[Hook]:
 def _add_hook(original: Callable[..., Any], module: Any, hook: Any, append: bool = False) -> Any:
     inside = [each for each in module.modules() if is_quantized(each)]
     for each in inside:
-        make_whole(each)
+        make_self_contained(each)
     result = original(module, hook, append)
-    if inside and (is_whole(module) or _places_inside(module)):
+    if inside and (
+        is_self_contained(module)
+        or any(getattr(each, "place_submodules", False) for each in hooks_of(module._hf_hook))
+    ):
         adopt_hook(module._hf_hook)
     return result
-
-
-def _places_inside(module: Any) -> bool:
-    return any(getattr(each, "place_submodules", False) for each in hooks_of(module._hf_hook))
 
 
 def _set_tensor(
@@ -117,7 +120,7 @@ def _set_tensor(
     for name in tensor_name.split(".")[:-1]:
         owner = getattr(owner, name)
     if is_quantized(owner):
-        make_whole(owner)
+        make_self_contained(owner)
         if device == "cpu":
             device = torch.device("cpu")  # see `adopt_hook`
     return original(module, tensor_name, device, *args, **kw)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from loadstone._adapters.llama_cpp.weights import Weight, Weights
 from loadstone._base.dtypes import is_dtype
 from loadstone._base.errors import make
-
-if TYPE_CHECKING:
-    from loadstone._adapters.llama_cpp.weights import Weight, Weights
-    from loadstone._files.catalog import Catalog
+from loadstone._files.catalog import Catalog
 
 # Weights that are stored in another encoding are shown as the numbers that are decoded.
 _NUMBERS = "F32"
@@ -53,7 +51,15 @@ class Files:
     """
 
     def __init__(self, catalog: Catalog, weights: Weights) -> None:
-        _require_safetensors(catalog)
+        for shard in catalog.shards:
+            if not shard.endswith(".safetensors"):
+                raise make(
+                    "plan.options",
+                    "llama.cpp's converter is traced from safetensors; `loadstone convert` makes "
+                    "them",
+                    path=shard,
+                    field="model_folder",
+                )
         self._by_file: dict[str, dict[str, LocalTensor]] = {
             Path(shard).name: {} for shard in catalog.shards
         }
@@ -61,22 +67,14 @@ class Files:
         for info in catalog.tensors.values():
             if info.name in hidden:
                 continue
+            if not is_dtype(info.encoding):
+                message = "llama.cpp's converter reads tensors of plain dtypes"
+                raise make("plan.encoding", message, tensor=info.name, found=info.encoding)
             tensor = LocalTensor(info.name, info.encoding, info.shape, weights)
-            self._of(info.shard)[info.name] = tensor
+            self._by_file[Path(info.shard).name][info.name] = tensor
         for name, (shape, data) in weights.quantized.readable.items():
-            shard = catalog.tensors[data].shard
-            self._of(shard)[name] = LocalTensor(name, _NUMBERS, shape, weights)
-        self._require_dtypes()
-
-    def _of(self, shard: str) -> dict[str, LocalTensor]:
-        return self._by_file[Path(shard).name]
-
-    def _require_dtypes(self) -> None:
-        for tensors in self._by_file.values():
-            for tensor in tensors.values():
-                if not is_dtype(tensor.dtype):
-                    message = "llama.cpp's converter reads tensors of plain dtypes"
-                    raise make("plan.encoding", message, tensor=tensor.name, found=tensor.dtype)
+            file = Path(catalog.tensors[data].shard).name
+            self._by_file[file][name] = LocalTensor(name, _NUMBERS, shape, weights)
 
     def reader(self) -> type:
         """The class that stands in place of ``gguf.utility.SafetensorsLocal``."""
@@ -103,14 +101,3 @@ class Files:
                 pass
 
         return SafetensorsLocal
-
-
-def _require_safetensors(catalog: Catalog) -> None:
-    for shard in catalog.shards:
-        if not shard.endswith(".safetensors"):
-            raise make(
-                "plan.options",
-                "llama.cpp's converter is traced from safetensors; `loadstone convert` makes them",
-                path=shard,
-                field="model_folder",
-            )

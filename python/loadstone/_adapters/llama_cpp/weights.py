@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import Error, make
+from loadstone._files.catalog import Catalog
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._trace import refusal, symbols_in
-
-if TYPE_CHECKING:
-    from loadstone._files.catalog import Catalog
 
 _Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -45,7 +44,8 @@ class Weight(Symbol):
         try:
             made = cls.operate(*call)
         except Error as refused:
-            return _weights_of(args, kwargs).computed(call, refused)
+            weights: Weights = symbols_in(call[1:])[0].tracer.owner
+            return weights.computed(call, refused)
         if isinstance(made, Weight):
             made.call = call
         elif isinstance(made, list | tuple):
@@ -145,9 +145,9 @@ class Weights:
         func, args, kwargs = call
         if func._schema.is_mutable:  # the tensor would have to change, not the copy of it
             raise refused
-        symbols = symbols_in((args, kwargs))
-        self._require_small(symbols, refused)
-        made = func(*self._real(args), **self._real(kwargs))
+        self._require_small(symbols_in((args, kwargs)), refused)
+        args, kwargs = tree_map_only(Weight, self._value, (args, kwargs))
+        made = func(*args, **kwargs)
         self.trace.refused.remove(refused)
         return made
 
@@ -170,7 +170,8 @@ class Weights:
         if symbol.call is None:
             return self._source_value(symbol)
         func, args, kwargs = symbol.call
-        made = func(*self._real(args), **self._real(kwargs))
+        args, kwargs = tree_map_only(Weight, self._value, (args, kwargs))
+        made = func(*args, **kwargs)
         value: torch.Tensor = made if symbol.place is None else made[symbol.place]
         return value
 
@@ -184,21 +185,6 @@ class Weights:
                 value.copy_(flat.reshape(shape))
             self._read[symbol.source] = value
         return value
-
-    def _real(self, value: Any) -> Any:
-        """Arguments of an operation with values in place of symbols."""
-        if isinstance(value, Weight):
-            return self._value(value)
-        if isinstance(value, list | tuple):
-            return type(value)(self._real(each) for each in value)
-        if isinstance(value, dict):
-            return {key: self._real(each) for key, each in value.items()}
-        return value
-
-
-def _weights_of(args: Any, kwargs: Any) -> Weights:
-    weights: Weights = symbols_in((args, kwargs or {}))[0].tracer.owner
-    return weights
 
 
 def _sources_of(symbol: Symbol) -> set[str]:

@@ -83,7 +83,7 @@ def quantization_config(made: _core.Conversion) -> dict[str, Any] | None:
     return found
 
 
-class Converted:
+class ConvertedCheckpoint:
     """Hands out the tensors of a conversion, in memory that is bounded.
 
     What is yielded stands in fresh memory that nobody else writes to, so whoever keeps it has it:

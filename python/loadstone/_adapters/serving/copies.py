@@ -9,114 +9,114 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from loadstone._adapters.serving.receipts import Place
-from loadstone._adapters.serving.written import storage_of
+from loadstone._adapters.serving.receipts import CopiedRange
+from loadstone._adapters.serving.write_tracking import storage_of
 from loadstone._base.errors import Error
 from loadstone._base.progress import ProgressCallback
 from loadstone.tracing import Symbol
 from loadstone.tracing._trace import refusal
 
-if TYPE_CHECKING:
-    from loadstone._adapters.serving.deferred import Deferring
-
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Copy:
-    """Elements of a checkpoint that go to a place in memory.
+class PendingCopy:
+    """Elements of a checkpoint that go to memory.
 
     Attributes:
-        value: its number in the trace's builder, of the place's shape.
-        dtype: of the value; that of the place, unless torch is to cast.
+        target: where they go.
+        value: its number in the trace's builder, of the target's shape.
+        dtype: of the value; that of the target, unless torch is to cast.
         sources: names in the checkpoint.
     """
 
-    place: torch.Tensor
+    target: torch.Tensor
     value: int
     dtype: torch.dtype
     sources: tuple[str, ...]
 
 
-class Copies:
-    """Copies from checkpoints to places in memory, until they are carried out. Thread-safe.
+# Reads copies of one checkpoint to one device.
+Fill = Callable[[list[PendingCopy], str, ProgressCallback | None], None]
+
+
+class PendingCopies:
+    """Copies from checkpoints to memory, until they are carried out. Thread-safe.
 
     Args:
-        is_recorded: returns ``True`` in threads whose operations come by :meth:`before`.
+        is_recorded: returns ``True`` in threads whose operations come by :meth:`before_operation`.
 
     Attributes:
         done: where those went that were carried out, with what they were of.
         lock: guards these and the traces; never held while code of the model runs.
-        strangers: errors of threads that are not recorded.
+        unrecorded: errors of threads that are not recorded.
     """
 
     def __init__(self, is_recorded: Callable[[], bool] = lambda: True) -> None:
         self.lock = threading.RLock()
-        self.strangers: list[Error] = []
+        self.unrecorded: list[Error] = []
         self._is_recorded = is_recorded
         self._is_closed = False
-        self.done: list[Place] = []
+        self.done: list[CopiedRange] = []
         self._begins: dict[int, list[int]] = defaultdict(list)  # by storage, sorted
-        self._copies: dict[int, tuple[Deferring, Copy]] = {}  # by where they begin
-        self._read: dict[int, weakref.ref[mmap.mmap]] = {}  # by storage
-        self._given: set[int] = set()  # storages that code reads without operations of torch
+        self._copies: dict[int, tuple[Fill, PendingCopy]] = {}  # by where they begin
+        self._protected: dict[int, weakref.ref[mmap.mmap]] = {}  # by storage
+        self._exposed: set[int] = set()  # storages that code reads without operations of torch
 
     def __len__(self) -> int:
         return len(self._copies)
 
-    def note(self, checkpoint: Deferring, copy: Copy) -> None:
-        """Note one more; it replaces an earlier copy to the same place."""
-        with self.lock:
-            self._note(checkpoint, copy)
+    def add(self, fill: Fill, copy: PendingCopy) -> None:
+        """Adds a copy; it replaces an earlier one to the same memory. Call it with the lock held.
 
-    def _note(self, checkpoint: Deferring, copy: Copy) -> None:
-        begin = copy.place.data_ptr()
+        Args:
+            fill: of the checkpoint; the same for all its copies.
+        """
+        begin, storage = copy.target.data_ptr(), storage_of(copy.target)
         there = self._copies.get(begin)
-        if there is not None and there[1].place.nbytes == copy.place.nbytes:
-            self._copies[begin] = (checkpoint, copy)
-            return
-        begins = self._begins[storage_of(copy.place)]
-        at = bisect.bisect_left(begins, begin)
-        before = self._copies[begins[at - 1]][1].place if at > 0 else None
-        overlaps = before is not None and before.data_ptr() + before.nbytes > begin
-        if overlaps or (at < len(begins) and begins[at] < begin + copy.place.nbytes):
-            self.carry_out()
-            begins, at = self._begins[storage_of(copy.place)], 0
-        begins.insert(at, begin)
-        self._copies[begin] = (checkpoint, copy)
+        if there is None or there[1].target.nbytes != copy.target.nbytes:
+            begins = self._begins[storage]
+            at = bisect.bisect_left(begins, begin)
+            before = self._copies[begins[at - 1]][1].target if at > 0 else None
+            overlaps = before is not None and before.data_ptr() + before.nbytes > begin
+            if overlaps or (at < len(begins) and begins[at] < begin + copy.target.nbytes):
+                self.flush()
+                begins, at = self._begins[storage], 0
+            begins.insert(at, begin)
+        self._copies[begin] = (fill, copy)
 
-    def before(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Carry out the copies to memory that an operation is going to read or write.
+    def before_operation(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Carries out the copies to memory that an operation is going to read or write.
 
-        Copies of tensors that are not read are left to :meth:`note`.
+        Copies of tensors that are not read are left to :meth:`add`.
         """
         if func.is_view:
             return
-        if func._schema.is_mutable and self._read:
+        if func._schema.is_mutable and self._protected:
             self._require_private(func, args)
         if func.overloadpacket is aten.copy_ and isinstance(args[1], Symbol):
             return
-        self.settle([*_real_in(args), *_real_in(kwargs)])
+        self.flush_into([*_real_in(args), *_real_in(kwargs)])
 
-    def give(self, tensors: list[torch.Tensor]) -> None:
-        """Memory is given to others: values are there now, and later ones are at once."""
+    def expose(self, tensors: list[torch.Tensor]) -> None:
+        """Gives memory to others: its values are there now, and later ones are at once."""
         with self.lock:
-            self.settle(tensors)
-            self._given.update(map(storage_of, tensors))
+            self.flush_into(tensors)
+            self._exposed.update(map(storage_of, tensors))
 
-    def takes(self, place: torch.Tensor) -> bool:
-        """Return ``True`` if copies to a place can wait."""
-        return not self._is_closed and storage_of(place) not in self._given
+    def can_wait(self, target: torch.Tensor) -> bool:
+        """Returns ``True`` if copies to this memory need not be carried out at once."""
+        return not self._is_closed and storage_of(target) not in self._exposed
 
     def close(self, progress: ProgressCallback | None = None) -> None:
         """Carries everything out; later copies are made at once."""
         with self.lock:
             self._is_closed = True
-            self.carry_out(progress)
+            self.flush(progress)
 
     def require_recorded(self, operation: str, symbols: list[Symbol]) -> None:
         """Raises in a thread whose other work on the model is not seen."""
@@ -124,55 +124,49 @@ class Copies:
             return
         why = "is in a thread that loadstone cannot follow; set deferred to false"
         error = refusal("plan.untraceable", operation, symbols, why)
-        self.strangers.append(error)
+        self.unrecorded.append(error)
         raise error
 
-    def keep_as_it_is(self, memory: torch.Tensor, pages: mmap.mmap) -> None:
-        """Notes memory with values that were read, and that other tensors may be made of yet."""
+    def protect(self, memory: torch.Tensor, pages: mmap.mmap) -> None:
+        """Refuses changes of values that were read, as other tensors may be made of them yet."""
         with self.lock:
-            self._read[storage_of(memory)] = weakref.ref(pages)
+            self._protected[storage_of(memory)] = weakref.ref(pages)
 
     def _require_private(self, func: Any, args: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in _real_in(value):
-                    pages = self._read.get(storage_of(tensor)) if not tensor.is_meta else None
+                    pages = self._protected.get(storage_of(tensor)) if not tensor.is_meta else None
                     if pages is not None and pages() is not None:
                         raise changes_in_place(func, [])
 
-    def settle(self, tensors: Iterable[torch.Tensor]) -> None:
+    def flush_into(self, tensors: Iterable[torch.Tensor]) -> None:
         """Carries everything out if some of it goes to the memory of these."""
         with self.lock:
-            if self._copies and any(map(self._is_awaited, tensors)):
-                self.carry_out()
+            if self._copies and any(
+                each.layout is torch.strided and storage_of(each) in self._begins
+                for each in tensors
+            ):
+                self.flush()
 
-    def carry_out(self, progress: ProgressCallback | None = None) -> None:
-        """Read all, each checkpoint and device in one pass, and forget them."""
+    def flush(self, progress: ProgressCallback | None = None) -> None:
+        """Carries everything out, each checkpoint and device in one pass."""
         with self.lock:
-            self._carry_out(progress)
-
-    def _carry_out(self, progress: ProgressCallback | None) -> None:
-        waiting: dict[tuple[Deferring, str], list[Copy]] = defaultdict(list)
-        for checkpoint, copy in self._copies.values():
-            waiting[checkpoint, device_of(copy.place)].append(copy)
-            self.done.append((copy.place.data_ptr(), copy.place.nbytes, copy.sources))
-        self._begins.clear()
-        self._copies.clear()
-        for (checkpoint, device), copies in waiting.items():
-            checkpoint.fill(copies, device, progress)
-
-    def _is_awaited(self, tensor: torch.Tensor) -> bool:
-        return tensor.layout is torch.strided and storage_of(tensor) in self._begins
+            waiting: dict[tuple[Fill, str], list[PendingCopy]] = defaultdict(list)
+            for fill, copy in self._copies.values():
+                device = copy.target.device
+                waiting[fill, "cpu" if device.type == "cpu" else str(device)].append(copy)
+                self.done.append((copy.target.data_ptr(), copy.target.nbytes, copy.sources))
+            self._begins.clear()
+            self._copies.clear()
+            for (fill, of_device), copies in waiting.items():
+                fill(copies, of_device, progress)
 
 
 def changes_in_place(func: Any, symbols: list[Any]) -> Error:
-    """Return the error for an operation that changes tensors of a checkpoint in place."""
+    """Returns the error for an operation that changes tensors of a checkpoint in place."""
     why = "changes a tensor of the checkpoint in place; set deferred to false"
     return refusal("plan.untraceable", func._schema.name, symbols, why)
-
-
-def device_of(tensor: torch.Tensor) -> str:
-    return "cpu" if tensor.device.type == "cpu" else str(tensor.device)
 
 
 def _real_in(value: Any) -> Iterator[torch.Tensor]:

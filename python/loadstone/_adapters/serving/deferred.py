@@ -9,16 +9,17 @@ the files. Where it does anything else, what it asks about is read there and the
 from __future__ import annotations
 
 import mmap
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from loadstone import _core
-from loadstone._adapters.serving.copies import Copies, Copy, changes_in_place
-from loadstone._adapters.serving.written import storage_of
+from loadstone._adapters.serving.copies import PendingCopies, PendingCopy, changes_in_place
+from loadstone._adapters.serving.options import Options
+from loadstone._adapters.serving.write_tracking import storage_of
 from loadstone._adapters.transformers.gguf import in_published_names
 from loadstone._base.dtypes import dtype_name, is_dtype, is_floating, torch_dtype
 from loadstone._base.errors import Error, make
@@ -29,64 +30,60 @@ from loadstone.tracing import Symbol, Trace, _operations
 from loadstone.tracing._absent import leaves
 from loadstone.tracing._trace import refusal, symbols_in
 
-if TYPE_CHECKING:
-    from loadstone._adapters.serving.options import Options
-
 aten = torch.ops.aten
 
 
 def _without_memory(name: str) -> Callable[..., NoReturn]:
     """A method that asks for memory, which a tensor that is not read has not got."""
 
-    def refuse(symbol: Deferred, *_: Any) -> NoReturn:
+    def refuse(symbol: DeferredTensor, *_: Any) -> NoReturn:
         why = "asks for the memory of a tensor that is not read; set deferred to false"
         raise refusal("plan.untraceable", name, [symbol], why)
 
     return refuse
 
 
-class Deferred(Symbol):
+class DeferredTensor(Symbol):
     """A tensor that is not read yet.
 
     Attributes:
-        known: its values; ``None``: it has not been read.
+        materialized: its values; ``None``: it has not been read.
     """
 
-    known: torch.Tensor | None = None
+    materialized: torch.Tensor | None = None
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Every operation on one comes by here."""
-        checkpoint: Deferring = symbols_in((args, kwargs))[0].tracer.owner
+        """Passes every operation on one to the checkpoint that it is of."""
+        checkpoint: DeferredCheckpoint = symbols_in((args, kwargs))[0].tracer.owner
         return checkpoint.operate(func, args, kwargs or {})
 
-    @property
-    def own(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """Its values, which are read now unless they have been."""
-        checkpoint: Deferring = self.tracer.owner
-        checkpoint.require_recorded("a read", [self])
-        with checkpoint.lock:
-            if self.known is None:
-                self.known = checkpoint.read(self)
-            return self.known
+        checkpoint: DeferredCheckpoint = self.tracer.owner
+        checkpoint.copies.require_recorded("a read", [self])
+        with checkpoint.copies.lock:
+            if self.materialized is None:
+                self.materialized = checkpoint.read(self)
+            return self.materialized
 
     def tolist(self) -> Any:
         """The values as lists."""
-        return self.own.tolist()
+        return self.materialize().tolist()
 
     def numpy(self, **options: Any) -> Any:
         """The values as an array."""
-        return self.own.numpy(**options)
+        return self.materialize().numpy(**options)
 
     def __dlpack__(self, **options: Any) -> Any:
         """The values, for another library."""
-        return self.own.__dlpack__(**options)
+        return self.materialize().__dlpack__(**options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A pickle or a shallow copy has the values."""
-        return self.own.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.materialize().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     untyped_storage = _without_memory("untyped_storage")
     data_ptr = _without_memory("data_ptr")
@@ -95,38 +92,28 @@ class Deferred(Symbol):
     map_ = _without_memory("map_")
 
 
-class Deferring:
+class DeferredCheckpoint:
     """Hands out the tensors of one checkpoint before they are read.
 
     Several threads may work on them at once, and one takes them.
 
     Args:
         dtype: of numbers that are decoded.
-        copies: where copies into other memory are noted, for somebody to carry them out. ``None``:
+        copies: where copies into other memory are added, for somebody to carry them out. ``None``:
             each tensor is read before it is handed out.
     """
 
     def __init__(
-        self, catalog: Catalog, options: Options, dtype: str, copies: Copies | None
+        self, catalog: Catalog, options: Options, dtype: str, copies: PendingCopies | None
     ) -> None:
         digest = options.digest if options.receipt else ""
         self._reader = TensorReader(catalog, decodes=options.dequantize, receipt=digest)
         self._options = options
         self._dtype = dtype
-        self._copies = Copies() if copies is None else copies
-        self._hands_out_whole = copies is None
+        self.copies = PendingCopies() if copies is None else copies
+        self._reads_at_once = copies is None
         self._trace = Trace(catalog)
         self._trace.owner = self
-
-    @property
-    def lock(self) -> threading.RLock:
-        """The lock of its copies."""
-        return self._copies.lock
-
-    @property
-    def require_recorded(self) -> Callable[[str, list[Symbol]], None]:
-        """The check of its copies."""
-        return self._copies.require_recorded
 
     @property
     def bytes_read(self) -> int:
@@ -152,35 +139,40 @@ class Deferring:
         else:
             named = self.stored(wants)
         for name, tensor in named:
-            if self._hands_out_whole and isinstance(tensor, Deferred):
-                yield name, self.read(tensor)
-            else:
-                yield name, tensor
+            if self._reads_at_once and isinstance(tensor, DeferredTensor):
+                tensor = self.read(tensor)
+            yield name, tensor
 
     def stored(
         self, wants: Callable[[str], bool] = lambda name: True
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """As :meth:`tensors`, by the names in the file."""
         wanted = [entry for entry in self._reader.entries.values() if wants(entry.name)]
-        single = {each.name: self._dtype_of(each) for each in wanted if _is_single(each)}
+        single = {
+            each.name: self._dtype_of(each)
+            for each in wanted
+            if torch.Size(each.shape).numel() == 1
+        }
         values = self._reader.read_all(single, "cpu", self._options.threads) if single else {}
         for entry in wanted:
-            with self.lock:
+            with self.copies.lock:
                 tensor = values.pop(entry.name) if entry.name in values else self._tensor(entry)
             yield entry.name, tensor
 
     def operate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Carries an operation out: on forms, or on values where it asks for these."""
-        symbols = symbols_in((args, kwargs))
-        self.require_recorded(func._schema.name, symbols)
+        symbols: list[Any] = symbols_in((args, kwargs))
+        self.copies.require_recorded(func._schema.name, symbols)
         if func.overloadpacket is aten.copy_ and not isinstance(args[0], Symbol):
-            with self.lock:
-                if self._note(args[0], args[1]):
+            with self.copies.lock:
+                if self._postpone(args[0], args[1]):
                     return args[0]
-                self._copies.settle([args[0]])
-        elif not _moves(kwargs) and not any(map(_is_known, symbols)):
+                self.copies.flush_into([args[0]])
+        elif not _is_for_another_device(kwargs) and all(
+            each.materialized is None for each in symbols
+        ):
             try:
-                with self.lock:
+                with self.copies.lock:
                     return _operations.run(func, args, kwargs)
             except Error as error:
                 if error.code not in ("plan.untraceable", "plan.data_dependent"):
@@ -192,47 +184,49 @@ class Deferring:
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written and (changed := symbols_in(value)):
                 raise changes_in_place(func, changed)
-        return func(*_values(args), **_values(kwargs))
+        args, kwargs = tree_map_only(DeferredTensor, DeferredTensor.materialize, (args, kwargs))
+        return func(*args, **kwargs)
 
     def read(self, symbol: Symbol) -> torch.Tensor:
         """The values of a symbol, in memory that goes back to the system when nobody has them."""
-        count = max(symbol.numel() * symbol.element_size(), 1)
-        pages = mmap.mmap(-1, count)
+        byte_count = symbol.numel() * symbol.element_size()
+        pages = mmap.mmap(-1, max(byte_count, 1))
         memory = torch.frombuffer(pages, dtype=torch.uint8)
-        self._copies.keep_as_it_is(memory, pages)
-        place = memory[: symbol.numel() * symbol.element_size()].view(symbol.dtype)
-        place = place.view(symbol.shape)
-        if symbol.numel():
+        self.copies.protect(memory, pages)
+        values = memory[:byte_count].view(symbol.dtype).view(symbol.shape)
+        if byte_count:
             sources = tuple(leaves(symbol)[0])
             with torch._C.DisableTorchFunction():  # the addresses are for us
-                self.fill([Copy(place, symbol.value, place.dtype, sources)], "cpu")
-        return place
+                self.fill([PendingCopy(values, symbol.value, values.dtype, sources)], "cpu")
+        return values
 
     def fill(
-        self, copies: list[Copy], device: str, progress: ProgressCallback | None = None
+        self, copies: list[PendingCopy], device: str, progress: ProgressCallback | None = None
     ) -> None:
-        """Reads what stands in places of one device."""
-        self._fill([each for each in copies if each.dtype == each.place.dtype], device, progress)
-        others = [each for each in copies if each.dtype != each.place.dtype]
+        """Reads copies to one device; torch casts those that the core does not."""
+        self._fill([each for each in copies if each.dtype == each.target.dtype], device, progress)
+        others = [each for each in copies if each.dtype != each.target.dtype]
         while others:
-            made: list[tuple[Copy, torch.Tensor]] = []
+            made: list[tuple[PendingCopy, torch.Tensor]] = []
             size = 0
             while others and (not made or size < self._options.staging_bytes_max):
                 copy = others.pop()
-                made.append((copy, torch.empty_like(copy.place, dtype=copy.dtype)))
+                made.append((copy, torch.empty_like(copy.target, dtype=copy.dtype)))
                 size += made[-1][1].nbytes
-            self._fill([replace(copy, place=read) for copy, read in made], device, progress)
+            self._fill([replace(copy, target=read) for copy, read in made], device, progress)
             for copy, read in made:
-                copy.place.copy_(read)
+                copy.target.copy_(read)
 
-    def _fill(self, copies: list[Copy], device: str, progress: ProgressCallback | None) -> None:
+    def _fill(
+        self, copies: list[PendingCopy], device: str, progress: ProgressCallback | None
+    ) -> None:
         if not copies:
             return
         targets, dtypes = [], []
         for number, copy in enumerate(copies):
             name = f"{copy.sources[0]} (copy {number})" if copy.sources else f"copy {number}"
-            dtypes.append(dtype_name(copy.place.dtype))
-            targets.append(_core.Target(name, tuple(copy.place.shape), dtypes[-1]))
+            dtypes.append(dtype_name(copy.target.dtype))
+            targets.append(_core.Target(name, tuple(copy.target.shape), dtypes[-1]))
             self._trace.builder.add(name, copy.value)
         beside = self._reader.beside(name for copy in copies for name in copy.sources)
         for target in beside:
@@ -244,27 +238,27 @@ class Deferring:
             device,
             staging_bytes_max=self._options.staging_bytes_max,
         )
-        places = [*(copy.place for copy in copies), *[None] * len(beside)]
+        places = [*(copy.target for copy in copies), *[None] * len(beside)]
         dtypes += ["U8"] * len(beside)
         self._reader.execute(plan, places, dtypes, device, self._options.threads, progress)
 
-    def _note(self, place: torch.Tensor, value: Symbol) -> bool:
-        """Notes a copy; ``False``: it cannot be said in boxes, or its values are there."""
-        if place.is_meta or not place.is_contiguous() or _is_known(value):
+    def _postpone(self, target: torch.Tensor, value: Any) -> bool:
+        """Adds a copy; ``False``: it cannot be said in boxes, or its values are there."""
+        if target.is_meta or not target.is_contiguous() or value.materialized is not None:
             return False
-        if place.numel() == 0:
+        if target.numel() == 0:
             return True
-        if not self._copies.takes(place):
+        if not self.copies.can_wait(target):
             return False
-        shaped: Any = value if value.shape == place.shape else value.expand(place.shape)
+        shaped = value if value.shape == target.shape else value.expand(target.shape)
         # The core casts no scales, as they mean nothing without their codes: torch does.
         is_scale = any(self._reader.is_component(name) for name in leaves(shaped)[0])
-        if shaped.dtype != place.dtype and not is_scale:
-            shaped = aten._to_copy.default(shaped, dtype=place.dtype)
-        if not isinstance(shaped, Deferred):
+        if shaped.dtype != target.dtype and not is_scale:
+            shaped = aten._to_copy.default(shaped, dtype=target.dtype)
+        if not isinstance(shaped, DeferredTensor):
             return False
         sources = tuple(leaves(shaped)[0])
-        self._copies.note(self, Copy(place, shaped.value, shaped.dtype, sources))
+        self.copies.add(self.fill, PendingCopy(target, shaped.value, shaped.dtype, sources))
         return True
 
     def _tensor(self, entry: Entry) -> torch.Tensor:
@@ -275,8 +269,8 @@ class Deferring:
             return self._reader.read(entry, dtype)
         return self._deferred(self._trace.source(entry.name))
 
-    def _deferred(self, symbol: Symbol) -> Deferred:
-        return Deferred(self._trace, symbol.value, symbol.meta, (), symbol.source)
+    def _deferred(self, symbol: Symbol) -> DeferredTensor:
+        return DeferredTensor(self._trace, symbol.value, symbol.meta, (), symbol.source)
 
     @property
     def _is_gguf(self) -> bool:
@@ -289,7 +283,7 @@ class Deferring:
         return self._dtype if is_number else entry.dtype
 
 
-def settle(model: torch.nn.Module, written: Callable[[torch.Tensor], None]) -> None:
+def materialize(model: torch.nn.Module, written: Callable[[torch.Tensor], None]) -> None:
     """Gives values to parameters and buffers that a model made of tensors which are not read.
 
     Raises:
@@ -298,17 +292,18 @@ def settle(model: torch.nn.Module, written: Callable[[torch.Tensor], None]) -> N
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             _require_memory(name, parameter)
-            if isinstance(parameter, Deferred):
-                module._parameters[name] = torch.nn.Parameter(parameter.own, requires_grad=False)
-                written(parameter.own)
+            if isinstance(parameter, DeferredTensor):
+                values = parameter.materialize()
+                module._parameters[name] = torch.nn.Parameter(values, requires_grad=False)
+                written(values)
         for name, buffer in list(module.named_buffers(recurse=False)):
-            if isinstance(buffer, Deferred):
-                module._buffers[name] = buffer.own
-                written(buffer.own)
+            if isinstance(buffer, DeferredTensor):
+                module._buffers[name] = buffer.materialize()
+                written(buffer.materialize())
 
 
 def _require_memory(name: str, parameter: torch.Tensor) -> None:
-    if isinstance(parameter, Deferred) or parameter.is_meta:
+    if isinstance(parameter, DeferredTensor) or parameter.is_meta:
         return
     try:
         storage_of(parameter)
@@ -322,25 +317,7 @@ def lost_memory(name: str) -> Error:
     return make("plan.options", message, tensor=name, field="deferred", expected="false")
 
 
-def _is_known(symbol: Any) -> bool:
-    return symbol.known is not None
-
-
-def _moves(kwargs: dict[str, Any]) -> bool:
-    """Whether an operation makes something for another device; symbols know none but the host."""
+def _is_for_another_device(kwargs: dict[str, Any]) -> bool:
+    """Returns whether a result is for another device; symbols know none but the host."""
     device = kwargs.get("device")
     return device is not None and torch.device(device).type != "cpu"
-
-
-def _is_single(entry: Entry) -> bool:
-    return torch.Size(entry.shape).numel() == 1
-
-
-def _values(value: Any) -> Any:
-    if isinstance(value, Deferred):
-        return value.own
-    if isinstance(value, list | tuple):
-        return type(value)(_values(each) for each in value)
-    if isinstance(value, dict):
-        return {key: _values(each) for key, each in value.items()}
-    return value

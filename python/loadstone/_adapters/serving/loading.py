@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from loadstone._adapters.serving.converted import Converted, conversion
-from loadstone._adapters.serving.copies import Copies
-from loadstone._adapters.serving.deferred import Deferred, Deferring, lost_memory, settle
+from loadstone._adapters.serving.converted import ConvertedCheckpoint, conversion
+from loadstone._adapters.serving.copies import PendingCopies
+from loadstone._adapters.serving.deferred import (
+    DeferredCheckpoint,
+    DeferredTensor,
+    lost_memory,
+    materialize,
+)
 from loadstone._adapters.serving.options import Options
 from loadstone._adapters.serving.proof import require_written
-from loadstone._adapters.serving.receipts import receipt_of
-from loadstone._adapters.serving.threads import Recording, taken_by
-from loadstone._adapters.serving.written import Handing, Writes
+from loadstone._adapters.serving.receipts import current_rank, receipt_of, save
+from loadstone._adapters.serving.threads import Recording, tensor_at_submit
+from loadstone._adapters.serving.write_tracking import MemoryAccess, WriteTracker
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error, make
 from loadstone._base.machine import peak_resident_bytes
-from loadstone._base.progress import ProgressCallback
+from loadstone._base.progress import ProgressCallback, shown
 from loadstone._execute.report import human_bytes
 from loadstone._files.catalog import inspect
 from loadstone._files.receipt import Receipt
 
 
-class Loading:
+class ModelLoad:
     """One load, or one stream of tensors.
 
     Attributes:
@@ -33,30 +39,30 @@ class Loading:
 
     Args:
         dtype: of numbers that are decoded, by its safetensors name.
-        is_proved: the tensors are taken by :meth:`carry_out`. Else whoever takes them does so
-            without us, and gets each with its values.
+        is_proved: the tensors are taken by :meth:`run`. Else whoever takes them does so without
+            us, and gets each with its values.
     """
 
     def __init__(self, options: Options, dtype: str, is_proved: bool = True) -> None:
         self.options = options
         self._dtype = dtype
         self._is_deferred = is_proved and options.deferred
-        self._new_records()
-        self._checkpoints: list[Deferring | Converted] = []
-        self._now: tuple[str, str, torch.Tensor] | None = None  # path, name, what is being taken
+        self._reset()
+        self._checkpoints: list[DeferredCheckpoint | ConvertedCheckpoint] = []
+        self._taken: tuple[str, str, torch.Tensor] | None = None  # path, name, what is being taken
 
     def tensors(
-        self, path: str, wants: Callable[[str], bool], is_beside: bool = False
+        self, path: str, wants: Callable[[str], bool], is_auxiliary: bool = False
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Those of a file or folder that are wanted by their names in it.
 
         Args:
-            is_beside: it is not the model's own checkpoint, and nothing is to change it.
+            is_auxiliary: it is not the model's own checkpoint, and nothing is to change it.
 
         Raises:
             FormatError, LoadError, PlanError: it cannot be read.
         """
-        checkpoint = self._checkpoint(path, is_beside)
+        checkpoint = self._checkpoint(path, is_auxiliary)
         self._checkpoints.append(checkpoint)
         named = iter(checkpoint.tensors(wants))
         while True:
@@ -65,13 +71,32 @@ class Loading:
             if following is None:
                 break
             name, tensor = following
-            if not isinstance(tensor, Deferred):
+            if not isinstance(tensor, DeferredTensor):
                 self._writes.note(tensor)  # a model may keep it
-            self._now = path, name, tensor
+            self._taken = path, name, tensor
             yield name, tensor
-        self._now = None
+        self._taken = None
 
-    def carry_out(
+    def run_and_log(
+        self,
+        load: Callable[[], Any],
+        model: torch.nn.Module,
+        path: str,
+        is_exempt: Callable[[str, torch.nn.Module], bool],
+        logger: logging.Logger,
+        *,
+        is_drafter: bool,
+        shows_progress: bool = True,
+        repeats: bool = True,
+    ) -> None:
+        """As :meth:`run`, with a bar; saves the receipt of this rank if one is asked for."""
+        with shown(shows_progress, "loading") as progress:
+            line, is_as_always = self.run(load, model, path, is_exempt, progress, repeats)
+        if self.options.receipt:
+            save(self.receipt(model), self.options.receipt, current_rank(), is_drafter)
+        (logger.info if is_as_always else logger.warning)(line)
+
+    def run(
         self,
         load: Callable[[], Any],
         model: torch.nn.Module,
@@ -107,7 +132,8 @@ class Loading:
             remarks.append(f"each tensor was read whole, as {reason}")
             if not self._recording.end():
                 raise
-            self._begin_anew()
+            self._is_deferred = False
+            self._reset()
             self._run(load, model)
         try:
             require_written(model, self._writes, path, is_exempt)
@@ -126,54 +152,54 @@ class Loading:
         return line, remarks == ["all parameters have values"]
 
     def receipt(self, model: torch.nn.Module) -> Receipt:
-        """What was read, and what the model holds now, by content."""
-        reads = [each.receipts for each in self._checkpoints if isinstance(each, Deferring)]
+        """The receipt of what was read, and of the tensors that the model holds now."""
+        reads = [
+            each.receipts for each in self._checkpoints if isinstance(each, DeferredCheckpoint)
+        ]
         return receipt_of(model, self.options.digest, reads, self._copies.done)
 
     def _run(self, load: Callable[[], Any], model: torch.nn.Module) -> None:
-        with self._recording.begun():
+        with self._recording.active():
             try:
                 load()
-                for error in self._unseen():
+                for error in self._thread_errors():
                     raise error
-                settle(model, self._writes.note)
+                materialize(model, self._writes.note)
             except Error:
                 raise
             except Exception as error:
-                for reason in self._unseen():  # the code misses what its thread did not do
+                for reason in self._thread_errors():  # the code misses what its thread did not do
                     raise reason from error
                 raise self._refused(error) from error
 
-    def _unseen(self) -> list[Error]:
-        """Return errors of threads, which the code may not know of."""
-        return [*self._copies.strangers, *self._recording.lost]
+    def _thread_errors(self) -> list[Error]:
+        """Returns errors of threads, which the code may not know of."""
+        return [*self._copies.unrecorded, *self._recording.errors]
 
-    def _begin_anew(self) -> None:
-        self._is_deferred = False
-        self._new_records()
-
-    def _new_records(self) -> None:
-        self._copies = Copies(lambda: recording.is_here())
-        self._writes = Writes(self._copies.before)
-        recording = Recording(self._writes, Handing(self._copies.give), lambda: self._now)
+    def _reset(self) -> None:
+        self._copies = PendingCopies(lambda: recording.covers_this_thread())
+        self._writes = WriteTracker(self._copies.before_operation)
+        recording = Recording(self._writes, MemoryAccess(self._copies.expose), lambda: self._taken)
         self._recording = recording
 
-    def _checkpoint(self, path: str, is_beside: bool) -> Deferring | Converted:
+    def _checkpoint(
+        self, path: str, is_auxiliary: bool
+    ) -> DeferredCheckpoint | ConvertedCheckpoint:
         options = self.options
-        if is_beside or not options.changes:
+        if is_auxiliary or not options.changes:
             copies = self._copies if self._is_deferred else None
             catalog = inspect(path, allow_links=options.allow_links)
-            return Deferring(catalog, options, self._dtype, copies)
+            return DeferredCheckpoint(catalog, options, self._dtype, copies)
         group_bytes = options.staging_bytes_max // 3  # one is made while another is taken
-        return Converted(conversion(path, options.changes, options.threads, group_bytes))
+        return ConvertedCheckpoint(conversion(path, options.changes, options.threads, group_bytes))
 
     def _refused(self, error: Exception) -> Exception:
         """An error of the server's code, with the tensor that it was given."""
-        taken = taken_by(error) or (None if self._recording.threads else self._now)
+        taken = tensor_at_submit(error) or (None if self._recording.threads else self._taken)
         if taken is None:
             return error
         path, name, tensor = taken
-        if isinstance(tensor, Deferred) and "python storage" in str(error):
+        if isinstance(tensor, DeferredTensor) and "python storage" in str(error):
             return lost_memory(name)
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         found = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"

@@ -132,16 +132,8 @@ def _require(values: Mapping[str, Any], other: str, names: Iterable[str]) -> Non
         raise _refused(f"no effect without {other}", ", ".join(idle), f"{other} too")
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
-
-
-def _is_size(value: Any) -> bool:
-    return byte_count(value) > 0
 
 
 def _is_path(value: Any) -> bool:
@@ -152,32 +144,29 @@ def _are_patterns(value: Any) -> bool:
     return isinstance(value, str | list) and all(isinstance(each, str) for each in value)
 
 
-def _are_adapters(value: Any) -> bool:
-    is_mapping = isinstance(value, dict)
-    return isinstance(value, str) or (
-        is_mapping and all(type(each) in (int, float) for each in value.values())
-    )
-
-
-def _are_encodings(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-    )
+def _is_text_or_map_to(value: Any, *types: type) -> bool:
+    is_map = isinstance(value, dict) and all(type(each) in types for each in value.values())
+    return is_map or isinstance(value, str)
 
 
 _DIGESTS = ("xxh3-128", "sha256-tree")
 _PREFIX = "loadstone_"
 _HOW_TO_QUANTIZE = ("style", "include", "exclude")
 _OF_OVERRIDES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "quantize": ("an encoding, or {pattern: encoding}", _are_encodings),
+    "quantize": (
+        "an encoding, or {pattern: encoding}",
+        lambda value: _is_text_or_map_to(value, str),
+    ),
     "style": (" or ".join(STYLES), lambda value: value in STYLES),
     "include": ("patterns", _are_patterns),
     "exclude": ("patterns", _are_patterns),
 }
-_OF_CHANGES = _OF_OVERRIDES | {"lora": ("a folder, or {folder: factor}", _are_adapters)}
+_OF_CHANGES = _OF_OVERRIDES | {
+    "lora": ("a folder, or {folder: factor}", lambda value: _is_text_or_map_to(value, int, float))
+}
 _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "threads": ("a number above 0", _is_count),
-    "staging_bytes_max": ("a size above 0", _is_size),
+    "threads": ("a number above 0", lambda value: type(value) is int and value > 0),
+    "staging_bytes_max": ("a size above 0", lambda value: byte_count(value) > 0),
     "dequantize": ("true or false", _is_flag),
     "weights": ("a file or a folder that is there", _is_path),
     "missing": ("'error' or 'warn'", lambda value: value in ("error", "warn")),

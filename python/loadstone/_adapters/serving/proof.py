@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from loadstone._adapters.serving.written import Hole, Writes
+from loadstone._adapters.serving.write_tracking import Unwritten, WriteTracker
 from loadstone._base.errors import listed, make
 
 # The constructor makes them of the config: no checkpoint has them.
@@ -15,7 +15,7 @@ _OF_THE_CONFIG = ("input_scale_ub",)
 
 def require_written(
     model: torch.nn.Module,
-    writes: Writes,
+    writes: WriteTracker,
     path: str,
     is_exempt: Callable[[str, torch.nn.Module], bool] = lambda name, module: False,
 ) -> None:
@@ -32,7 +32,7 @@ def require_written(
     lacking = [
         (name, parameter, hole)
         for name, parameter in _proved(model, is_exempt)
-        if (hole := writes.hole(parameter)) is not None
+        if (hole := writes.unwritten(parameter)) is not None
     ]
     if not lacking:
         return
@@ -57,7 +57,7 @@ def _proved(
                 yield f"{path}.{name}" if path else name, parameter
 
 
-def _described(name: str, parameter: torch.Tensor, hole: Hole) -> str:
+def _described(name: str, parameter: torch.Tensor, hole: Unwritten) -> str:
     if hole.count == parameter.numel():
         return f"'{name}'"
     is_stack = parameter.dim() > 2

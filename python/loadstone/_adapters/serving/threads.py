@@ -19,12 +19,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from loadstone._adapters.patch import Hook, Hooks
-from loadstone._adapters.serving.written import Writes
+from loadstone._adapters.serving.write_tracking import WriteTracker
 from loadstone._base.errors import Error
 from loadstone._base.torch_modes import in_turn
 
 # A second run waits this long for work that the first one began.
-_PATIENCE_SECONDS = 60.0
+_WAIT_SECONDS = 60.0
 
 
 class _Thread(threading.local):
@@ -38,47 +38,47 @@ class Recording:
     """Two modes of a load, in the thread that began it and in those that it gives work to.
 
     Args:
-        writes: thread-safe, and so is ``handing``. Notes nothing after the load.
+        writes: thread-safe, and so is ``access``. Notes nothing after the load.
         taken: returns the tensor that the code was given last, for errors.
 
     Attributes:
         threads: that were started, without daemons.
-        lost: errors that ended one of them; Python prints them, and the load goes on.
+        errors: that ended one of them; Python prints them, and the load goes on.
     """
 
     def __init__(
-        self, writes: Writes, handing: TorchFunctionMode, taken: Callable[[], Any]
+        self, writes: WriteTracker, access: TorchFunctionMode, taken: Callable[[], Any]
     ) -> None:
         self.threads: list[threading.Thread] = []
-        self.lost: list[Error] = []
+        self.errors: list[Error] = []
         self._writes = writes
-        self._handing = handing
+        self._access = access
         self._taken = taken
         self._tasks: weakref.WeakSet[concurrent.futures.Future[Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def begun(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Records this thread and those that it gives work to."""
         _hooks.acquire()
         try:
-            with self._writes, self._handing, _recorded_by(self):
+            with self._writes, self._access, _recorded_by(self):
                 yield
         finally:
             self._writes.is_over = True  # threads may live on with the modes
             _hooks.release()
 
-    def is_here(self) -> bool:
-        """Return ``True`` if the calling thread is recorded."""
+    def covers_this_thread(self) -> bool:
+        """Returns ``True`` if the calling thread is recorded."""
         return _this.recording is self
 
     def end(self) -> bool:
         """Cancel the work of other threads or wait for its end; ``False``: some still runs."""
         with self._lock:
             tasks, threads = list(self._tasks), list(self.threads)
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + _WAIT_SECONDS
         running = [task for task in tasks if not task.cancel()]
-        concurrent.futures.wait(running, _PATIENCE_SECONDS)
+        concurrent.futures.wait(running, _WAIT_SECONDS)
         for thread in threads:
             if thread.is_alive():
                 thread.join(max(until - time.monotonic(), 0))
@@ -96,7 +96,7 @@ class Recording:
             try:
                 self._run(run)
             except Error as error:
-                self.lost.append(error)
+                self.errors.append(error)
                 raise
 
         thread.run = recorded  # type: ignore[method-assign]
@@ -104,7 +104,7 @@ class Recording:
     def _run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         _push_mode(self._writes)  # entered by `with`, it would set flags of the whole process
         try:
-            with self._handing, _recorded_by(self):
+            with self._access, _recorded_by(self):
                 return function(*args, **kwargs)
         finally:
             _pop_mode()
@@ -145,7 +145,7 @@ def unrecorded() -> contextlib.AbstractContextManager[None]:
     return _recorded_by(None)
 
 
-def taken_by(error: Exception) -> Any:
+def tensor_at_submit(error: Exception) -> Any:
     """The tensor that the code was given last when it submitted the task that failed, or None."""
     return getattr(error, "_loadstone_taken", None)
 

@@ -120,6 +120,7 @@ class Sites:
     """
 
     otherwise = "load with the library's own functions"  # what else its user may do
+    folder = ""  # of what is not an installed package
 
     def __init__(self, library: str, tested: str, table: str, first: str = "") -> None:
         self.library = library
@@ -157,9 +158,9 @@ class Sites:
         late = {site.module for site in self.table if site.is_late} & sys.modules.keys()
         if self._lacking is None or late != self._late:
             self._late = late
-            found = [site.lacks() for site in self.sites]
-            if not self.is_since(self.first):
-                found.insert(0, f"all that came up to {self.first}")
+            found = [f"the functions of {self.first}"]
+            if self.is_since(self.first):
+                found = [site.lacks() for site in self.sites]
             self._lacking = tuple(dict.fromkeys(filter(None, found)))
             if self.is_untried():
                 _warn_of_untried(self.library, self.version(), self.newest)
@@ -180,11 +181,12 @@ class Sites:
             raise self.refusal()
 
     def refusal(self) -> Error:
-        """That error."""
+        """Returns that error."""
         return make(
             "plan.options",
             f"unsupported version of {self.library}: it lacks {listed(self.lacking(), 4)}; install "
             f"a supported one, or {self.otherwise}",
+            path=self.folder,
             field=self.library,
             found=self.version(),
             expected=f"{self.tested}, or one with the same functions",

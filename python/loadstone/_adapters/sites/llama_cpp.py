@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from loadstone._adapters.sites import Sites
-from loadstone._base.errors import Error, make
 
 _TABLE = """
 conversion
@@ -55,17 +54,5 @@ class ConverterSites(Sites):
         self.folder = folder
 
     def version(self) -> str:
-        """That of the ``gguf`` package beside the converter, which has none of its own."""
+        """Returns that of the ``gguf`` package beside the converter, which has none of its own."""
         return self.release
-
-    def refusal(self) -> Error:
-        """The error for a converter with other functions, which names its folder."""
-        known = super().refusal()
-        return make(
-            known.code,
-            known.message,
-            path=self.folder,
-            field=known.field,
-            found=known.found,
-            expected=known.expected,
-        )

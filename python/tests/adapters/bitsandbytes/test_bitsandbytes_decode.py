@@ -150,7 +150,7 @@ def test_control_bitsandbytes_alone_fails_where_it_cannot_rearrange(shape):
 @pytest.mark.parametrize("shape", [(50, 128), (64, 96), (33, 63), (64, 128)])
 def test_layers_of_every_size_run(kind, shape):
     layer = ours.heal(linear(kind, shape[1], shape[0]).to("cpu").eval().requires_grad_(False))
-    unit = ours.Unit.from_parameter(layer.weight)
+    unit = ours.QuantizedWeight.from_parameter(layer.weight)
     decoded = by_definition(unit.data, unit.state(), torch.float32)
     x = inputs(4, shape[1])
     expected = torch.nn.functional.linear(x, decoded, layer.bias)
@@ -179,7 +179,7 @@ def test_gradients_are_those_of_the_decoded_weight(kind):
 def test_a_weight_that_was_quantized_the_other_way_round_is_turned():
     _, packed, state = quantized("nf4", (64, 48))
     layer = linear("nf4", 64, 48, bias=False)
-    unit = ours.Unit.from_state(packed, state)
+    unit = ours.QuantizedWeight.from_state(packed, state)
     layer.weight = unit.to_parameter(layer)
     x = inputs(3, 64)
     expected = torch.nn.functional.linear(x, by_definition(packed, state, torch.float32).T)
@@ -217,7 +217,7 @@ def test_inside_patch_the_librarys_decode_is_right(kind):
 def test_inside_patch_a_weight_that_has_run_is_decoded(kind):
     """As adapters are merged: what bitsandbytes has rearranged, its own decode cannot read."""
     layer = ours.heal(linear(kind, 128, 64).to("cpu").eval().requires_grad_(False))
-    unit = ours.Unit.from_parameter(layer.weight)
+    unit = ours.QuantizedWeight.from_parameter(layer.weight)
     expected = by_definition(unit.data, unit.state(), torch.float32)
     layer(inputs())
     with loadstone.patch("bitsandbytes"):

@@ -413,12 +413,12 @@ def test_stacks_of_experts_compute_what_their_numbers_do(
 def test_only_the_experts_that_are_chosen_are_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from loadstone._adapters.bitsandbytes.experts import Stack
+    from loadstone._adapters.bitsandbytes.experts import QuantizedStack
 
     cls, folder = by_name("mixtral").cls, plain("mixtral", tmp_path)
     options = {"quantization_config": config("nf4"), "experts_implementation": "eager"}
     model = ours(cls, folder, quantize_experts=True, **options)
-    monkeypatch.setattr(Stack, "numbers", None)  # all of them at once
+    monkeypatch.setattr(QuantizedStack, "dequantized", None)  # all of them at once
     with torch.no_grad():
         model(torch.arange(3)[None])
     experts = model.model.layers[0].mlp.experts

@@ -16,7 +16,7 @@ from bitsandbytes_models import same_bytes as same
 import loadstone
 import loadstone.bitsandbytes as ours
 from loadstone._adapters.bitsandbytes import parameters
-from loadstone._adapters.bitsandbytes.unit import Unit
+from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._model.walk import walk
 
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -64,8 +64,8 @@ def test_a_forward_pass_leaves_every_byte(kind):
     for _ in range(2):
         assert torch.equal(model(inputs()), net(kind)(inputs()))
         assert same(stored, copied(model.state_dict()))
-    unit = Unit.from_parameter(model.body[0].weight)
-    assert same(unit.names("body.0"), {n: stored[n] for n in unit.names("body.0")})
+    unit = QuantizedWeight.from_parameter(model.body[0].weight)
+    assert same(unit.state_dict("body.0"), {n: stored[n] for n in unit.state_dict("body.0")})
 
 
 @pytest.mark.parametrize("kind", FOUR_BIT)
@@ -104,7 +104,7 @@ def test_a_move_leaves_the_source(kind):
 def parts(weight):
     if isinstance(weight, bnb.nn.Int8Params):
         return [weight.CB, weight.SCB]
-    return parameters.tensors_of(weight.quant_state)
+    return parameters.state_tensors(weight.quant_state)
 
 
 @pytest.mark.parametrize("kind", FOUR_BIT)
@@ -177,7 +177,10 @@ def test_torch_may_make_a_parameter_of_it(kind):
     weight = healed(kind).body[0].weight
     again = torch.nn.Parameter(weight, requires_grad=False)
     assert type(again) is type(weight)
-    assert same(Unit.from_parameter(again).names(), Unit.from_parameter(weight).names())
+    assert same(
+        QuantizedWeight.from_parameter(again).state_dict(),
+        QuantizedWeight.from_parameter(weight).state_dict(),
+    )
 
 
 @kinds
@@ -208,9 +211,9 @@ def test_bytes_stored_as_floats_are_not_cast(storage):
 @kinds
 def test_weights_that_are_quantized_later_are_healed_too(kind):
     model = ours.heal(Net(kind))
-    assert not any(parameters.is_unit(layer.weight) for layer in model.quantized())
+    assert not any(parameters.is_packed(layer.weight) for layer in model.quantized())
     model.to("cpu")
-    assert all(parameters.is_unit(layer.weight) for layer in model.quantized())
+    assert all(parameters.is_packed(layer.weight) for layer in model.quantized())
     model.body[0].weight.to("meta")
     assert torch.equal(model(inputs()), net(kind)(inputs()))
 

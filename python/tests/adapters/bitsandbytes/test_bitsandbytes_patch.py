@@ -81,8 +81,8 @@ def test_what_nobody_touches_inside_is_not_healed(untouched):
         model.body[0].weight.to("meta")
         model.body[2](inputs())
     assert type(model.body[0].weight) is not bnb.nn.Params4bit
-    assert modules.is_whole(model.body[2])
-    assert not any(modules.is_whole(layer) for layer in other.quantized())
+    assert modules.is_self_contained(model.body[2])
+    assert not any(modules.is_self_contained(layer) for layer in other.quantized())
     assert type(other.body[0].weight) is bnb.nn.Params4bit
 
 

@@ -13,10 +13,12 @@ pytest.importorskip("bitsandbytes")
 from bitsandbytes import functional
 from bitsandbytes_checkpoints import KINDS, assert_same, config, differences, plain, quantized
 from bnb_numbers import BLOCK_SIZES, DTYPES, SHAPES, numbers, same
-from gpu_marks import pytestmark  # noqa: F401  # the same marks
+from gpu_marks import MARKS
 from transformers_models import by_name
 
 import loadstone
+
+pytestmark = MARKS
 
 # GPUs differ in subnormal numbers and in NaN and infinity: docs/formats/bitsandbytes.md
 CASES = [(kind, dtype) for kind in ("normal", "ties", "zeros") for dtype in DTYPES]

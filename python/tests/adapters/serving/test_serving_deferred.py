@@ -14,26 +14,31 @@ from codec_files import CODECS
 from compare import same
 
 import loadstone
-from loadstone._adapters.serving.deferred import Copies, Deferred, Deferring, settle
+from loadstone._adapters.serving.deferred import (
+    DeferredCheckpoint,
+    DeferredTensor,
+    PendingCopies,
+    materialize,
+)
 from loadstone._adapters.serving.options import Options
-from loadstone._adapters.serving.written import Writes
+from loadstone._adapters.serving.write_tracking import WriteTracker
 
 
 class Load:
     """A model's own code at work on a checkpoint, and what comes of it."""
 
     def __init__(self, path: Path, **options: Any) -> None:
-        self.copies = Copies()
+        self.copies = PendingCopies()
         given = Options(**options)
         noted = self.copies if given.deferred else None
         self.named = "stored" if given.deferred else "tensors"
-        self.checkpoint = Deferring(loadstone.inspect(path), given, "BF16", noted)
-        self.writes = Writes(self.copies.before)
+        self.checkpoint = DeferredCheckpoint(loadstone.inspect(path), given, "BF16", noted)
+        self.writes = WriteTracker(self.copies.before_operation)
 
     def run(self, code: Callable[[dict[str, torch.Tensor]], None]) -> None:
         with self.writes:
             code(dict(getattr(self.checkpoint, self.named)()))
-        self.copies.carry_out()
+        self.copies.flush()
 
 
 def saved(folder: Path, **state: torch.Tensor) -> Path:
@@ -111,9 +116,9 @@ def test_nothing_is_read_before_the_end(tmp_path: Path) -> None:
     with load.writes:
         for _, tensor in load.checkpoint.tensors():
             place.copy_(tensor.t().contiguous())
-    assert load.writes.hole(place) is None
+    assert load.writes.unwritten(place) is None
     assert load.checkpoint.bytes_read == 0 and not place.any()
-    load.copies.carry_out()
+    load.copies.flush()
     assert place.any() and load.checkpoint.bytes_read == 64 * 64 * 8
 
 
@@ -124,7 +129,7 @@ def test_who_looks_sees_values(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     def take(tensors: dict[str, torch.Tensor]) -> None:
-        assert not isinstance(tensors["scale"], Deferred)  # code asks for it at once
+        assert not isinstance(tensors["scale"], DeferredTensor)  # code asks for it at once
         seen.append(tensors["scale"].item())
         seen.append(tensors["ids"].tolist())
         seen.append(bool((tensors["weight"] == weight).all()))
@@ -195,8 +200,8 @@ def test_what_a_model_keeps_gets_values(tmp_path: Path) -> None:
     def take(tensors: dict[str, torch.Tensor]) -> None:
         model.weight = torch.nn.Parameter(tensors["weight"].t(), requires_grad=False)
         model.register_buffer("kept", tensors["bias"][:4])
-        settle(model, load.writes.note)
-        assert load.writes.hole(model.weight) is None
+        materialize(model, load.writes.note)
+        assert load.writes.unwritten(model.weight) is None
 
     load.run(take)
     assert type(model.weight) is torch.nn.Parameter and same(model.weight, weight.t().contiguous())
@@ -270,7 +275,7 @@ def test_whatever_code_does_is_as_with_real_tensors(seed: int, tmp_path: Path) -
 
 MEASURED = """
 import sys, torch, loadstone
-from loadstone._adapters.serving.deferred import Copies, Deferring
+from loadstone._adapters.serving.deferred import PendingCopies, DeferredCheckpoint
 from loadstone._adapters.serving.options import Options
 
 def peak():
@@ -278,15 +283,15 @@ def peak():
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 catalog = loadstone.inspect(sys.argv[1])
-copies = Copies()
+copies = PendingCopies()
 warm = torch.zeros(1 << 20).to(torch.bfloat16)
 before, made, total = peak(), [], 0
 noted = copies if sys.argv[2] == "late" else None
-for name, tensor in Deferring(catalog, Options(), "BF16", noted).tensors():
+for name, tensor in DeferredCheckpoint(catalog, Options(), "BF16", noted).tensors():
     made.append(torch.empty(tensor.shape, dtype=torch.bfloat16))
     made[-1].copy_(tensor)
     total += made[-1].nbytes
-copies.carry_out()
+copies.flush()
 print(peak() - before - total)
 """
 

@@ -28,7 +28,7 @@ from serving_worlds import (
 )
 
 import loadstone
-from loadstone._adapters.serving.loading import Loading
+from loadstone._adapters.serving.loading import ModelLoad
 from loadstone._adapters.serving.options import Options
 
 __all__ = ["state"]  # a fixture
@@ -84,7 +84,7 @@ def test_nothing_waits_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A pool that was shut down reports no cancelled task; a task may wait for what never comes."""
-    monkeypatch.setattr("loadstone._adapters.serving.threads._PATIENCE_SECONDS", patience)
+    monkeypatch.setattr("loadstone._adapters.serving.threads._WAIT_SECONDS", patience)
     inside, let_go = threading.Event(), threading.Event()
     if patience == 60.0:
         threading.Timer(0.3, let_go.set).start()
@@ -114,7 +114,7 @@ def test_nothing_waits_for_ever(
 
 def test_a_thread_that_lives_on_leaves_no_notes(state: State, tmp_path: Path) -> None:
     go = threading.Event()
-    model, loading = Model(), Loading(Options(), "BF16")
+    model, loading = Model(), ModelLoad(Options(), "BF16")
 
     def work() -> None:
         go.wait()
@@ -127,7 +127,7 @@ def test_a_thread_that_lives_on_leaves_no_notes(state: State, tmp_path: Path) ->
         thread.start()
         copies(model, loading.tensors(str(tmp_path), lambda name: True), here)
 
-    loading.carry_out(load, model, str(tmp_path), lambda name, module: False)
+    loading.run(load, model, str(tmp_path), lambda name, module: False)
     runs = loading._writes._runs
     count = sum(map(len, runs.values()))
     assert count >= EXPERTS + 2  # the control

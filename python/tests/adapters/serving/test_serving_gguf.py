@@ -11,17 +11,19 @@ import transformers
 from compare import same
 
 import loadstone
-from loadstone._adapters.serving.deferred import Copies, Deferring
+from loadstone._adapters.serving.deferred import DeferredCheckpoint, PendingCopies
 from loadstone._adapters.serving.options import Options
 
 
 def copied(path: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """All tensors as a model takes them, in one pass."""
-    copies, made = Copies(), {}
-    for name, tensor in Deferring(loadstone.inspect(path), Options(), "BF16", copies).tensors():
+    copies, made = PendingCopies(), {}
+    for name, tensor in DeferredCheckpoint(
+        loadstone.inspect(path), Options(), "BF16", copies
+    ).tensors():
         made[name] = torch.full(tensor.shape, torch.nan, dtype=dtype)
         made[name].copy_(tensor)
-    copies.carry_out()
+    copies.flush()
     return made
 
 

@@ -18,7 +18,7 @@ from command import run
 from compare import same
 
 import loadstone
-from loadstone._adapters.serving.loading import Loading
+from loadstone._adapters.serving.loading import ModelLoad
 from loadstone._adapters.serving.options import Options
 from loadstone._adapters.serving.receipts import save
 from loadstone._files.receipt import Receipt
@@ -41,9 +41,9 @@ class Model(torch.nn.Module):
 
 
 def loaded(path: Path, model: torch.nn.Module, **options: Any) -> tuple[str, bool]:
-    loading = Loading(Options(**options), "BF16")
+    loading = ModelLoad(Options(**options), "BF16")
     load: Any = model.load_weights
-    return loading.carry_out(
+    return loading.run(
         lambda: load(loading.tensors(str(path), lambda name: True)),
         model,
         str(path),
@@ -309,8 +309,8 @@ def test_a_receipt_says_what_was_read_and_what_is_held(digest: str, tmp_path: Pa
     state["step"] = torch.tensor(7.0)
     loadstone.torch.save_file(state, tmp_path / "model.safetensors")
     model = Fused()
-    loading = Loading(Options(receipt="given", digest=digest), "BF16")
-    loading.carry_out(
+    loading = ModelLoad(Options(receipt="given", digest=digest), "BF16")
+    loading.run(
         lambda: model.load_weights(loading.tensors(str(tmp_path), lambda name: True)),
         model,
         str(tmp_path),

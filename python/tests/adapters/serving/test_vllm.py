@@ -20,9 +20,13 @@ import torch
 from compare import same
 
 import loadstone.vllm
-from loadstone._adapters.serving.converted import Converted, conversion, quantization_config
+from loadstone._adapters.serving.converted import (
+    ConvertedCheckpoint,
+    conversion,
+    quantization_config,
+)
 from loadstone._adapters.serving.options import Changes, Options
-from loadstone._adapters.serving.written import Hole, Writes
+from loadstone._adapters.serving.write_tracking import Unwritten, WriteTracker
 from loadstone._adapters.sites.vllm import SITES
 
 # --- the plugin -----------------------------------------------------------------------------------
@@ -116,8 +120,8 @@ def test_options_that_belong_to_others_are_taken_with_them(tmp_path: Path) -> No
 # --- tensors that are converted -------------------------------------------------------------------
 
 
-def made(path: Path, group_bytes: int = 64 << 20, **changes: Any) -> Converted:
-    return Converted(conversion(str(path), Changes(**changes), group_bytes=group_bytes))
+def made(path: Path, group_bytes: int = 64 << 20, **changes: Any) -> ConvertedCheckpoint:
+    return ConvertedCheckpoint(conversion(str(path), Changes(**changes), group_bytes=group_bytes))
 
 
 def model_folder(folder: Path) -> Path:
@@ -243,7 +247,7 @@ def test_a_damaged_file_ends_it(tmp_path: Path) -> None:
 
 MEASURED = """
 import sys, torch, loadstone
-from loadstone._adapters.serving.converted import Converted, conversion
+from loadstone._adapters.serving.converted import ConvertedCheckpoint, conversion
 from loadstone._adapters.serving.options import Changes
 
 def peak():
@@ -252,7 +256,7 @@ def peak():
 
 made = conversion(sys.argv[1], Changes(), group_bytes=(64 << 20) // 3)
 before, kept = peak(), []
-for name, tensor in Converted(made).tensors():
+for name, tensor in ConvertedCheckpoint(made).tensors():
     if sys.argv[2] == "keeps":
         kept.append(tensor)
 print(peak() - before)
@@ -275,56 +279,56 @@ def test_memory_is_bounded(way: str, tmp_path: Path) -> None:
 
 def test_all_that_is_written_is_seen() -> None:
     whole, rows, columns, turned = (torch.empty(6, 8) for _ in range(4))
-    with Writes() as writes:
+    with WriteTracker() as writes:
         whole.data.copy_(torch.ones(6, 8))
         rows.data[:4].copy_(torch.ones(4, 8))
         rows.data[4:].fill_(0)
         for half in columns.data.chunk(2, dim=1):
             half.copy_(torch.ones(6, 4))
         turned.data.t().copy_(torch.ones(8, 6))
-    assert [writes.hole(each) for each in (whole, rows, columns, turned)] == [None] * 4
+    assert [writes.unwritten(each) for each in (whole, rows, columns, turned)] == [None] * 4
 
 
 def test_what_is_left_is_seen() -> None:
     nothing, rows, columns = torch.empty(6, 8), torch.empty(6, 8), torch.empty(6, 8)
     stack, scalar, empty = torch.empty(4, 3, 5), torch.empty(()), torch.empty(0, 3)
-    with Writes() as writes:
+    with WriteTracker() as writes:
         rows.data[:5].copy_(torch.ones(5, 8))
         columns.data.narrow(1, 0, 7).copy_(torch.ones(6, 7))
         for expert in (0, 1, 3):
             stack.data[expert].copy_(torch.ones(3, 5))
         torch.ones(9)  # elsewhere
-    assert writes.hole(nothing) == Hole((0, 0), 48)
-    assert writes.hole(rows) == Hole((5, 0), 8)
-    assert writes.hole(columns) == Hole((0, 7), 6)
-    assert writes.hole(stack) == Hole((2, 0, 0), 15)
-    assert writes.hole(scalar) == Hole((), 1)
-    assert writes.hole(empty) is None
-    assert writes.hole(rows[:5]) is None and writes.hole(columns[:, 2:7]) is None
+    assert writes.unwritten(nothing) == Unwritten((0, 0), 48)
+    assert writes.unwritten(rows) == Unwritten((5, 0), 8)
+    assert writes.unwritten(columns) == Unwritten((0, 7), 6)
+    assert writes.unwritten(stack) == Unwritten((2, 0, 0), 15)
+    assert writes.unwritten(scalar) == Unwritten((), 1)
+    assert writes.unwritten(empty) is None
+    assert writes.unwritten(rows[:5]) is None and writes.unwritten(columns[:, 2:7]) is None
 
 
 def test_what_a_model_keeps_counts_by_its_values() -> None:
     """Parameters that are replaced: by results of operations, by lists of them, by nothing."""
     first, second, third, fourth = (torch.nn.Parameter(torch.empty(4, 6)) for _ in range(4))
-    with Writes() as writes:
+    with WriteTracker() as writes:
         first.data = torch.ones(6, 4, dtype=torch.float64).t().to(torch.float32)
         second.data = torch.cat([torch.ones(2, 6), torch.zeros(2, 6)])
         third.data = torch.empty(4, 6)
         third.data.narrow(0, 0, 4)  # a look is no write
         torch._foreach_copy_([fourth.data[:1], fourth.data[1:]], [torch.ones(1, 6)] * 2)
-    assert [writes.hole(each) for each in (first, second, fourth)] == [None] * 3
-    assert writes.hole(third) == Hole((0, 0), 24)
+    assert [writes.unwritten(each) for each in (first, second, fourth)] == [None] * 3
+    assert writes.unwritten(third) == Unwritten((0, 0), 24)
 
 
 def test_memory_that_is_used_again_begins_anew() -> None:
-    with Writes() as writes:
+    with WriteTracker() as writes:
         written = [torch.ones(300, 500) for _ in range(20)]
         places = {each.data_ptr() for each in written}
-        assert [writes.hole(each) for each in written] == [None] * 20
+        assert [writes.unwritten(each) for each in written] == [None] * 20
         written.clear()
         blanks = [torch.empty(300, 500) for _ in range(20)]
     assert places & {each.data_ptr() for each in blanks}
-    assert {writes.hole(each) for each in blanks} == {Hole((0, 0), 150_000)}
+    assert {writes.unwritten(each) for each in blanks} == {Unwritten((0, 0), 150_000)}
 
 
 def test_random_writes_are_counted() -> None:
@@ -340,13 +344,13 @@ def test_random_writes_are_counted() -> None:
         order = torch.randperm(len(shape), generator=random).tolist()
         tensor = tensor.permute(order)
         mask = mask.permute(order)
-        with Writes() as writes:
+        with WriteTracker() as writes:
             for _ in range(below(4)):
                 box = [slice(begin := below(n), begin + 1 + below(n), 1 + below(2))
                        for n in tensor.shape]  # fmt: skip
                 tensor.data[tuple(box)].fill_(1)
                 mask[tuple(box)] = True
-        hole, left = writes.hole(tensor), int((~mask).sum())
+        hole, left = writes.unwritten(tensor), int((~mask).sum())
         assert (hole is None) == (left == 0)
         if hole is not None:
             assert hole.count == left and not mask[hole.index]

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import make
@@ -42,8 +43,8 @@ Entries = Mapping[str, tuple[str, Shape]]
 
 
 @dataclass(frozen=True)
-class Form:
-    """The contents of the state blob of a 4-bit weight: its metadata.
+class QuantStateMetadata:
+    """The contents of the state blob of a 4-bit weight.
 
     Attributes:
         quant_type: ``"nf4"`` or ``"fp4"``.
@@ -72,7 +73,7 @@ class Form:
         return json.dumps({name: getattr(self, name) for name in names}).encode()
 
     @classmethod
-    def parse(cls, name: str, blob: bytes) -> Form:
+    def parse(cls, name: str, blob: bytes) -> QuantStateMetadata:
         """Reads a blob.
 
         Args:
@@ -94,23 +95,19 @@ class Form:
         for field, kind in kinds.items():
             if not isinstance(state[field], kind) or isinstance(state[field], bool):
                 raise _bad(name, "a field has a wrong type", field=field, found=repr(state[field]))
-        form = cls(**state | {"shape": tuple(state["shape"])})
-        form._check(name)
-        return form
+        made = cls(**state | {"shape": tuple(state["shape"])})
+        made._check(name)
+        return made
 
     def _check(self, name: str) -> None:
         named = name.rpartition("bitsandbytes__")[2]
         if self.quant_type not in FOUR_BIT or self.quant_type != named:
             raise _bad(name, "the quant type is not that of the name", found=self.quant_type)
         if not self.shape or not all(type(size) is int and size > 0 for size in self.shape):
-            raise _bad(
-                name, "a weight cannot have this shape", field="shape", found=str(self.shape)
-            )
+            raise _bad(name, "a weight cannot have this shape", "shape", found=str(self.shape))
         if self.dtype not in _COMPUTED:
-            found, expected = self.dtype, ", ".join(_COMPUTED)
-            raise _bad(
-                name, "the dtype is not one to decode to", "dtype", found=found, expected=expected
-            )
+            message, expected = "the dtype is not one to decode to", ", ".join(_COMPUTED)
+            raise _bad(name, message, "dtype", found=self.dtype, expected=expected)
         for field in ("blocksize", "nested_blocksize"):
             size = getattr(self, field)
             if size is not None and size not in BLOCK_SIZES:
@@ -126,9 +123,9 @@ class Form:
         return float(self.nested_offset or 0.0)
 
 
-def check_group(
+def check_components(
     prefix: str, entries: Entries, *, blob: bytes | None = None, weight_format: int | None = None
-) -> Form | None:
+) -> QuantStateMetadata | None:
     """Checks the components of one quantized weight against each other; reads no values.
 
     Args:
@@ -157,41 +154,67 @@ def check_group(
         raise _bad(full(prefix, states[-1]), "one state is read", expected=" or ".join(known))
     if blob is None:
         raise missing(prefix, states[0])
-    form = Form.parse(full(prefix, states[0]), blob)
-    _check_four_bit(prefix, entries, form, states[0])
-    return form
+    metadata = QuantStateMetadata.parse(full(prefix, states[0]), blob)
+    _check_four_bit(prefix, entries, metadata, states[0])
+    return metadata
 
 
-def _check_four_bit(prefix: str, entries: Entries, form: Form, state: str) -> None:
-    count = math.prod(form.shape)
-    blocks = -(-count // form.blocksize)
+def component_names(metadata: QuantStateMetadata | None) -> set[str]:
+    """The names inside the module of all components of a weight; ``None``: of an 8-bit one."""
+    if metadata is None:
+        return {"weight", "SCB", "weight_format"}
+    names = {"weight", "weight.absmax", "weight.quant_map", STATE + metadata.quant_type}
+    return names | set(NESTED) if metadata.nested else names
+
+
+def scales_name(metadata: QuantStateMetadata | None) -> str:
+    """The name inside the module of the float32 scales; ``None``: of an 8-bit weight."""
+    if metadata is None:
+        return "SCB"
+    return NESTED[0] if metadata.nested else "weight.absmax"
+
+
+def require_finite_scales(name: str, scales: Any) -> None:
+    """Refuses non-finite scales, which would make every weight of their blocks NaN.
+
+    Args:
+        name: of the tensor, for messages.
+
+    Raises:
+        FormatError: ``q.nan``.
+    """
+    bad = int((~scales.isfinite()).sum())
+    if bad:
+        found = f"{bad} of {scales.numel()}"
+        raise make("q.nan", "the scales are not finite", tensor=name, found=found)
+
+
+def _check_four_bit(
+    prefix: str, entries: Entries, metadata: QuantStateMetadata, state: str
+) -> None:
+    count = math.prod(metadata.shape)
+    blocks = -(-count // metadata.blocksize)
     parts: dict[str, tuple[str, Shape]] = {
-        "weight.absmax": ("U8" if form.nested else "F32", (blocks,)),
+        "weight.absmax": ("U8" if metadata.nested else "F32", (blocks,)),
         "weight.quant_map": ("F32", (_CODES,)),
     }
-    if form.nested_blocksize is not None:
-        scales = -(-blocks // form.nested_blocksize)
+    if metadata.nested_blocksize is not None:
+        scales = -(-blocks // metadata.nested_blocksize)
         parts |= dict(zip(NESTED, (("F32", (scales,)), ("F32", (_NESTED_CODES,))), strict=True))
     for name in entries:
         if name.startswith("weight.") and name not in parts and name != state:
-            raise make(
-                "q.scale_unused",
-                "bitsandbytes has no such component",
-                tensor=full(prefix, name),
-                expected=", ".join(parts),
-            )
+            message, where = "bitsandbytes has no such component", full(prefix, name)
+            raise make("q.scale_unused", message, tensor=where, expected=", ".join(parts))
     for name, (dtype, shape) in parts.items():
         _check_part(prefix, entries, name, dtype, shape)
-    if "weight" not in entries:
-        raise missing(prefix, "weight")
-    found, shape = entries["weight"]
+    found, shape = _required(prefix, entries, "weight")
     if found not in _STORAGE:
         raise _other_dtype(prefix, "weight", found, ", ".join(_STORAGE))
     size = math.prod(shape) * torch_dtype(found).itemsize
     if size != -(-count // 2):
         raise make(
             "q.shape",
-            f"the byte count is not that of {list(form.shape)} in 4 bits",
+            f"the byte count is not that of {list(metadata.shape)} in 4 bits",
             tensor=full(prefix, "weight"),
             found=f"{size} bytes, {list(shape)}",
             expected=f"{-(-count // 2)} bytes",
@@ -199,9 +222,7 @@ def _check_four_bit(prefix: str, entries: Entries, form: Form, state: str) -> No
 
 
 def _check_int8(prefix: str, entries: Entries, weight_format: int | None) -> None:
-    if "weight" not in entries:
-        raise missing(prefix, "weight")
-    dtype, shape = entries["weight"]
+    dtype, shape = _required(prefix, entries, "weight")
     if dtype != "I8":
         raise _other_dtype(prefix, "weight", dtype, "I8")
     if len(shape) != 2:
@@ -218,10 +239,14 @@ def _check_int8(prefix: str, entries: Entries, weight_format: int | None) -> Non
         )
 
 
-def _check_part(prefix: str, entries: Entries, name: str, dtype: str, shape: Shape) -> None:
+def _required(prefix: str, entries: Entries, name: str) -> tuple[str, Shape]:
     if name not in entries:
         raise missing(prefix, name)
-    found, found_shape = entries[name]
+    return entries[name]
+
+
+def _check_part(prefix: str, entries: Entries, name: str, dtype: str, shape: Shape) -> None:
+    found, found_shape = _required(prefix, entries, name)
     if found != dtype:
         raise _other_dtype(prefix, name, found, dtype)
     if found_shape != shape:
@@ -236,9 +261,8 @@ def full(prefix: str, name: str) -> str:
 
 
 def missing(prefix: str, name: str) -> Exception:
-    return make(
-        "q.scale_missing", "a component of the weight is missing", tensor=full(prefix, name)
-    )
+    message = "a component of the weight is missing"
+    return make("q.scale_missing", message, tensor=full(prefix, name))
 
 
 def _other_dtype(prefix: str, name: str, found: str, expected: str) -> Exception:

@@ -14,14 +14,17 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._adapters.bitsandbytes.form import (
+from loadstone._adapters.bitsandbytes.checkpoint_format import (
     NESTED,
     STATE,
     Entries,
-    Form,
+    QuantStateMetadata,
     Shape,
-    check_group,
+    check_components,
+    component_names,
     full,
+    require_finite_scales,
+    scales_name,
 )
 from loadstone._base.errors import Error, make
 from loadstone._files.catalog import Catalog
@@ -37,20 +40,20 @@ _ORDER = "weight_format"
 
 
 @dataclass(frozen=True)
-class StoredUnit:
+class StoredWeight:
     """The tensors of one quantized weight in a checkpoint.
 
     Attributes:
         path: of the module in the model.
         sources: names in the checkpoint, by the names inside the module (``"weight.absmax"``).
         entries: dtype and shape of each, by the names inside the module.
-        form: the contents of the state blob; ``None`` for an 8-bit weight.
+        metadata: the contents of the state blob; ``None`` for an 8-bit weight.
     """
 
     path: str
     sources: dict[str, str]
     entries: dict[str, tuple[str, Shape]]
-    form: Form | None
+    metadata: QuantStateMetadata | None
 
     @property
     def name(self) -> str:
@@ -60,19 +63,12 @@ class StoredUnit:
     @property
     def shape(self) -> Shape:
         """The decoded shape."""
-        return self.form.shape if self.form is not None else self.entries["weight"][1]
+        return self.metadata.shape if self.metadata is not None else self.entries["weight"][1]
 
     @property
     def state(self) -> str:
         """The name inside the module of the state blob."""
-        return STATE + self.form.quant_type if self.form is not None else ""
-
-    @property
-    def scales(self) -> str:
-        """The name inside the module of the float32 scales."""
-        if self.form is None:
-            return "SCB"
-        return NESTED[0] if self.form.nested else "weight.absmax"
+        return STATE + self.metadata.quant_type if self.metadata is not None else ""
 
     def targets(self) -> dict[str, tuple[str, Shape]]:
         """Dtype and shape of each tensor, by its full name in the model; the weight first."""
@@ -81,29 +77,29 @@ class StoredUnit:
 
 
 @dataclass
-class Found:
+class StoredWeights:
     """The quantized weights of a checkpoint, sound and broken.
 
     Attributes:
-        units: the weights that are sound, by path.
+        weights: those that are sound, by path.
         broken: dtype and shape that the others have in the checkpoint, by the weight's name;
             ``None`` where it has none.
         findings: an error for each broken one.
     """
 
-    units: dict[str, StoredUnit] = field(default_factory=dict)
+    weights: dict[str, StoredWeight] = field(default_factory=dict)
     broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
 
 
-def read(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> Found:
+def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> StoredWeights:
     """Checks the tensors of quantized weights against each other.
 
     Args:
         groups: for the path of each module the names of its tensors in the checkpoint, by their
             names inside the module.
     """
-    result = Found()
+    result = StoredWeights()
     shapes = {name: (info.encoding, info.shape) for name, info in catalog.tensors.items()}
     small = [
         source
@@ -115,19 +111,23 @@ def read(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> Found:
     values = read_tensors(catalog, small)
     beside = _by_prefix(shapes)
     for path, members in groups.items():
-        prefix = _prefix(members)
+        name, source = next(iter(members.items()))
+        prefix = source.removesuffix(name).removesuffix(".")
         inside = {name: shapes[source] for name, source in members.items()}
         others = {name: shapes[full(prefix, name)] for name in beside.get(prefix, ())}
         try:
-            form = _checked(prefix, others | inside, members, values)
+            metadata = _checked(prefix, others | inside, members, values)
         except Error as error:
             name = full(path, "weight")
-            result.findings.append(_finding(error, name, sorted(members.values())))
+            message, sources = str(error).removesuffix(f" [{error.code}]"), sorted(members.values())
+            finding = _core.Finding("error", error.code, name, sources, message)
+            result.findings.append(finding)
             result.broken[name] = inside.get("weight")
             continue
-        kept = {name: entry for name, entry in inside.items() if name in _parts(form)}
-        sources = {name: members[name] for name in kept}
-        result.units[path] = StoredUnit(path, sources, kept, form)
+        names = component_names(metadata)
+        kept = {name: entry for name, entry in inside.items() if name in names}
+        named = {name: members[name] for name in kept}
+        result.weights[path] = StoredWeight(path, named, kept, metadata)
     return result
 
 
@@ -136,7 +136,7 @@ def _checked(
     entries: Entries,
     members: Mapping[str, str],
     values: Mapping[str, torch.Tensor],
-) -> Form | None:
+) -> QuantStateMetadata | None:
     state = next((name for name in members if name.startswith(STATE)), None)
     blob = values.get(members[state]) if state is not None else None
     if state is not None and blob is None:
@@ -148,7 +148,7 @@ def _checked(
             expected=f"at most {SMALL_BYTES_MAX} bytes",
         )
     order = values.get(members.get(_ORDER, ""))
-    return check_group(
+    return check_components(
         prefix,
         entries,
         blob=None if blob is None else blob.view(torch.uint8).numpy().tobytes(),
@@ -156,35 +156,14 @@ def _checked(
     )
 
 
-def _parts(form: Form | None) -> set[str]:
-    if form is None:
-        return {"weight", "SCB", _ORDER}
-    parts = {"weight", "weight.absmax", "weight.quant_map", STATE + form.quant_type}
-    return parts | set(NESTED) if form.nested else parts
-
-
-def _prefix(members: Mapping[str, str]) -> str:
-    """The module's path in the names of the checkpoint."""
-    inside, source = next(iter(members.items()))
-    return source.removesuffix(inside).removesuffix(".")
-
-
 def _by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
     """Names such as ``weight.something``, by the path of the module that they are in."""
     found: dict[str, list[str]] = {}
     for name in names:
-        prefix, dot, rest = name.rpartition(".weight.")
-        if not dot and name.startswith("weight."):
-            prefix, rest = "", name.removeprefix("weight.")
-        elif not dot:
-            continue
-        found.setdefault(prefix, []).append(f"weight.{rest}")
+        prefix, dot, rest = f".{name}".rpartition(".weight.")
+        if dot:
+            found.setdefault(prefix[1:], []).append(f"weight.{rest}")
     return found
-
-
-def _finding(error: Error, target: str, sources: list[str]) -> _core.Finding:
-    message = str(error).removesuffix(f" [{error.code}]")
-    return _core.Finding("error", error.code, target, sources, message)
 
 
 def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -221,58 +200,42 @@ def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tens
     return tensors
 
 
-def require_finite(catalog: Catalog, units: Iterable[StoredUnit]) -> None:
-    """Refuses non-finite scales, which would make all weights of their blocks NaN.
-
-    Checks tables of codes too, because bitsandbytes decodes with those of the file.
+def require_finite(catalog: Catalog, weights: Iterable[StoredWeight]) -> None:
+    """Refuses non-finite scales, and tables of codes that bitsandbytes would not decode with.
 
     Raises:
         FormatError: ``q.nan`` or ``q.code``, naming the first such tensor. No packed byte was read.
     """
-    units = list(units)
-    tables = _tables(units)
-    scales = [unit.sources[unit.scales] for unit in units]
-    sizes = {name: catalog.tensors[name].nbytes for name in [*scales, *tables]}
-    for group in _in_groups(sizes, GROUP_BYTES):
+    weights = list(weights)
+    tables: dict[str, Callable[[Any], None]] = {}
+    for weight in weights:
+        if (metadata := weight.metadata) is not None:
+            check = partial(_core.bnb.check_code, metadata.quant_type)
+            tables[weight.sources["weight.quant_map"]] = check
+            if metadata.nested:
+                tables[weight.sources[NESTED[1]]] = _core.bnb.check_nested_code
+    scales = [weight.sources[scales_name(weight.metadata)] for weight in weights]
+    for group in _in_groups(catalog, [*scales, *tables]):
         for name, values in read_tensors(catalog, group).items():
             if name in tables:
                 _require_table(name, values, tables[name])
-                continue
-            bad = int((~torch.isfinite(values)).sum())
-            if bad:
-                message = "the scales are not finite"
-                raise make("q.nan", message, tensor=name, found=f"{bad} of {values.numel()}")
+            else:
+                require_finite_scales(name, values)
 
 
-def _in_groups(sizes: Mapping[str, int], bytes_max: int) -> Iterator[set[str]]:
-    """Names in groups of at most this many bytes, or of one name.
-
-    Args:
-        sizes: bytes by name.
-    """
+def _in_groups(catalog: Catalog, names: Iterable[str]) -> Iterator[set[str]]:
+    """Names in groups of at most ``GROUP_BYTES``, or of one name."""
     group: set[str] = set()
     total = 0
-    for name, size in sizes.items():
-        if group and total + size > bytes_max:
+    for name in dict.fromkeys(names):
+        size = catalog.tensors[name].nbytes
+        if group and total + size > GROUP_BYTES:
             yield group
             group, total = set(), 0
         group.add(name)
         total += size
     if group:
         yield group
-
-
-def _tables(units: Iterable[StoredUnit]) -> dict[str, Callable[[Any], None]]:
-    """The check of each table of codes, by its name in the checkpoint."""
-    checks: dict[str, Callable[[Any], None]] = {}
-    for unit in units:
-        if unit.form is None:
-            continue
-        encoding = unit.form.quant_type
-        checks[unit.sources["weight.quant_map"]] = partial(_core.bnb.check_code, encoding)
-        if unit.form.nested:
-            checks[unit.sources[NESTED[1]]] = _core.bnb.check_nested_code
-    return checks
 
 
 def _require_table(name: str, table: torch.Tensor, check: Callable[[Any], None]) -> None:

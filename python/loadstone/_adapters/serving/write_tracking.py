@@ -20,7 +20,7 @@ _Runs = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Hole:
+class Unwritten:
     """The first elements of a tensor that nobody wrote.
 
     Attributes:
@@ -45,7 +45,7 @@ _WITHOUT_VALUES = {
 }
 
 
-class Writes(DispatchMode):
+class WriteTracker(DispatchMode):
     """Notes each range that an operation writes to, while it is entered as a context.
 
     What an operation makes anew has values as well, and counts where a model keeps it. Memory that
@@ -101,8 +101,8 @@ class Writes(DispatchMode):
             with self._lock:
                 self._runs[storage_of(tensor)].append(runs)
 
-    def hole(self, tensor: torch.Tensor) -> Hole | None:
-        """The elements of a tensor that were not written; ``None``: all were."""
+    def unwritten(self, tensor: torch.Tensor) -> Unwritten | None:
+        """The elements of a tensor that nobody wrote; ``None``: all were written."""
         if not tensor.numel():
             return None
         with self._lock:
@@ -113,7 +113,7 @@ class Writes(DispatchMode):
             return None
         width = tensor.element_size()
         count = int((gaps[:, 1] - gaps[:, 0]).sum()) // width
-        return Hole(_index(tensor, int(gaps[0, 0])), count)
+        return Unwritten(_index(tensor, int(gaps[0, 0])), count)
 
 
 # They give a tensor's memory to code whose reads and writes bypass torch's operations.
@@ -128,7 +128,7 @@ _GIVES_MEMORY = {torch.Tensor.__cuda_array_interface__.__get__} | {
 }
 
 
-class Handing(TorchFunctionMode):
+class MemoryAccess(TorchFunctionMode):
     """Reports each tensor whose memory is given to others, while it is entered as a context.
 
     Args:
@@ -159,7 +159,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage, without notice to :class:`Handing`."""
+    """The address of a tensor's storage, without notice to :class:`MemoryAccess`."""
     with torch._C.DisableTorchFunction():
         return tensor.untyped_storage().data_ptr()
 

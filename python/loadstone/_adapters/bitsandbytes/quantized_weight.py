@@ -11,21 +11,23 @@ import bitsandbytes as bnb
 import torch
 from bitsandbytes.functional import QuantState
 
-from loadstone._adapters.bitsandbytes.form import (
+from loadstone._adapters.bitsandbytes.checkpoint_format import (
     NESTED,
     STATE,
-    Form,
+    QuantStateMetadata,
     Shape,
-    check_group,
+    check_components,
     full,
     missing,
+    require_finite_scales,
+    scales_name,
 )
+from loadstone._adapters.bitsandbytes.layout import rowwise
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import make
 
 
 @dataclass(eq=False)
-class Unit:
+class QuantizedWeight:
     """One quantized weight, whose components are loaded, moved and saved together or not at all.
 
     Attributes:
@@ -53,7 +55,7 @@ class Unit:
 
     @property
     def nested(self) -> bool:
-        """Whether the scales are quantized too."""
+        """``True`` if the scales are quantized too."""
         return self.nested_absmax is not None
 
     @property
@@ -62,21 +64,24 @@ class Unit:
         return self.data.device
 
     @property
-    def form(self) -> Form:
-        """The contents of the state blob of a 4-bit weight."""
-        about_scales: dict[str, Any] = {}
-        if self.offset is not None:
-            about_scales = {
-                "nested_blocksize": self.nested_blocksize,
-                "nested_dtype": "float32",
-                "nested_offset": self.offset.item(),
-            }
+    def metadata(self) -> QuantStateMetadata | None:
+        """The contents of the state blob; ``None`` for int8."""
+        if self.quant_type == "int8":
+            return None
         dtype = str(self.dtype).removeprefix("torch.")
-        return Form(self.quant_type, self.blocksize, dtype, self.shape, **about_scales)
+        plain = QuantStateMetadata(self.quant_type, self.blocksize, dtype, self.shape)
+        if self.offset is None:
+            return plain
+        return dataclasses.replace(
+            plain,
+            nested_blocksize=self.nested_blocksize,
+            nested_dtype="float32",
+            nested_offset=self.offset.item(),
+        )
 
     @classmethod
-    def from_parameter(cls, weight: Any, scb: torch.Tensor | None = None) -> Unit:
-        """The unit of a ``Params4bit`` or an ``Int8Params``; it shares their memory.
+    def from_parameter(cls, weight: Any, scb: torch.Tensor | None = None) -> QuantizedWeight:
+        """Makes one of a ``Params4bit`` or an ``Int8Params``, whose memory it shares.
 
         Args:
             scb: scales of an 8-bit weight that are not with it (after its first forward pass,
@@ -90,27 +95,24 @@ class Unit:
             if weight.data.dtype != torch.int8 or scales is None:
                 raise missing("", "SCB")
             return cls(weight.data, scales, "int8", tuple(weight.data.shape))
-        from loadstone._adapters.bitsandbytes.layout import rowwise
-
         data, state = rowwise(weight.data, weight.quant_state)
         if state is None:
             raise missing("", "weight.absmax")
         return cls.from_state(data, state)
 
     @classmethod
-    def from_state(cls, data: torch.Tensor, state: Any) -> Unit:
-        """The unit of packed bytes and a ``QuantState``; it shares their memory."""
-        unit = cls(
-            data, state.absmax, state.quant_type, tuple(state.shape), state.dtype, state.blocksize
-        )
-        unit.code = state.code
+    def from_state(cls, data: torch.Tensor, state: Any) -> QuantizedWeight:
+        """Makes one of packed bytes and a ``QuantState``, whose memory it shares."""
+        shape = tuple(state.shape)
+        made = cls(data, state.absmax, state.quant_type, shape, state.dtype, state.blocksize)
+        made.code = state.code
         if state.nested:
-            unit.nested_absmax, unit.nested_code = state.state2.absmax, state.state2.code
-            unit.nested_blocksize, unit.offset = state.state2.blocksize, state.offset
-        return unit
+            made.nested_absmax, made.nested_code = state.state2.absmax, state.state2.code
+            made.nested_blocksize, made.offset = state.state2.blocksize, state.offset
+        return made
 
     def state(self) -> Any:
-        """A ``QuantState`` of bitsandbytes; it shares the unit's memory. ``None`` for int8."""
+        """A ``QuantState`` of bitsandbytes, which shares the memory; ``None`` for int8."""
         if self.quant_type == "int8":
             return None
         inner = None
@@ -133,7 +135,7 @@ class Unit:
         )
 
     def to_parameter(self, module: Any = None) -> Any:
-        """bitsandbytes' own ``Params4bit`` or ``Int8Params``; it shares the unit's memory.
+        """Makes bitsandbytes' own ``Params4bit`` or ``Int8Params``, which shares the memory.
 
         Args:
             module: the ``Linear4bit`` that it is made for. The caller puts it there.
@@ -152,8 +154,8 @@ class Unit:
             bnb_quantized=True,
         )
 
-    def to(self, device: Any, non_blocking: bool = False) -> Unit:
-        """A new unit on a device. This one is unchanged, even if the move fails half-way."""
+    def to(self, device: Any, non_blocking: bool = False) -> QuantizedWeight:
+        """A new one on a device. This one is unchanged, even if the move fails half-way."""
         parts: dict[str, Any] = {
             field.name: value.to(device, non_blocking=non_blocking)
             for field in dataclasses.fields(self)
@@ -161,26 +163,29 @@ class Unit:
         }
         return dataclasses.replace(self, **parts)
 
-    def names(self, prefix: str = "") -> dict[str, torch.Tensor]:
-        """The tensors of its checkpoint form, in bitsandbytes' order, by their full names."""
+    def state_dict(self, prefix: str = "") -> dict[str, torch.Tensor]:
+        """The tensors that a checkpoint has of it, in bitsandbytes' order, by their full names."""
         found = {"weight": self.data}
-        if self.quant_type == "int8":
+        metadata = self.metadata
+        if metadata is None:
             found |= {"SCB": self.absmax, "weight_format": torch.tensor(0, dtype=torch.uint8)}
-            return {full(prefix, name): tensor for name, tensor in found.items()}
-        assert self.code is not None
-        found |= {"weight.absmax": self.absmax, "weight.quant_map": self.code}
-        if self.nested_absmax is not None and self.nested_code is not None:
-            found |= dict(zip(NESTED, (self.nested_absmax, self.nested_code), strict=True))
-        blob = bytearray(self.form.to_bytes())
-        found[STATE + self.quant_type] = torch.frombuffer(blob, dtype=torch.uint8)
+        else:
+            assert self.code is not None
+            found |= {"weight.absmax": self.absmax, "weight.quant_map": self.code}
+            if self.nested_absmax is not None and self.nested_code is not None:
+                found |= dict(zip(NESTED, (self.nested_absmax, self.nested_code), strict=True))
+            blob = bytearray(metadata.to_bytes())
+            found[STATE + self.quant_type] = torch.frombuffer(blob, dtype=torch.uint8)
         return {full(prefix, name): tensor for name, tensor in found.items()}
 
     @classmethod
-    def from_names(cls, tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Unit:
-        """The unit of a checkpoint form, whose sizes are checked; it shares the memory given.
+    def from_state_dict(
+        cls, tensors: Mapping[str, torch.Tensor], prefix: str = ""
+    ) -> QuantizedWeight:
+        """Makes one of a checkpoint's tensors, checks their sizes and shares their memory.
 
         Raises:
-            FormatError: as :func:`check_group`.
+            FormatError: as :func:`check_components`.
         """
         head = f"{prefix}." if prefix else ""
         inside = {
@@ -190,58 +195,45 @@ class Unit:
         }
         blob = next((tensor for name, tensor in inside.items() if name.startswith(STATE)), None)
         order = inside.get("weight_format")
-        form = check_group(
+        entries = {
+            name: (dtype_name(each.dtype), tuple(each.shape)) for name, each in inside.items()
+        }
+        metadata = check_components(
             prefix,
-            _entries(inside),
+            entries,
             blob=blob.cpu().numpy().tobytes() if blob is not None else None,
             weight_format=int(order) if order is not None else None,
         )
-        data = inside["weight"]
-        if form is None:
-            return cls(data, inside["SCB"], "int8", tuple(data.shape))
-        unit = cls(data, inside["weight.absmax"], form.quant_type, form.shape)
-        unit.dtype, unit.blocksize = getattr(torch, form.dtype), form.blocksize
-        unit.code = inside["weight.quant_map"]
-        if form.nested_blocksize is not None:
-            unit.nested_absmax, unit.nested_code = (inside[name] for name in NESTED)
-            unit.nested_blocksize = form.nested_blocksize
-            unit.offset = torch.tensor(form.offset, dtype=torch.float32, device=data.device)
-        return unit
+        return cls.from_components(metadata, inside)
+
+    @classmethod
+    def from_components(
+        cls, metadata: QuantStateMetadata | None, tensors: Mapping[str, torch.Tensor]
+    ) -> QuantizedWeight:
+        """Makes one of tensors that fit each other, by their names inside the module."""
+        data = tensors["weight"]
+        if metadata is None:
+            return cls(data, tensors["SCB"], "int8", tuple(data.shape))
+        made = cls(data, tensors["weight.absmax"], metadata.quant_type, metadata.shape)
+        made.dtype, made.blocksize = getattr(torch, metadata.dtype), metadata.blocksize
+        made.code = tensors["weight.quant_map"]
+        if metadata.nested_blocksize is not None:
+            made.nested_absmax, made.nested_code = (tensors[name] for name in NESTED)
+            made.nested_blocksize = metadata.nested_blocksize
+            made.offset = torch.tensor(metadata.offset, dtype=torch.float32, device=data.device)
+        return made
 
     def check(self, prefix: str = "") -> None:
         """Checks that sizes fit each other and that scales are finite.
 
         Raises:
-            FormatError: as :func:`check_group`, and ``q.nan``.
+            FormatError: as :func:`check_components`, and ``q.nan``.
         """
-        tensors = self.names(prefix) if not self.data.is_meta else self._names_on_meta(prefix)
-        Unit.from_names(tensors, prefix)
-        self.check_values(prefix)
-
-    def _names_on_meta(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Sizes alone: an offset without memory has no value, and needs none to be checked."""
-        offset = None if self.offset is None else torch.zeros(())
-        return dataclasses.replace(self, offset=offset).names(prefix)
-
-    def check_values(self, prefix: str = "") -> None:
-        """Refuses non-finite scales, which would make every weight of their blocks NaN.
-
-        Raises:
-            FormatError: ``q.nan``.
-        """
-        if self.data.is_meta:
-            return
-        is_int8 = self.quant_type == "int8"
-        scales = self.nested_absmax if self.nested else self.absmax
-        name = "SCB" if is_int8 else NESTED[0] if self.nested else "weight.absmax"
-        assert scales is not None
-        bad = int((~torch.isfinite(scales)).sum())
-        if bad:
-            message, found = "the scales are not finite", f"{bad} of {scales.numel()}"
-            raise make("q.nan", message, tensor=full(prefix, name), found=found)
-
-
-def _entries(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, Shape]]:
-    return {
-        name: (dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()
-    }
+        sized = self
+        if self.data.is_meta and self.offset is not None:  # without memory; sizes need no value
+            sized = dataclasses.replace(self, offset=torch.zeros(()))
+        tensors = sized.state_dict(prefix)
+        QuantizedWeight.from_state_dict(tensors, prefix)
+        if not self.data.is_meta:
+            name = full(prefix, scales_name(self.metadata))
+            require_finite_scales(name, tensors[name])

@@ -22,7 +22,7 @@ def is_drafter(model_config: Any) -> bool:
     return bool(model_config.runner_type == "draft")
 
 
-def options_of(options: Options, model_config: Any, speculative: Any) -> Options:
+def options_for(options: Options, model_config: Any, speculative: Any) -> Options:
     """Those that hold for this model: a drafter has its own files, and nothing changes them.
 
     Args:

@@ -12,8 +12,8 @@ import torch
 from bitsandbytes_models import FOUR_BIT, KINDS, copied, inputs, linear, same_bytes
 
 import loadstone
-from loadstone._adapters.bitsandbytes.form import Form, check_group
-from loadstone._adapters.bitsandbytes.unit import Unit
+from loadstone._adapters.bitsandbytes.checkpoint_format import QuantStateMetadata, check_components
+from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 four_bit = pytest.mark.parametrize("kind", FOUR_BIT)
@@ -31,7 +31,7 @@ def layer(kind, outputs=96, width=96, dtype=torch.float32, **options):
 def form_of(kind, **options):
     """The names and tensors that bitsandbytes saves, and the unit of the same weight."""
     made = layer(kind, **options)
-    return copied(made.state_dict(prefix="a.b.")), Unit.from_parameter(made.weight)
+    return copied(made.state_dict(prefix="a.b.")), QuantizedWeight.from_parameter(made.weight)
 
 
 @kinds
@@ -39,9 +39,9 @@ def form_of(kind, **options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_checkpoint_form_is_that_of_bitsandbytes(kind, shape, dtype):
     saved, unit = form_of(kind, outputs=shape[0], width=shape[1], dtype=dtype)
-    assert same_bytes(unit.names("a.b"), saved)
-    again = Unit.from_names(saved, "a.b")
-    assert same_bytes(again.names("a.b"), saved)
+    assert same_bytes(unit.state_dict("a.b"), saved)
+    again = QuantizedWeight.from_state_dict(saved, "a.b")
+    assert same_bytes(again.state_dict("a.b"), saved)
     assert again.quant_type == kind.partition("+")[0] and again.shape == shape
     again.check("a.b")
 
@@ -51,16 +51,16 @@ def test_the_checkpoint_form_is_that_of_bitsandbytes(kind, shape, dtype):
 def test_bytes_stored_as_floats_keep_their_dtype(kind, storage):
     saved, unit = form_of(kind, quant_storage=storage)
     assert saved["a.b.weight"].dtype == storage
-    assert same_bytes(Unit.from_names(saved, "a.b").names("a.b"), saved)
-    assert same_bytes(unit.names("a.b"), saved)
+    assert same_bytes(QuantizedWeight.from_state_dict(saved, "a.b").state_dict("a.b"), saved)
+    assert same_bytes(unit.state_dict("a.b"), saved)
 
 
 def test_the_state_has_the_known_length():
     for kind, length in (("nf4", 78), ("fp4", 78), ("nf4+double", 167)):
         _, unit = form_of(kind, dtype=torch.bfloat16)
-        assert len(unit.form.to_bytes()) == length
+        assert len(unit.metadata.to_bytes()) == length
         name = f"x.weight.quant_state.bitsandbytes__{unit.quant_type}"
-        assert Form.parse(name, unit.form.to_bytes()) == unit.form
+        assert QuantStateMetadata.parse(name, unit.metadata.to_bytes()) == unit.metadata
 
 
 @kinds
@@ -71,7 +71,7 @@ def test_a_parameter_made_of_a_unit_is_bitsandbytes_own(kind):
     other = linear(kind, 128, 64)
     other.bias = None
     other.eval()
-    other.weight = Unit.from_names(saved).to_parameter(other)
+    other.weight = QuantizedWeight.from_state_dict(saved).to_parameter(other)
     assert type(other.weight) in (bnb.nn.Params4bit, bnb.nn.Int8Params)
     assert same_bytes(saved, copied(other.state_dict()))
     assert torch.equal(other(inputs()), expected)
@@ -84,7 +84,10 @@ def test_an_8_bit_weight_is_found_with_its_scales_in_the_modules_state_too(kind)
     made(inputs())
     scb = made.state.SCB if kind == "int8" else None
     assert kind != "int8" or made.weight.SCB is None
-    assert same_bytes(Unit.from_parameter(made.weight, scb).names(), saved) or kind != "int8"
+    assert (
+        same_bytes(QuantizedWeight.from_parameter(made.weight, scb).state_dict(), saved)
+        or kind != "int8"
+    )
 
 
 @kinds
@@ -92,14 +95,14 @@ def test_a_move_makes_a_new_unit(kind):
     saved, unit = form_of(kind)
     moved = unit.to("meta")
     assert moved.device.type == "meta" and moved.absmax.is_meta
-    assert unit.device.type == "cpu" and same_bytes(unit.names("a.b"), saved)
+    assert unit.device.type == "cpu" and same_bytes(unit.state_dict("a.b"), saved)
     moved.check("a.b")  # sizes have no need of values
 
 
 def test_a_weight_that_is_not_quantized_is_no_unit():
     for kind in KINDS:
         with pytest.raises(loadstone.FormatError) as caught:
-            Unit.from_parameter(linear(kind, 64, 64).weight)
+            QuantizedWeight.from_parameter(linear(kind, 64, 64).weight)
         assert caught.value.code == "q.scale_missing"
 
 
@@ -211,10 +214,10 @@ DAMAGED = [
 @pytest.mark.parametrize(("kind", "damage", "code", "tensor", "found", "expected"), DAMAGED)
 def test_what_is_damaged_is_refused_by_name(kind, damage, code, tensor, found, expected):
     saved, _ = form_of(kind)
-    Unit.from_names(saved, "a.b").check("a.b")
+    QuantizedWeight.from_state_dict(saved, "a.b").check("a.b")
     damage(saved)
     with pytest.raises(loadstone.FormatError) as caught:
-        Unit.from_names(saved, "a.b").check("a.b")
+        QuantizedWeight.from_state_dict(saved, "a.b").check("a.b")
     error = caught.value
     assert error.code == code and error.tensor.startswith(tensor)
     assert found in error.found and expected in error.expected
@@ -225,7 +228,7 @@ def test_another_state_beside_the_first_is_refused():
     saved, _ = form_of("nf4")
     saved[STATE.replace("nf4", "fp4")] = saved[STATE]
     with pytest.raises(loadstone.FormatError) as caught:
-        Unit.from_names(saved, "a.b")
+        QuantizedWeight.from_state_dict(saved, "a.b")
     assert caught.value.code == "q.quant_state"
 
 
@@ -237,13 +240,18 @@ def test_sizes_are_checked_without_a_tensor_and_without_bitsandbytes():
         "weight.quant_state.bitsandbytes__nf4": ("U8", (78,)),
         "bias": ("F32", (96,)),
     }
-    state = Form("nf4", 64, "bfloat16", (96, 96)).to_bytes()
-    assert check_group("x", entries, blob=state) == Form("nf4", 64, "bfloat16", (96, 96))
+    state = QuantStateMetadata("nf4", 64, "bfloat16", (96, 96)).to_bytes()
+    assert check_components("x", entries, blob=state) == QuantStateMetadata(
+        "nf4", 64, "bfloat16", (96, 96)
+    )
     with pytest.raises(loadstone.FormatError, match=r"x\.weight\.absmax.*\[144\].*\[72\]"):
-        check_group("x", entries, blob=Form("nf4", 128, "bfloat16", (96, 96)).to_bytes())
-    assert check_group("", {"weight": ("I8", (3, 5)), "SCB": ("F32", (3,))}) is None
+        check_components(
+            "x", entries, blob=QuantStateMetadata("nf4", 128, "bfloat16", (96, 96)).to_bytes()
+        )
+    assert check_components("", {"weight": ("I8", (3, 5)), "SCB": ("F32", (3,))}) is None
     script = (
         "import sys; sys.modules['bitsandbytes'] = None; "
-        "import loadstone._adapters.bitsandbytes.form; assert 'torch' not in sys.modules"
+        "import loadstone._adapters.bitsandbytes.checkpoint_format; "
+        "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,4 +1,7 @@
-"""What is loaded and the layers that vLLM made for it agree, or the load is refused."""
+"""What is loaded and the layers that vLLM made for it agree, or the load is refused.
+
+By the config format, vLLM makes layers for codes that the checkpoint does not have yet.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
+
+from vllm.transformers_utils.config import HFConfigParser
 
 from loadstone._adapters.serving.converted import conversion, quantization_config
 from loadstone._adapters.serving.options import Changes, Options
-from loadstone._adapters.vllm.drafter import options_of
+from loadstone._adapters.serving.vllm.drafter import options_for
 from loadstone._base.errors import make
 
 
-def agreed(options: Options, model_config: Any, speculative: Any) -> Options:
+def checked_options(options: Options, model_config: Any, speculative: Any) -> Options:
     """The options that hold for a model, with the changes that its config asks for.
 
     Layers were made before: they take codes of one kind, or numbers.
@@ -25,7 +31,7 @@ def agreed(options: Options, model_config: Any, speculative: Any) -> Options:
     Raises:
         PlanError: ``plan.options``: the model's layers take something else.
     """
-    options = options_of(options, model_config, speculative)
+    options = options_for(options, model_config, speculative)
     asked = Changes.of_overrides(vars(model_config.hf_config))
     if asked.quantize and not options.changes.quantize:
         if (
@@ -37,7 +43,7 @@ def agreed(options: Options, model_config: Any, speculative: Any) -> Options:
         asked = dataclasses.replace(asked, lora=options.changes.lora)
         options = dataclasses.replace(options, changes=asked)
     if options.changes.quantize:
-        _require_codes(options.changes, model_config)
+        _require_same_codes(options.changes, model_config)
     elif model_config.quantization is not None and (options.dequantize or options.changes.lora):
         _refuse(
             "the model's layers take codes, and these options make numbers; add --hf-overrides "
@@ -47,7 +53,30 @@ def agreed(options: Options, model_config: Any, speculative: Any) -> Options:
     return options
 
 
-def only_by_ours(load_model: Callable[..., Any]) -> Callable[..., Any]:
+class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
+    """Reads ``config.json``, and says what the offline conversion's would.
+
+    The conversion is named by overrides: ``loadstone_quantize`` and others.
+    """
+
+    def parse(
+        self,
+        model: str | Path,
+        trust_remote_code: bool,
+        revision: str | None = None,
+        code_revision: str | None = None,
+        **kwargs: Any,
+    ) -> tuple[dict[str, Any], Any]:
+        """The config as a dict and as an object; vLLM applies the overrides afterwards."""
+        fields, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
+        overrides = kwargs.get("hf_overrides")
+        changes = Changes.of_overrides(overrides if isinstance(overrides, dict) else {})
+        if changes.quantize:
+            fields["quantization_config"] = quantization_config(conversion(str(model), changes))
+        return fields, config
+
+
+def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]:
     """``BaseModelLoader.load_model``, which refuses layers for codes that only we make.
 
     Other loaders would copy numbers into them, and nobody would say so.
@@ -63,7 +92,7 @@ def only_by_ours(load_model: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _require_codes(changes: Changes, model_config: Any) -> None:
+def _require_same_codes(changes: Changes, model_config: Any) -> None:
     wanted = quantization_config(conversion(str(model_config.model), changes))
     found = getattr(model_config.hf_config, "quantization_config", None)
     if isinstance(found, dict) and _holds(found, wanted or {}):  # vLLM adds some fields

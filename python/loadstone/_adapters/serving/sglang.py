@@ -12,12 +12,10 @@ import torch
 from sglang.srt.layers.quantization.kv_cache import BaseKVCacheMethod
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
-from loadstone._adapters.serving.loading import Loading
+from loadstone._adapters.serving.loading import ModelLoad
 from loadstone._adapters.serving.options import Options
-from loadstone._adapters.serving.receipts import current_rank, save
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
-from loadstone._base.progress import shown
 
 logger = logging.getLogger("sglang.loadstone")
 
@@ -41,7 +39,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
             super().__init__(load_config)
         finally:
             load_config.model_loader_extra_config = given
-        self._loading: Loading | None = None  # while a load is under way
+        self._model_load: ModelLoad | None = None  # while a load is under way
         self._model_config: Any = None
 
     def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
@@ -55,40 +53,36 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         """
         self._require_agreement(model_config)
         self._model_config = model_config
-        self._loading = Loading(self.options, dtype_name(model_config.dtype))
+        self._model_load = ModelLoad(self.options, dtype_name(model_config.dtype))
         try:
             model: torch.nn.Module = super().load_model(
                 model_config=model_config, device_config=device_config
             )
         finally:
-            self._loading = None
+            self._model_load = None
         return model
 
     def load_weights_and_postprocess(
         self, model: Any, weights: Iterable[tuple[str, torch.Tensor]], target_device: Any
     ) -> None:
         """As SGLang's own loader, with the proof between the two."""
-        loading = self._loading
-        if loading is None:  # a load that SGLang begins in another way
+        model_load = self._model_load
+        if model_load is None:  # a load that SGLang begins in another way
             super().load_weights_and_postprocess(model, weights, target_device)
             return
         load = model.load_weights
 
         def load_and_prove(given: Iterable[tuple[str, torch.Tensor]]) -> Any:
             results: list[Any] = []
-            with shown(True, "loading") as progress:
-                line, is_proved = loading.carry_out(
-                    lambda: results.append(load(given)),
-                    model,
-                    str(self._model_config.model_path),
-                    self._is_exempt,
-                    progress,
-                    repeats=False,
-                )
-            (logger.info if is_proved else logger.warning)(line)
-            if self.options.receipt:
-                is_drafter = bool(self._model_config.is_draft_model)
-                save(loading.receipt(model), self.options.receipt, current_rank(), is_drafter)
+            model_load.run_and_log(
+                lambda: results.append(load(given)),
+                model,
+                str(self._model_config.model_path),
+                self._is_exempt,
+                logger,
+                is_drafter=bool(self._model_config.is_draft_model),
+                repeats=False,
+            )
             return results[0]
 
         model.load_weights = load_and_prove
@@ -100,10 +94,10 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     def _get_weights_iterator(self, source: Any, **_: Any) -> Iterator[tuple[str, torch.Tensor]]:
         path = str(source.model_or_path)
         dtype = dtype_name((source.model_config or self._model_config).dtype)
-        stream = self._loading or Loading(self.options, dtype, is_proved=False)
+        stream = self._model_load or ModelLoad(self.options, dtype, is_proved=False)
         is_own = self._model_config is not None and path == str(self._model_config.model_path)
         tensors = itertools.chain.from_iterable(
-            stream.tensors(each, lambda name: True, is_beside=not is_own)
+            stream.tensors(each, lambda name: True, is_auxiliary=not is_own)
             for each in self._paths_of(source, path, is_own)
         )
         if self.load_config.draft_model_idx is not None:

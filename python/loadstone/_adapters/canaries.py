@@ -1,0 +1,161 @@
+"""Canaries: a tiny load for each adapter, compared with the library's own, once per new release.
+
+The tables in ``sites`` compare signatures. A canary detects a library that does something else
+behind an equal one. ``_adapters/NAME/canary.py`` has those of NAME: a function ``canaries`` saves a
+random model in a folder and yields each :class:`Canary`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadstone._adapters.patch import patch
+from loadstone._adapters.sites import LIBRARIES, sites_of
+from loadstone._base import user_cache
+from loadstone._base.version import __version__
+from loadstone._execute.audit import audit
+
+EQUAL, DIFFERS, FAILED, NOT_RUN = "equal", "differs", "failed", "not run"
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Two ways to the same tiny model.
+
+    Attributes:
+        own: the library's own load.
+        ours: the load by loadstone; ``None``: ``own`` again, under :func:`loadstone.patch`.
+        is_audited: the model must pass :func:`loadstone.audit` too.
+        uncompared: a pattern for tensors that cannot be bit-equal; "" if all are compared.
+        note: the reason for ``ours``, ``is_audited`` or ``uncompared``.
+        name: what it loads, if a library has several.
+    """
+
+    own: Callable[[], Any]
+    ours: Callable[[], Any] | None = None
+    is_audited: bool = True
+    uncompared: str = ""
+    note: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a library's canaries.
+
+    Attributes:
+        result: ``"equal"``, ``"differs"``, ``"failed"`` or ``"not run"``.
+        reason: the difference, the error, or the note of a canary.
+        is_remembered: an earlier run found the same releases equal.
+    """
+
+    result: str
+    reason: str = ""
+    is_remembered: bool = False
+
+
+def run(library: str, *, again: bool = False) -> Outcome:
+    """Run the canaries of a library that is installed and supported.
+
+    Args:
+        again: run them even if all were equal with these releases before.
+    """
+    facts = _facts(library)
+    name = hashlib.blake2b(facts, digest_size=20).hexdigest()
+    path = user_cache.folder("canaries") / f"{name}.json"
+    with contextlib.suppress(OSError):
+        known, _, note = (user_cache.read(path) or b"").partition(b"\n")
+        if known == facts and not again:
+            return Outcome(EQUAL, note.decode(errors="replace"), is_remembered=True)
+    try:
+        outcome = _compared(library)
+    except Exception as error:  # of another library, so of any class
+        return Outcome(FAILED, f"{type(error).__name__}: {error}")
+    if outcome.result == EQUAL:
+        user_cache.write(path, facts + b"\n" + outcome.reason.encode())
+    return outcome
+
+
+def _facts(library: str) -> bytes:
+    """Return the releases that a result is valid for: those of all libraries in the process."""
+    version = sites_of(library).version()  # imports it, and the libraries that it uses
+    versions = {
+        name: str(getattr(sys.modules[name], "__version__", ""))
+        for name in ("torch", *LIBRARIES)
+        if name in sys.modules
+    }
+    facts = [library, version, __version__, platform.python_version(), versions]
+    return json.dumps(facts, sort_keys=True).encode()
+
+
+def _compared(library: str) -> Outcome:
+    import torch
+
+    make = importlib.import_module(f"loadstone._adapters.{library}.canary").canaries
+    note = ""
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
+        canary: Canary
+        for canary in make(Path(folder)):
+            wrong = _wrong(library, canary)
+            if wrong:
+                return Outcome(DIFFERS, ": ".join(filter(None, (canary.name, wrong))))
+            note = canary.note
+    return Outcome(EQUAL, note)
+
+
+def _wrong(library: str, canary: Canary) -> str:
+    expected = canary.own()
+    with contextlib.nullcontext() if canary.ours else patch(library):
+        found = (canary.ours or canary.own)()
+    wrong = next(differences(found, expected, canary.uncompared), "")
+    if not wrong and canary.is_audited and not audit(found).ok:
+        wrong = "the audit does not prove the model"
+    return wrong
+
+
+def differences(found: Any, expected: Any, uncompared: str = "") -> Iterator[str]:
+    """Yield each tensor that two models do not share by name, dtype, shape and bytes."""
+    import torch
+
+    left, right = (
+        {
+            name: tensor
+            for name, tensor in _tensors(model).items()
+            if not (uncompared and re.search(uncompared, name))
+        }
+        for model in (found, expected)
+    )
+    for name in sorted(left.keys() ^ right.keys()):
+        yield f"{name}: only in {'the library' if name in right else 'loadstone'}'s model"
+    for name in sorted(left.keys() & right.keys()):
+        ours, own = (_described(each[name]) for each in (left, right))
+        if ours != own:
+            yield f"{name}: {ours}, the library has {own}"
+        elif not left[name].is_meta and not torch.equal(_raw(left[name]), _raw(right[name])):
+            yield f"{name}: other bytes"
+
+
+def _tensors(model: Any) -> dict[str, Any]:
+    """Return the state, which has the components of quantized weights, and all buffers."""
+    return {**dict(model.named_buffers(remove_duplicate=False)), **model.state_dict()}
+
+
+def _described(tensor: Any) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+
+
+def _raw(tensor: Any) -> Any:
+    import torch
+
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

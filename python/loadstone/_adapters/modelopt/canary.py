@@ -1,0 +1,52 @@
+"""The canaries of ModelOpt: a model that is compressed while it is read, and one in memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import modelopt.torch.quantization as mtq
+import torch
+import transformers
+from modelopt.torch.quantization.plugins import accelerate as plugin
+
+from loadstone._adapters.canaries import Canary
+from loadstone._adapters.patch import patch
+
+# Not int4: the library compiles an extension for it.
+_CONFIGS = ("FP8_DEFAULT_CFG", "INT8_DEFAULT_CFG", "MXFP8_DEFAULT_CFG", "NVFP4_DEFAULT_CFG")
+_NOTE = "against a model that is compressed in memory, without what only a calibration measures"
+
+
+def canaries(folder: Path) -> Iterator[Canary]:
+    """Save a Llama of one layer, and quantize it to each format."""
+    shape = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+    )
+    model: Any = transformers.LlamaForCausalLM(shape)
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+    def read(**extra: Any) -> Any:
+        auto = transformers.AutoModelForCausalLM
+        return auto.from_pretrained(folder, dtype=torch.bfloat16, **extra)
+
+    def own(quantization: Any) -> Any:
+        model = mtq.quantize(read(), quantization)
+        mtq.compress(model)
+        return model
+
+    def ours(quantization: Any) -> Any:
+        with patch("modelopt"), plugin.init_quantized_weights(quantization):
+            return read(device_map={"": "cpu"})
+
+    for name in _CONFIGS:
+        config = getattr(mtq, name)
+        load, reference = functools.partial(ours, config), functools.partial(own, config)
+        yield Canary(reference, load, uncompared="_amax$", note=_NOTE, name=name)

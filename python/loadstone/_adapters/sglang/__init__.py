@@ -1,1 +1,0 @@
-"""The implementation of :mod:`loadstone.sglang`; no public names."""

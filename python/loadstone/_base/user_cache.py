@@ -1,0 +1,43 @@
+"""Small files in the user's cache folder: private to the user, and whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+# Older files are removed when a folder has more than these.
+FILES_MAX = 64
+
+
+def folder(name: str) -> Path:
+    """Return ``loadstone/NAME`` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "loadstone" / name
+
+
+def read(path: Path) -> bytes | None:
+    """Return the content of a file that this user owns, else None.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return path.read_bytes() if path.stat().st_uid == os.getuid() else None
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file and remove the oldest ones. Errors are ignored: it is a cache."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        files = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+        for old in files[:-FILES_MAX]:
+            old.unlink(missing_ok=True)
