@@ -17,12 +17,9 @@ STILL_UP = dict.fromkeys(
     (
         "_adapters/bitsandbytes/installing.py",
         "_adapters/bitsandbytes/patching.py",
-        "_adapters/bitsandbytes/unit.py",
         "_adapters/diffusers/checkpoint.py",
         "_adapters/diffusers/components.py",
-        "_adapters/diffusers/hooks.py",
         "_adapters/diffusers/load.py",
-        "_adapters/diffusers/pipelines.py",
         "_adapters/diffusers/quantized.py",
         "_adapters/diffusers/quantizers.py",
         "_adapters/llama_cpp/arrays.py",

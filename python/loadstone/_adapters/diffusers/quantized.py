@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from loadstone._files.catalog import Catalog
 
 
@@ -42,6 +44,13 @@ def quantizing_layers(model: Any) -> dict[str, Any]:
     from loadstone._adapters.bitsandbytes.choosing import _is_quantizing
 
     return {path: module for path, module in model.named_modules() if _is_quantizing(module)}
+
+
+def size_of_weight(model: torch.nn.Module, path: str) -> int:
+    """Return the bytes of the weight of a layer of bitsandbytes, with its scales."""
+    from loadstone._adapters.bitsandbytes.loading import quantized_bytes
+
+    return quantized_bytes(model, f"{path}.weight" if path else "weight")
 
 
 def parts_of(weights: Any, names: Mapping[str, Any]) -> set[str]:
