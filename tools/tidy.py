@@ -5,7 +5,6 @@ Prints `path:line: what is wrong` for each breach; the exit status is 1 when the
 A rule is a function of a path and its text that yields (line, message) pairs.
 """
 
-import ast
 import io
 import re
 import subprocess
@@ -22,6 +21,7 @@ from cpp_text import (
     declared_name,
     parameter_lists,
 )
+from python_text import libraries_imported, package_points_down, python_functions
 
 Breach = tuple[int, str]
 Rule = Callable[[str, str], Iterator[Breach]]
@@ -169,16 +169,6 @@ def line_length(path: str, text: str) -> Iterator[Breach]:
                 yield number, f"the line has {len(line)} columns, more than {LINE_COLUMNS_MAX}"
 
 
-def python_functions(text: str) -> Iterator[tuple[int, int]]:
-    """First and last line of each function, without its docstring's lines."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0]
-            is_docstring = ast.get_docstring(node) is not None
-            skipped = (first.end_lineno or first.lineno) - first.lineno + 1 if is_docstring else 0
-            yield node.lineno + skipped, node.end_lineno or node.lineno
-
-
 def function_length(path: str, text: str) -> Iterator[Breach]:
     functions = cpp_functions if path.endswith(CPP) else python_functions
     for first, last in functions(text) if path.endswith(CPP + PYTHON) else ():
@@ -276,14 +266,9 @@ def frameworks_stay_in_adapters(path: str, text: str) -> Iterator[Breach]:
         pattern = rf"\btorch::|\b({names})(?=::|_|\b)"
         yield from grep(pattern, names_in(path, text), "the core knows no framework: {}")
     elif path.startswith("python/loadstone/") and path.endswith(PYTHON):
-        for node in ast.walk(ast.parse(text)):
-            modules: list[str] = []
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                modules = [node.module or ""]
-            for name in {m.split(".")[0] for m in modules} & FRAMEWORKS - adapted(path):
-                yield getattr(node, "lineno", 1), f"only its adapter imports {name}"
+        for line, name in libraries_imported(text):
+            if name in FRAMEWORKS - adapted(path):
+                yield line, f"only its adapter imports {name}"
 
 
 def no_paths_of_one_machine(path: str, text: str) -> Iterator[Breach]:
@@ -312,49 +297,6 @@ def breaches(path: str, text: str) -> Iterator[Breach]:
     """All breaches of all rules in one file; the path is relative to the repository."""
     for rule in RULES:
         yield from rule(path, text)
-
-
-def imported(text: str, modules: set[str]) -> set[str]:
-    """Modules of the package that a file imports, wherever in it; types apart."""
-    found: set[str] = set()
-
-    def visit(node: ast.AST) -> None:
-        for each in ast.iter_child_nodes(node):
-            is_for_types = isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING"
-            if is_for_types:
-                continue
-            if isinstance(each, ast.Import):
-                found.update(alias.name for alias in each.names)
-            elif isinstance(each, ast.ImportFrom):
-                inner = {f"{each.module}.{alias.name}" for alias in each.names}
-                found.update(inner & modules or {each.module or ""})
-            visit(each)
-
-    visit(ast.parse(text))
-    return found & modules
-
-
-def module_of(path: str) -> str:
-    return ".".join(Path(path).with_suffix("").parts[1:]).removesuffix(".__init__")
-
-
-def import_cycles(texts: dict[str, str]) -> Iterator[str]:
-    """Modules of the package that import one another, also by imports inside functions.
-
-    Args:
-        texts: by path, from the repository.
-    """
-    modules = {module_of(path): path for path in texts}
-    names = set(modules) - {"loadstone"}  # the public names: whoever asks for them is above
-    graph = {each: imported(texts[modules[each]], names) for each in names}
-    while True:  # what imports nothing that is left is in no cycle
-        leaves = {each for each, below in graph.items() if not below & graph.keys()}
-        if not leaves:
-            break
-        graph = {each: below for each, below in graph.items() if each not in leaves}
-    for each in sorted(graph):
-        others = ", ".join(sorted(graph[each] & graph.keys()))
-        yield f"{modules[each]}:1: imports in a circle: {others}"
 
 
 def names_defined_twice(texts: dict[str, str]) -> Iterator[str]:
@@ -431,7 +373,7 @@ def tree_breaches(root: Path) -> list[str]:
         for line, message in sorted(breaches(path, text))
     ]
     twice = sorted([*names_defined_twice(unity), *classes_defined_twice(compiled)])
-    return [*found, *import_cycles(package), *twice]
+    return [*found, *package_points_down(package), *twice]
 
 
 def main() -> int:

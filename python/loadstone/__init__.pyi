@@ -20,11 +20,12 @@ from loadstone._base.version import BuildInfo as BuildInfo
 from loadstone._base.version import __version__ as __version__
 from loadstone._base.version import build_info as build_info
 from loadstone._convert.convert import convert as convert
-from loadstone._convert.convert import save_recipes as save_recipes
 from loadstone._convert.dequantize import dequantize as dequantize
 from loadstone._convert.merge import merge as merge
+from loadstone._convert.output import ConvertReport as ConvertReport
 from loadstone._convert.quantize import Quantized as Quantized
 from loadstone._convert.quantize import quantize as quantize
+from loadstone._convert.recipes import save_recipes as save_recipes
 from loadstone._core import Finding as Finding
 from loadstone._execute.audit import Audit as Audit
 from loadstone._execute.audit import audit as audit
@@ -39,7 +40,6 @@ from loadstone._files.open import LazyTensor as LazyTensor
 from loadstone._files.open import OpenCheckpoint as OpenCheckpoint
 from loadstone._files.open import load_file as load_file
 from loadstone._files.open import open as open
-from loadstone._files.output import ConvertReport as ConvertReport
 from loadstone._files.receipt import Receipt as Receipt
 from loadstone._files.remote import configure_remote as configure_remote
 from loadstone._files.safe_open import safe_open as safe_open

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from loadstone._adapters.bitsandbytes import modules, patching
+from loadstone._adapters.bitsandbytes import patching
+from loadstone._adapters.bitsandbytes.modules import heal_all
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._adapters.patch import Hooks
-from loadstone._base.errors import counted, make
-from loadstone._model.modules import named_modules
+from loadstone._base.errors import make
 
 __all__ = ["QuantizedWeight", "heal", "patches"]
 
@@ -46,24 +46,7 @@ def heal(model: _Model) -> _Model:
 
     Not thread-safe while the model runs.
     """
-    roots = {"": model} if isinstance(model, torch.nn.Module) else _components(model)
-    found = {
-        f"{root}.{path}" if root and path else root or path: module
-        for root, component in roots.items()
-        for path, module in named_modules(component)
-        if modules.is_quantized(module) and not modules.is_self_contained(module)
-    }
-    broken = [path for path, module in found.items() if modules.has_lost_scales(module)]
-    if broken:
-        raise make(
-            "q.scale_missing",
-            f"the scales of {counted(len(broken), 'quantized weight', 'quantized weights')} are "
-            "lost: they were moved to meta without a copy; load the model again, and call heal() "
-            "before it is moved",
-            tensor=f"{broken[0]}.weight" if broken[0] else "weight",
-        )
-    for module in found.values():
-        modules.make_self_contained(module)
+    heal_all({"": model} if isinstance(model, torch.nn.Module) else _components(model))
     return model
 
 

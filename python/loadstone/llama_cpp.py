@@ -123,6 +123,16 @@ def concerns(source: object, target: str | os.PathLike[str]) -> bool:
     return _core.format_of_target(os.fsdecode(target)) == "gguf" and is_model_folder(source)
 
 
+def conversion(
+    source: Any, target: str | os.PathLike[str], dtype: Any = None, **options: Any
+) -> GgufTraced | None:
+    """The trace that :func:`loadstone.convert` asks for; None: it does without."""
+    if not concerns(source, target):
+        return None
+    dtype = None if dtype == "auto" else dtype
+    return trace(source, dtype=dtype, computed_bytes_max=COMPUTED_BYTES_MAX, **options)
+
+
 def is_model_folder(path: object) -> bool:
     """Whether a path is of a model whose ``config.json`` names an architecture of transformers.
 

@@ -4,10 +4,16 @@ from loadstone import _core
 from loadstone._base.adapters import Adapter, register
 
 register(
-    Adapter("transformers", recipes="loadstone.transformers:trace"),
+    Adapter(
+        "transformers",
+        recipes="loadstone.transformers:trace",
+        rules="loadstone._adapters.transformers.export:export",
+        skeleton_builder="loadstone.transformers:skeleton_builder",
+    ),
     Adapter(
         "diffusers",
         recipes="loadstone.diffusers:trace",
+        skeleton_builder="loadstone.diffusers:skeleton_builder",
         tensor_classes=(
             "diffusers.quantizers.gguf.utils.GGUFParameter",
             "diffusers.quantizers.bfl.utils.BFLQuantizedParameter",
@@ -28,6 +34,7 @@ register(
         ),
         filled_modules=("bitsandbytes.nn.modules",),
     ),
+    Adapter("llama_cpp", gguf="loadstone.llama_cpp:conversion"),
     Adapter(
         "modelopt",
         tensor_classes=(

@@ -24,6 +24,7 @@ _ABSENT = object()
 _lock = threading.RLock()
 
 
+@dataclass(eq=False, repr=False)
 class Hook:
     """A function, method or attribute of a library that is replaced while somebody asks for it.
 
@@ -37,10 +38,9 @@ class Hook:
     Thread safety: ``install`` and ``uninstall`` may be called from any thread; one lock guards all.
     """
 
-    def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        self.owner = owner
-        self.name = name
-        self.wrap = wrap
+    owner: Any
+    name: str
+    wrap: Callable[[Any], Any]
 
     def install(self) -> None:
         """Wraps the present value of the attribute."""

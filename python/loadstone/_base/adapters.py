@@ -17,6 +17,10 @@ class Adapter:
 
     Attributes:
         library: the package that it adapts.
+        rules: a reference to ``(model_type, config) -> rules``: of a type's conversions.
+        skeleton_builder: a reference to ``(model) -> function`` that builds such a model.
+        gguf: a reference to ``(source, target, **options)``, the recipes and metadata of a GGUF
+            file that it makes of the source, or None.
         recipes: a reference to ``(model, catalog, dtype=) -> AdapterRecipes``.
         extend: a reference to ``(recipes, model, catalog, dtype, quantize)``, which adds a
             :class:`TargetExtension` where a plan needs one.
@@ -30,6 +34,9 @@ class Adapter:
 
     library: str
     recipes: str = ""
+    rules: str = ""
+    skeleton_builder: str = ""
+    gguf: str = ""
     extend: str = ""
     is_supported: str = ""
     components: str = ""

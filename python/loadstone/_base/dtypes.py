@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 from loadstone import _core
 from loadstone._base.errors import make
-
-if TYPE_CHECKING:
-    import torch
+from loadstone._base.late import torch
 
 # torch has two values of F4 in one element. Checkpoints count the values.
 _PAIRS = "float4_e2m1fn_x2"
@@ -20,15 +17,11 @@ _TORCH_NAMES = {name: torch_name for name, torch_name in _core.dtypes() if torch
 
 @cache
 def _by_name() -> dict[str, torch.dtype]:
-    import torch
-
     return {name: getattr(torch, attribute) for name, attribute in _TORCH_NAMES.items()}
 
 
 @cache
 def _by_dtype() -> dict[torch.dtype, str]:
-    import torch
-
     known = {dtype: name for name, dtype in _by_name().items()}
     pairs = getattr(torch, _PAIRS, None)  # since 2.8
     return known if pairs is None else {**known, pairs: "F4"}
@@ -57,8 +50,6 @@ def element_dtype(name: str) -> torch.dtype:
     Raises:
         PlanError: torch has no such dtype (``plan.dtype``).
     """
-    import torch
-
     pairs: torch.dtype | None = getattr(torch, _PAIRS, None) if name == "F4" else None
     return torch_dtype(name) if pairs is None else pairs
 

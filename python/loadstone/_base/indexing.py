@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadstone._base.errors import Error, make
+from loadstone._base.late import torch
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,6 @@ def take(tensor: Any, index: Any, name: str) -> Any:
     Raises:
         TensorIndexError: torch does not take it (``open.index``).
     """
-    import torch
-
     try:
         return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
     except (IndexError, TypeError, ValueError, RuntimeError) as reason:

@@ -10,6 +10,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base.errors import make
+from loadstone._base.late import torch
 
 MODES = _core.DEVICE_MAP_MODES
 
@@ -59,8 +60,6 @@ def _current(kind: str) -> int:
 
 def available_memory() -> dict[str, int]:
     """Free bytes of each CUDA device, then of the host."""
-    import torch
-
     capacities = {}
     for index in range(torch.cuda.device_count()):
         capacities[f"cuda:{index}"] = torch.cuda.mem_get_info(index)[0]

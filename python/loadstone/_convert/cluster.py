@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from loadstone import _core
 from loadstone._base.errors import Error, make
+from loadstone._convert.output import ConvertReport
 from loadstone._files.remote import absolute
 
 # Numbers of the report that the parts of a conversion add up; they run at the same time.
@@ -28,6 +29,7 @@ _SLOTS = 8  # of an engine that does not say how many it has
 _LOCKED_SECONDS = 600.0  # after that, whoever holds a part's lock is no ghost
 
 _Result = TypeVar("_Result")
+Convert = Callable[..., ConvertReport]  # :func:`loadstone.convert`
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,10 @@ def patiently(call: Callable[[], _Result]) -> _Result:
         time.sleep(0.5)
 
 
-def do_part(arguments: dict[str, Any], index: int, count: int) -> PartDone:
+def do_part(convert: Convert, arguments: dict[str, Any], index: int, count: int) -> PartDone:
     """One task. Errors of loadstone are returned: a retry would fail alike."""
-    import loadstone
-
     try:
-        report = patiently(lambda: loadstone.convert(**arguments, part=(index, count)))
+        report = patiently(lambda: convert(**arguments, part=(index, count)))
     except Error as error:
         return PartDone(index, error=error)
     sums = Counter({name: getattr(report, name) for name in SUMS})
@@ -65,6 +65,7 @@ def do_part(arguments: dict[str, Any], index: int, count: int) -> PartDone:
 
 
 def run_parts(
+    convert: Convert,
     cluster: Any,
     arguments: dict[str, Any],
     files: int,
@@ -72,7 +73,7 @@ def run_parts(
     show: Callable[[PartDone], object],
 ) -> list[PartDone]:
     """Does all parts of a conversion of so many files. Raises the first error that one has."""
-    begin, slots = _engine(cluster, arguments)
+    begin, slots = _engine(convert, cluster, arguments)
     done: list[PartDone] = []
     with contextlib.closing(begin(parts or max(1, min(files, slots)))) as pending:
         for each in pending:
@@ -87,22 +88,24 @@ def run_parts(
 _Begin = Callable[[int], Generator[PartDone, None, None]]
 
 
-def _engine(cluster: Any, arguments: dict[str, Any]) -> tuple[_Begin, int]:
+def _engine(convert: Convert, cluster: Any, arguments: dict[str, Any]) -> tuple[_Begin, int]:
     """A function that begins parts, and the number of parts that run at once."""
     if cluster == "ray":
-        return _ray(arguments)
+        return _ray(convert, arguments)
     if callable(getattr(cluster, "submit", None)):
         slots = getattr(cluster, "_max_workers", None)
         slots = slots if isinstance(slots, int) and slots > 0 else max(_SLOTS, os.cpu_count() or 1)
-        return lambda count: _submitted(cluster, arguments, count), slots
+        return lambda count: _submitted(convert, cluster, arguments, count), slots
     message = '"ray", or an object with submit() such as concurrent.futures have'
     raise make("plan.options", "no engine to run parts on", field="cluster", expected=message)
 
 
 def _submitted(
-    cluster: Any, arguments: dict[str, Any], count: int
+    convert: Convert, cluster: Any, arguments: dict[str, Any], count: int
 ) -> Generator[PartDone, None, None]:
-    futures = [cluster.submit(do_part, arguments, index + 1, count) for index in range(count)]
+    futures = [
+        cluster.submit(do_part, convert, arguments, index + 1, count) for index in range(count)
+    ]
     try:
         known = all(isinstance(future, Future) for future in futures)
         for future in as_completed(futures) if known else futures:
@@ -112,7 +115,7 @@ def _submitted(
             future.cancel()
 
 
-def _ray(arguments: dict[str, Any]) -> tuple[_Begin, int]:
+def _ray(convert: Convert, arguments: dict[str, Any]) -> tuple[_Begin, int]:
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError:
@@ -125,7 +128,7 @@ def _ray(arguments: dict[str, Any]) -> tuple[_Begin, int]:
 
     def begin(count: int) -> Generator[PartDone, None, None]:
         where = ray.put(arguments)
-        waiting = [task.remote(where, index + 1, count) for index in range(count)]
+        waiting = [task.remote(convert, where, index + 1, count) for index in range(count)]
         try:
             while waiting:
                 ready, waiting = ray.wait(waiting)

@@ -4,41 +4,37 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
-from loadstone import _core, llama_cpp
-from loadstone._base.errors import count_argument, make
+from loadstone import _core
+from loadstone._base import adapters
+from loadstone._base.errors import make
 from loadstone._base.progress import shown
-from loadstone._base.text import write_text
 from loadstone._convert import cluster as _cluster
-from loadstone._files.catalog import Catalog, Checkpoint
-from loadstone._files.gguf_metadata import Metadata, metadata_text
-from loadstone._files.output import (
+from loadstone._convert.output import (
     ConvertReport,
     Quantize,
     carry_out,
     dry_report,
-    folder_of,
     form_of,
-    format_rows,
-    open_source,
-    path_text,
-    patterns_of,
-    sizes_of,
-    style_name,
+    settings_of,
 )
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._files.catalog import Catalog, Checkpoint, opened
+from loadstone._files.gguf_metadata import Metadata, metadata_text
+from loadstone._plan import rules as _rules
 from loadstone._plan.rules import RulesText, rules_or_recipes, rules_text
 
-Rules = (
-    Sequence[Mapping[str, Any]]
-    | Mapping[str, str]
-    | str
-    | os.PathLike[str]
-    | AdapterRecipes
-    | RulesText
-)
+
+@runtime_checkable
+class TracedRecipes(Protocol):
+    """The part of ``AdapterRecipes`` that files need: this module works without torch."""
+
+    recipes: _core.Recipes | None
+    findings: list[_core.Finding]
+
+
+Rules = _rules.Rules | TracedRecipes
 
 
 def convert(
@@ -165,8 +161,9 @@ def convert(
             ``convert.locked``: another process works on it; ``convert.incomplete``: parts are
             missing.
     """
+    arguments = locals()
     if cluster is not None:
-        return _divided(**locals())
+        return _divided(**arguments)
     if parts is not None:
         message = "parts are the tasks of a cluster, and cluster= is missing"
         raise make("plan.options", message, field="parts", found=repr(parts))
@@ -177,22 +174,9 @@ def convert(
     )
     conversion = _core.make_conversion(
         **resolved,
-        block_dtype=str(block_dtype),
-        **form.arguments,
-        **sizes_of(shard_size, max_memory),
-        threads=count_argument("threads", threads or 0),
-        formats=format_rows(quantize),
-        mode=mode,
-        include=patterns_of(include),
-        exclude=patterns_of(exclude),
-        style=style_name(style),
-        imatrix=path_text(imatrix),
-        allow_non_finite=allow_non_finite,
-        folder=folder_of(source),
-        copy_code=copy_code,
+        **settings_of(arguments, source, form),
         dequantize=dequantize,
         experts=experts,
-        beyond_ggml=beyond_ggml,
     )
     if dry_run:
         return dry_report(conversion, where)
@@ -249,7 +233,7 @@ def _divided(
             if callback is not None:
                 callback(bytes_done, planned.bytes_written)
 
-        done = _cluster.run_parts(cluster, arguments, planned.files, parts, show)
+        done = _cluster.run_parts(convert, cluster, arguments, planned.files, parts, show)
     report = _cluster.patiently(lambda: convert(**arguments, finish=True))
     report.seconds = time.perf_counter() - begin
     for name in _cluster.SUMS:
@@ -257,44 +241,6 @@ def _divided(
         setattr(report, name, total)
     report.peak_bytes = max(report.peak_bytes, *(each.peak_bytes for each in done))
     return report
-
-
-def save_recipes(
-    model: Any,
-    checkpoint: Checkpoint | Catalog,
-    path: str | os.PathLike[str],
-    *,
-    rules: str = "diffusers",
-    dtype: Any = None,
-    allow_links: bool = False,
-) -> None:
-    """Saves the recipes of a library's own conversion, for ``loadstone convert``.
-
-    >>> loadstone.save_recipes(model, "wan.gguf", "recipes.json", rules="diffusers")
-
-    Args:
-        model: of that library; may lie on meta.
-        checkpoint: the one to be converted, or one with the same names, encodings and shapes.
-        path: of the JSON file; it has names of tensors, and no values but small constants.
-        rules: the library: ``"diffusers"`` or ``"transformers"``.
-        dtype: ``None``: the model's own. Modules that the class keeps in float32 stay so.
-
-    Raises:
-        PlanError: the checkpoint does not make the whole model; ``findings`` say what is missing.
-    """
-    from loadstone._plan.planning import make_plan
-    from loadstone._plan.registry import trace
-
-    catalog = (
-        checkpoint if isinstance(checkpoint, Catalog) else open_source(checkpoint, allow_links)
-    )
-    traced = trace(rules, model, catalog, dtype)
-    make_plan(model, catalog, traced).require_ok()
-    if traced.recipes is None:
-        raise make(
-            "plan.options", "names match unchanged, so there are no recipes to save", field="rules"
-        )
-    write_text(path, traced.recipes.to_json(catalog._core))
 
 
 def _resolved(
@@ -309,15 +255,12 @@ def _resolved(
     allow_links: bool,
 ) -> dict[str, Any]:
     """Recipes and keys for the core; those of a language model are llama.cpp's converter's."""
-    if rules is None and llama_cpp.concerns(source, target):
-        traced = llama_cpp.trace(
-            source,
-            converter=converter,
-            dtype=None if dtype == "auto" else dtype,
-            computed_bytes_max=llama_cpp.COMPUTED_BYTES_MAX,
-            trust_code=trust_code,
-            allow_links=allow_links,
-        )
+    traced: Any = None
+    if rules is None:
+        convert_to_gguf = adapters.follow(adapters.ADAPTERS["llama_cpp"].gguf)
+        options = {"converter": converter, "trust_code": trust_code, "allow_links": allow_links}
+        traced = convert_to_gguf(source, target, dtype=dtype, **options)
+    if traced is not None:
         catalog, listed, recipes, dtype = traced.catalog._core, "", traced.recipes, None
         metadata = traced.metadata_with(metadata)
     else:
@@ -325,9 +268,7 @@ def _resolved(
             if value:
                 message = "llama.cpp's converter makes NAME.gguf of a folder, and takes no rules"
                 raise make("plan.options", message, field=field, found=str(value))
-        catalog = (
-            source._core if isinstance(source, Catalog) else open_source(source, allow_links)._core
-        )
+        catalog = opened(source, allow_links=allow_links)._core
         listed, recipes = _chosen(rules, source, catalog)
     return {
         "catalog": catalog,
@@ -345,7 +286,7 @@ def _chosen(
     """Rules as JSON, and recipes; at most one of them is there."""
     if rules is None:
         return "", None
-    if isinstance(rules, AdapterRecipes):
+    if isinstance(rules, TracedRecipes):
         if not isinstance(source, Catalog):
             message = "traced recipes belong to the catalog that they were traced with: pass that"
             raise make("plan.options", message, field="source")
@@ -360,7 +301,7 @@ def _chosen(
 
 def _as_text(rules: Rules | None) -> RulesText | None:
     """Rules in a form that can be passed to another process."""
-    if isinstance(rules, AdapterRecipes):
+    if isinstance(rules, TracedRecipes):
         message = "tasks take no traced rules: save them with save_recipes, and pass the file"
         raise make("plan.options", message, field="rules")
     if rules is None or isinstance(rules, RulesText):

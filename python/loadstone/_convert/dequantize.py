@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
 from loadstone._convert import quantize
-
-if TYPE_CHECKING:
-    import torch
+from loadstone._model.memory import bytes_of
 
 
 def dequantize(
@@ -54,8 +53,6 @@ def dequantize(
             ``q.shape``, ``q.scale_shape``, ``q.dtype``, ``q.group_size``, ``q.code``, ``q.nan``),
             or has no memory (``audit.on_meta``).
     """
-    import torch
-
     if encoding.lower() in quantize.ENCODINGS:
         name = encoding.lower()
         return quantize.decode(parts, name, shape, dtype, dialect, block_size, allow_non_finite)
@@ -78,6 +75,5 @@ def dequantize(
             expected=f"rows of whole blocks, {elements} numbers in {size} bytes",
         )
     result = torch.empty(extents, dtype=dtype)
-    target = result.view(-1).view(torch.uint8)
-    _core.decode_gguf(encoding, data.view(-1), target, dtype_name(dtype), dialect)
+    _core.decode_gguf(encoding, data.view(-1), bytes_of(result), dtype_name(dtype), dialect)
     return result

@@ -8,21 +8,23 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base.errors import count_argument, make
-from loadstone._files.gguf_metadata import Metadata, metadata_text
-from loadstone._files.output import (
+from loadstone._convert.output import (
     ConvertReport,
     Quantize,
     carry_out,
     dry_report,
-    folder_of,
     form_of,
-    format_rows,
-    path_text,
-    patterns_of,
-    sizes_of,
-    style_name,
+    settings_of,
 )
-from loadstone._files.weighted import Weighted, ignored_by, joined, opened, tie_argument, weighted
+from loadstone._files.catalog import opened
+from loadstone._files.gguf_metadata import Metadata, metadata_text
+from loadstone._files.weighted import (
+    Weighted,
+    ignored_by,
+    joined,
+    tie_argument,
+    weighted,
+)
 
 
 def merge(
@@ -98,6 +100,7 @@ def merge(
             ``merge.unused`` (all ``findings`` attached); or not in ``max_memory``.
         FormatError, LoadError, Error: see :func:`loadstone.convert`.
     """
+    arguments = locals()
     given, adapters = weighted(models, "models"), weighted(lora, "lora")
     form = form_of(where := os.fsdecode(target), shard_size, name)
     if not given:
@@ -108,23 +111,10 @@ def merge(
     seed = None if seed is None else count_argument("seed", seed, 2**64 - 1)
     options = _core.merge_options(weights, factors, method, normalise, scale, density, seed, tie)
     conversion = _core.make_conversion(
-        joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),
+        joined([opened(source, allow_links=allow_links) for source, _ in (*given, *adapters)]),
         dtype="" if dtype is None or dtype == "auto" else str(dtype),
-        block_dtype=str(block_dtype),
-        **form.arguments,
-        **sizes_of(shard_size, max_memory),
-        threads=count_argument("threads", threads or 0),
-        formats=format_rows(quantize),
-        mode=mode,
-        include=patterns_of(include),
-        exclude=patterns_of(exclude),
-        style=style_name(style),
-        imatrix=path_text(imatrix),
-        allow_non_finite=allow_non_finite,
-        folder=folder_of(given[0][0]),
-        copy_code=copy_code,
+        **settings_of(arguments, given[0][0], form),
         metadata="" if metadata is None else metadata_text(metadata),
-        beyond_ggml=beyond_ggml,
         merge=options,
     )
     if not dry_run:

@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make, unknown
 from loadstone._convert import quantize_scaled
-from loadstone._convert.quantize_scaled import _bytes
-
-if TYPE_CHECKING:
-    import torch
+from loadstone._model.memory import bytes_of
 
 BNB_ENCODINGS = _core.bnb.ENCODINGS
 ENCODINGS = (*BNB_ENCODINGS, *quantize_scaled.ENCODINGS)
@@ -139,8 +137,6 @@ def decode(
     allow_non_finite: bool,
 ) -> torch.Tensor:
     """The part of :func:`loadstone.dequantize` for these encodings."""
-    import torch
-
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         expected = "float32, bfloat16 or float16"
         raise make("plan.dtype", "not decoded to this dtype", found=str(dtype), expected=expected)
@@ -160,35 +156,33 @@ def decode(
     if not allow_non_finite:
         for name, part in given.items():
             if part.dtype is torch.float32 and name != "data":
-                _core.bnb.check_scales(name, _bytes(part))
+                _core.bnb.check_scales(name, bytes_of(part))
         if "nested_code" in given:
-            _core.bnb.check_nested_code(_bytes(given["nested_code"]))
+            _core.bnb.check_nested_code(bytes_of(given["nested_code"]))
     if "code" in given:
-        _core.bnb.check_code(encoding, _bytes(given["code"]))
+        _core.bnb.check_code(encoding, bytes_of(given["code"]))
     absmax = _unnest(given) if "nested_offset" in given else given["absmax"]
     result = torch.empty(extents, dtype=dtype)
-    target, name = _bytes(result), dtype_name(dtype)
-    data = _bytes(given["data"])
+    target, name = bytes_of(result), dtype_name(dtype)
+    data = bytes_of(given["data"])
     if encoding == "int8":
-        _core.bnb.decode_int8(extents[-1], data, _bytes(absmax), target, name)
+        _core.bnb.decode_int8(extents[-1], data, bytes_of(absmax), target, name)
     else:
-        _core.bnb.decode_4bit(encoding, block_size, data, _bytes(absmax), target, name)
+        _core.bnb.decode_4bit(encoding, block_size, data, bytes_of(absmax), target, name)
     return result
 
 
 def _encode_rows(numbers: torch.Tensor, dialect: str) -> tuple[dict[str, torch.Tensor], int]:
     """The parts, and the place of the first number that is not finite."""
-    import torch
-
     if numbers.dim() < 2:
         raise make("q.shape", "int8 has a scale for each row", found=str(list(numbers.shape)))
     parts = {
         "data": torch.empty(numbers.shape, dtype=torch.int8),
         "absmax": torch.empty(math.prod(numbers.shape[:-1]), dtype=torch.float32),
     }
-    data, absmax = _bytes(parts["data"]), _bytes(parts["absmax"])
+    data, absmax = bytes_of(parts["data"]), bytes_of(parts["absmax"])
     columns, source = numbers.shape[-1], dtype_name(numbers.dtype)
-    place = _core.bnb.encode_int8(dialect, columns, _bytes(numbers), source, data, absmax)
+    place = _core.bnb.encode_int8(dialect, columns, bytes_of(numbers), source, data, absmax)
     return parts, place
 
 
@@ -196,18 +190,16 @@ def _encode_blocks(
     numbers: torch.Tensor, encoding: str, block_size: int, dialect: str
 ) -> tuple[dict[str, torch.Tensor], int]:
     """The parts, and the place of the first number that is not finite."""
-    import torch
-
     count = numbers.numel()
     parts = {
         "data": torch.empty((count + 1) // 2, 1, dtype=torch.uint8),
         "absmax": torch.empty(-(-count // block_size), dtype=torch.float32),
         "code": _table(encoding),
     }
-    data, absmax = _bytes(parts["data"]), _bytes(parts["absmax"])
+    data, absmax = bytes_of(parts["data"]), bytes_of(parts["absmax"])
     source = dtype_name(numbers.dtype)
     place = _core.bnb.encode_4bit(
-        encoding, dialect, block_size, _bytes(numbers), source, data, absmax
+        encoding, dialect, block_size, bytes_of(numbers), source, data, absmax
     )
     return parts, place
 
@@ -239,8 +231,6 @@ def _check_options(
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:
-    import torch
-
     if tensor.device.type != "cpu":
         raise make("usage", "not a tensor on the CPU", found=str(tensor.device))
     if tensor.layout is not torch.strided:
@@ -270,9 +260,7 @@ def _nest(
     absmax: torch.Tensor, offset: float | torch.Tensor | None, dialect: str, dtype: str
 ) -> dict[str, torch.Tensor]:
     """The parts of nested statistics, ``absmax`` among them, of numbers of this dtype."""
-    import torch
-
-    scales = _bytes(absmax)
+    scales = bytes_of(absmax)
     value = _core.bnb.nested_offset(scales) if offset is None else float(offset)
     parts = {
         "absmax": torch.empty(absmax.numel(), dtype=torch.uint8),
@@ -281,7 +269,7 @@ def _nest(
         "nested_offset": torch.tensor(value, dtype=torch.float32),
     }
     rounded = parts["nested_offset"].item()
-    target, nested_absmax = parts["absmax"], _bytes(parts["nested_absmax"])
+    target, nested_absmax = parts["absmax"], bytes_of(parts["nested_absmax"])
     _core.bnb.encode_nested(dialect, scales, rounded, dtype, target, nested_absmax)
     if not torch.isfinite(parts["nested_absmax"]).all():
         raise make("q.nan", "the offset is too far from the scales", found=str(rounded))
@@ -289,21 +277,17 @@ def _nest(
 
 
 def _unnest(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    import torch
-
     code = parts["nested_code"] if "nested_code" in parts else _table("map")
     absmax = torch.empty(parts["absmax"].numel(), dtype=torch.float32)
     _core.bnb.decode_nested(
-        _bytes(parts["absmax"]),
-        _bytes(parts["nested_absmax"]),
-        _bytes(code),
+        bytes_of(parts["absmax"]),
+        bytes_of(parts["nested_absmax"]),
+        bytes_of(code),
         parts["nested_offset"].item(),
-        _bytes(absmax),
+        bytes_of(absmax),
     )
     return absmax
 
 
 def _table(name: str) -> torch.Tensor:
-    import torch
-
     return torch.frombuffer(bytearray(_core.bnb.table(name)), dtype=torch.float32)

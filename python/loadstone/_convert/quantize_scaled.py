@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make, unknown
-
-if TYPE_CHECKING:
-    import torch
+from loadstone._model.memory import bytes_of
 
 ENCODINGS = (
     "fp8",
@@ -42,18 +41,16 @@ def encode(
         dialect: one of its own.
         amax: the largest magnitude, or one for each matrix; ``None``: of the numbers themselves.
     """
-    import torch
-
     shape, source = list(numbers.shape), dtype_name(numbers.dtype)
     rows = _core.scaled.parts_of(encoding, dialect, shape, source)
     parts = {name: torch.empty(extents, dtype=torch_dtype(dtype)) for name, extents, dtype in rows}
-    data = _bytes(numbers)
+    data = bytes_of(numbers)
     known: list[float] = []
     if encoding in WHOLE and amax is None:
         known = _core.scaled.measure(encoding, dialect, shape, data, source)
     elif amax is not None:
         known = _given(amax, encoding, shape)
-    places = [_bytes(part) for part in parts.values()]
+    places = [bytes_of(part) for part in parts.values()]
     wrong = _core.scaled.encode(encoding, dialect, shape, data, source, known, places)
     return parts, wrong
 
@@ -67,8 +64,6 @@ def decode(
     allow_non_finite: bool,
 ) -> torch.Tensor:
     """The part of :func:`loadstone.dequantize` for these encodings."""
-    import torch
-
     if dialect is not None and dialect not in (known := _core.DIALECTS[encoding]):
         raise unknown("dialect", "dialect", dialect, known, "usage")
     given, source = _checked(parts, encoding, list(shape))
@@ -79,9 +74,9 @@ def decode(
     result = torch.empty(list(shape), dtype=dtype)
     # Scales of other dtypes than F32 are those of numbers of that dtype.
     form = "exact" if source == "F32" else "modelopt-compat"
-    places = [_bytes(part) for part in given.values()]
+    places = [bytes_of(part) for part in given.values()]
     name = dtype_name(dtype)
-    _core.scaled.decode(encoding, form, list(shape), source, places, _bytes(result), name)
+    _core.scaled.decode(encoding, form, list(shape), source, places, bytes_of(result), name)
     return result
 
 
@@ -122,8 +117,6 @@ def _checked(
 
 
 def _check_scales(name: str, scales: torch.Tensor) -> None:
-    import torch
-
     if scales.dtype is torch.uint8:  # powers of two
         wrong = (scales == 255).reshape(-1)
     else:
@@ -137,8 +130,6 @@ def _check_scales(name: str, scales: torch.Tensor) -> None:
 def _given(
     amax: float | Sequence[float] | torch.Tensor, encoding: str, shape: list[int]
 ) -> list[float]:
-    import torch
-
     if encoding not in WHOLE:
         expected = " or ".join(WHOLE)
         raise make("usage", "it has no scale for all numbers", found=encoding, expected=expected)
@@ -157,10 +148,3 @@ def _given(
                 "usage", "no largest magnitude", found=str(value), expected="finite, from 0 on"
             )
     return [float(value) for value in values]
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor."""
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8)

@@ -11,16 +11,15 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from loadstone import _core
-from loadstone._base.dtypes import dtype_name, has_name
+from loadstone._base.dtypes import dtype_name, has_name, value_shape
 from loadstone._base.errors import Error, make
 from loadstone._base.text import code_of
 from loadstone._convert.shared_storages import shared_groups
-
-if TYPE_CHECKING:
-    import torch
 
 # The order of the format's reference writer: larger elements first, then names.
 _ORDER = [
@@ -44,9 +43,7 @@ class Serialized:
         offset = 0
         for dtype, name in rows:
             tensor = tensors[name].detach()
-            shape = list(tensor.shape)
-            if dtype == "F4" and shape:
-                shape[-1] *= 2  # torch has two numbers in one element
+            shape = list(value_shape(tensor.shape, dtype))
             end = offset + tensor.nbytes
             header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
             self.tensors.append(tensor)
@@ -133,8 +130,6 @@ def _write(descriptor: int, chunk: memoryview) -> None:
 
 
 def _dtype(name: str, tensor: torch.Tensor) -> str:
-    if str(tensor.dtype) == "torch.float4_e2m1fn_x2":
-        return "F4"
     found = dtype_name(tensor.dtype) if has_name(tensor.dtype) else ""
     if found not in _ORDER:
         message = "safetensors has no such dtype"
@@ -146,8 +141,6 @@ def _require_writable(
     tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
 ) -> None:
     """Checks names, tensors and metadata before a file is created."""
-    import torch
-
     if not isinstance(tensors, Mapping):
         message = "expected a dict of [str, torch.Tensor]"
         raise make("save.tensor", message, found=str(type(tensors)))
@@ -180,8 +173,6 @@ def _require_writable(
 
 
 def _require_plain(name: str, tensor: torch.Tensor) -> None:
-    import torch
-
     if tensor.layout != torch.strided:
         message = "the tensor is sparse; .to_dense() makes it dense, and perhaps much larger"
         raise make("save.layout", message, tensor=name, found=str(tensor.layout))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+
+import torch
 
 from loadstone._base.errors import make
-
-if TYPE_CHECKING:
-    import torch
+from loadstone._model.storages import end_byte
 
 
 def shared_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
@@ -44,9 +43,7 @@ def _end(tensor: torch.Tensor) -> int:
     """The address behind the last element."""
     if tensor.numel() == 0:
         return tensor.data_ptr()
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((extent - 1) * stride for extent, stride in steps)
-    return tensor.data_ptr() + (last + 1) * tensor.itemsize
+    return tensor.untyped_storage().data_ptr() + end_byte(tensor)
 
 
 def _covers_storage(tensor: torch.Tensor) -> bool:

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from loadstone import torch as memory
 from loadstone._base.errors import Error, listed
 from loadstone._execute import audit
-from loadstone._model import devices, half_written
+from loadstone._model import devices, half_written, memory
 from loadstone._model.contents import Contents, may_exchange, takes_data
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot

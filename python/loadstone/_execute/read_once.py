@@ -20,11 +20,10 @@ import torch
 import torch.distributed as dist
 
 from loadstone import _core
-from loadstone import torch as memory
 from loadstone._base.errors import make
 from loadstone._base.progress import ProgressCallback
 from loadstone._execute.destinations import Destinations
-from loadstone._model import devices
+from loadstone._model import devices, memory
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.shared_read import SharedReadPlan, require_group

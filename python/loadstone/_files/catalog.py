@@ -159,6 +159,13 @@ def inspect(
     return Catalog(core, opened)
 
 
+def opened(source: Checkpoint | Catalog, *, allow_links: bool) -> Catalog:
+    """A catalog as it is; else that of a checkpoint, whose tensors may have any rank."""
+    if isinstance(source, Catalog):
+        return source
+    return inspect(source, allow_links=allow_links, gguf_rank_max=RANK_MAX)
+
+
 def readable(paths: Checkpoint, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
     """The catalog; or the reason why a file of torch is unsupported, which torch may read.
 

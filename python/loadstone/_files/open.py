@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_argument, element_dtype
 from loadstone._base.errors import make
 from loadstone._base.indexing import select, take
+from loadstone._base.late import torch
 from loadstone._base.warn import warn_of_findings
 from loadstone._files.catalog import Catalog, Checkpoint, inspect
 from loadstone._files.read import Entry, TensorReader, device_argument, wanted_dtype
-
-if TYPE_CHECKING:
-    import torch
 
 
 class LazyTensor:
@@ -40,8 +38,6 @@ class LazyTensor:
     @property
     def shape(self) -> torch.Size:
         """The decoded shape, outermost dimension first, for GGUF too."""
-        import torch
-
         return torch.Size(self._entry.shape)
 
     @property
@@ -137,8 +133,6 @@ class LazyTensor:
         return self.tensor().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
-        import torch
-
         return torch.empty(0, device=self._owner._device).__dlpack_device__()
 
     @classmethod

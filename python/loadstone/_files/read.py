@@ -6,22 +6,19 @@ import difflib
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from loadstone import _core
 from loadstone._base import collector
 from loadstone._base.dtypes import element_shape, is_dtype, is_floating
 from loadstone._base.errors import Error, make
 from loadstone._base.indexing import Selection, whole
+from loadstone._base.late import torch
+from loadstone._base.progress import ProgressCallback
 from loadstone._base.warn import warn_of_overflows
+from loadstone._files.catalog import Catalog, TensorInfo
 from loadstone._model import devices
 from loadstone._model.ranks import local_ranks
-
-if TYPE_CHECKING:
-    import torch
-
-    from loadstone._base.progress import ProgressCallback
-    from loadstone._files.catalog import Catalog, TensorInfo
 
 # Reads of fewer bytes are not worth a second thread.
 ONE_THREAD_BYTES = 8 << 20
@@ -288,8 +285,6 @@ def device_argument(device: Any) -> str:
     """
     if str(device) == "cpu":
         return "cpu"
-    import torch
-
     try:
         made = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError, ValueError) as reason:

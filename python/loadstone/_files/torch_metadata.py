@@ -10,10 +10,9 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-if TYPE_CHECKING:
-    from loadstone._files.catalog import Catalog
+from loadstone._files.catalog import Catalog
 
 # The same as the core's, which has read the file.
 _PICKLE_BYTES_MAX = 48 << 20

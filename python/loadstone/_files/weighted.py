@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from loadstone import _core
 from loadstone._base.errors import make
-from loadstone._files.catalog import Catalog
-from loadstone._files.output import open_source, patterns_of
+from loadstone._files.catalog import Catalog, opened
 
 Source = str | os.PathLike[str] | Catalog
 Weighted = Source | Mapping[str, float] | Sequence[Source | tuple[Source, float]]
@@ -31,11 +30,6 @@ def weighted(given: Weighted, field: str) -> list[tuple[Source, float]]:
                 expected="(path, 0.5)",
             )
     return found
-
-
-def opened(source: Source, allow_links: bool) -> Catalog:
-    """Reads the headers of what is not open yet."""
-    return source if isinstance(source, Catalog) else open_source(source, allow_links)
 
 
 def joined(catalogs: Sequence[Catalog]) -> _core.Catalog:
@@ -75,9 +69,13 @@ def adapters(
     """Opens the adapters that a caller names as for :func:`loadstone.merge`."""
     pairs = weighted(lora, "lora")
     patterns = ignored_by(pairs, ignore)
-    catalogs = tuple(opened(source, allow_links) for source, _ in pairs)
+    catalogs = tuple(opened(source, allow_links=allow_links) for source, _ in pairs)
     rows = tuple((float(factor), patterns) for _, factor in pairs)
     return Adapters(catalogs, rows, tie_argument(tie))
+
+
+def patterns_of(patterns: str | Sequence[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
 def ignored_by(pairs: Sequence[object], ignore: str | Sequence[str]) -> list[str]:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from loadstone import torch as memory
+import torch
+
+from loadstone._model.memory import like
 from loadstone._model.modules import owner_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from loadstone._model.walk import TensorSlot
+from loadstone._model.walk import TensorSlot
 
 # Attributes that keep a tensor's hooks in Python. What calls them is part of its contents.
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -38,8 +36,6 @@ def may_change(slot: TensorSlot) -> bool:
 
 def takes_data(slot: TensorSlot, value: torch.Tensor) -> bool:
     """Return whether ``.data`` can be set to a value, which no holder of the tensor prevents."""
-    import torch
-
     tensor = slot.tensor
     if not may_change(slot) or tensor.is_inference():
         return False
@@ -59,8 +55,6 @@ def _is_free(tensor: Any) -> bool:
 
 def keep_object(model: torch.nn.Module, name: str, replace: Callable[[], object]) -> None:
     """Runs code of a library that replaces a parameter, and keeps the object if it was on meta."""
-    import torch
-
     registry = owner_of(model, name)._parameters
     leaf = name.rpartition(".")[2]
     old: Any = registry.get(leaf)
@@ -87,19 +81,15 @@ class Contents:
 
     def add(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Plans an exchange; ``value`` stays as it is."""
-        import torch
-
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):
             content = value.detach().requires_grad_(tensor.requires_grad)
         else:
-            content = memory.like(tensor, value)
+            content = like(tensor, value)
         self._tensors.append(tensor)
         self._others.append(content)
 
     def commit(self) -> None:
         """Exchanges contents. What torch refuses now, C++ code holds weakly."""
-        import torch
-
         exchange = torch._C._swap_tensor_impl
         while (done := len(self._done)) < len(self._tensors):
             try:
@@ -107,7 +97,7 @@ class Contents:
             except RuntimeError:
                 index = len(self._done)
                 tensor, content = self._tensors.pop(index), self._others.pop(index)
-                self._refused[id(tensor)] = memory.like(tensor, content)
+                self._refused[id(tensor)] = like(tensor, content)
         for tensor in self._tensors:
             _renew_hooks(tensor)
 
@@ -117,8 +107,6 @@ class Contents:
 
     def undo(self) -> None:
         """Gives the tensors the contents that they had before :meth:`commit`."""
-        import torch
-
         for tensor, other in zip(self._tensors[: len(self._done)], self._others, strict=False):
             torch._C._swap_tensor_impl(tensor, other)
         self._done.clear()

@@ -11,14 +11,12 @@ import bisect
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from loadstone import _core
 from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import Error, make
-
-if TYPE_CHECKING:
-    import torch
+from loadstone._base.late import torch
 
 # As torch loads it.
 CUDA_LIBRARY = "libcuda.so.1"
@@ -26,8 +24,6 @@ CUDA_LIBRARY = "libcuda.so.1"
 
 def require(device: str) -> None:
     """Raises where this machine lacks a device (``plan.device_map``)."""
-    import torch
-
     try:
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError) as error:
@@ -55,8 +51,6 @@ def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.T
     Raises:
         LoadError: the device's memory is full (``memory.device``).
     """
-    import torch
-
     try:  # as memory_for(), which takes as long as the tensor itself
         return torch.empty(shape, dtype=element_dtype(dtype), device=device)
     except RuntimeError as error:
@@ -65,8 +59,6 @@ def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.T
 
 def _rethrow(error: RuntimeError, name: str, device: str) -> NoReturn:
     """As an error that names the tensor, if it is about memory."""
-    import torch
-
     # OutOfMemoryError is a RuntimeError; Metal has no class of its own.
     if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
         raise error
@@ -116,8 +108,6 @@ class Copier:
 
 def _cuda(devices: Sequence[str]) -> _core.Device | None:
     """CUDA's driver for devices that are all its own, where it can be found."""
-    import torch
-
     if torch.version.hip is not None or not all(name.startswith("cuda") for name in devices):
         return None
     try:
@@ -129,8 +119,6 @@ def _cuda(devices: Sequence[str]) -> _core.Device | None:
 
 
 def _synchronize(device: str) -> None:
-    import torch
-
     torch.cuda.synchronize(device)
 
 
@@ -142,8 +130,6 @@ class _TorchCopies:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        import torch
-
         self._tensors = [tensor for tensor in tensors if tensor.numel()]
         sizes = (tensor.nbytes for tensor in self._tensors)
         self._begins = list(itertools.accumulate(sizes, initial=1))  # 0 is no destination
@@ -153,8 +139,6 @@ class _TorchCopies:
 
     def allocate(self, device: str, nbytes: int) -> int:
         """Pinned memory where torch has it for the device."""
-        import torch
-
         try:
             self._ring = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except (RuntimeError, AssertionError):
@@ -174,8 +158,6 @@ class _TorchCopies:
         ctypes.memmove(to, held.data_ptr(), nbytes)
 
     def _bytes(self, number: int, nbytes: int) -> torch.Tensor:
-        import torch
-
         index = bisect.bisect_right(self._begins, number) - 1
         at = number - self._begins[index]
         return self._tensors[index].detach().reshape(-1).view(torch.uint8)[at : at + nbytes]

@@ -8,22 +8,19 @@ that owns the tensor: it stays where the value goes to other memory (``.to()``),
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone import _core
 from loadstone._base.errors import counted, listed, make
-
-if TYPE_CHECKING:
-    import torch
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    from loadstone._model.targets import PlannedTarget
-    from loadstone._model.walk import TensorSlot
+from loadstone._model.storages import end_byte, is_expired, storage_key, storage_weakly, version_of
+from loadstone._model.targets import PlannedTarget
+from loadstone._model.walk import HALF_WRITTEN, TensorSlot
 
 # Origins of values that a load puts into memory; a value of another origin stays where it is.
 WRITTEN = tuple(name for name, (is_written, _) in _core.ORIGINS.items() if is_written)
-# The attribute of a module that has its marks by the name of the parameter or buffer.
-RECORD = "_loadstone_half_written"
 
 _Range = tuple[int, int, int]  # a storage, and bytes in it
 # The references keep the address of a storage from being given to another one.
@@ -36,8 +33,6 @@ class _Mark:
     __slots__ = ("before", "range", "weak")
 
     def __init__(self, tensor: torch.Tensor | None = None) -> None:
-        from loadstone._skeleton.schema import storage_weakly
-
         self.range = None if tensor is None else _range(tensor)
         self.weak = None if tensor is None else storage_weakly(tensor)
         self.before: tuple[torch.Tensor, int | None] | None = None  # while a state dict is loaded
@@ -52,8 +47,6 @@ class _Mark:
 
 def note(slots: Iterable[TensorSlot]) -> None:
     """Records tensors that may be half-written."""
-    from loadstone._skeleton.schema import is_expired, storage_weakly
-
     for gone in [key for key, weak in list(_ranges.items()) if is_expired(weak)]:
         _ranges.pop(gone, None)
     for slot in slots:
@@ -70,7 +63,7 @@ def clear(slots: Iterable[TensorSlot], given: Set[str]) -> None:
         given: their names, without those of ties.
     """
     for slot in slots:
-        record = None if slot.module is None else slot.module.__dict__.get(RECORD)
+        record = None if slot.module is None else slot.module.__dict__.get(HALF_WRITTEN)
         if (slot.tie_of or slot.name) in given:
             if _ranges and (key := _range(slot.tensor)) is not None:
                 _ranges.pop(key, None)
@@ -108,18 +101,11 @@ def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget
     )
 
 
-def end_byte(tensor: torch.Tensor) -> int:
-    """Return the offset in its storage behind the last element."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = tensor.storage_offset() + sum((extent - 1) * stride for extent, stride in steps)
-    return int(last + 1) * tensor.element_size()
-
-
 def _record(module: torch.nn.Module) -> dict[str, _Mark]:
     """The module's marks; from now on it watches ``load_state_dict``, which may repair them."""
-    record: dict[str, _Mark] | None = module.__dict__.get(RECORD)
+    record: dict[str, _Mark] | None = module.__dict__.get(HALF_WRITTEN)
     if record is None:
-        record = module.__dict__[RECORD] = {}
+        record = module.__dict__[HALF_WRITTEN] = {}
         hooked: Any = module
         hooked.register_load_state_dict_pre_hook(_before_state_dict)
         hooked.register_load_state_dict_post_hook(_after_state_dict)
@@ -128,7 +114,7 @@ def _record(module: torch.nn.Module) -> dict[str, _Mark]:
 
 def _forget(module: torch.nn.Module) -> None:
     """Takes an empty record away, and the hooks."""
-    del module.__dict__[RECORD]
+    del module.__dict__[HALF_WRITTEN]
     for hooks in (module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks):
         for key, hook in list(hooks.items()):
             if getattr(hook, "hook", hook) in (_before_state_dict, _after_state_dict):
@@ -139,9 +125,7 @@ def _before_state_dict(
     module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any
 ) -> None:
     """Notes which marked tensors the state dict has, if that is not half-written itself."""
-    from loadstone._skeleton.schema import version_of
-
-    record = module.__dict__.get(RECORD, {})
+    record = module.__dict__.get(HALF_WRITTEN, {})
     own = (_range(each) for name in record if (each := _registered(module, name)) is not None)
     parts = _by_storage([*_ranges, *(each for each in own if each is not None)])
     for name, mark in record.items():
@@ -155,9 +139,7 @@ def _after_state_dict(module: torch.nn.Module, _: object) -> None:
 
     A new version alone does not prove that: writing some of the elements makes one, too.
     """
-    from loadstone._skeleton.schema import version_of
-
-    record = module.__dict__.get(RECORD, {})
+    record = module.__dict__.get(HALF_WRITTEN, {})
     for name, mark in list(record.items()):
         before, mark.before = mark.before, None
         tensor = _registered(module, name)
@@ -175,14 +157,12 @@ def _registered(module: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 def _is_marked_elsewhere(slot: TensorSlot) -> bool:
     """Return whether the tensor was half-written, and then got other memory."""
-    record = None if slot.module is None else slot.module.__dict__.get(RECORD)
+    record = None if slot.module is None else slot.module.__dict__.get(HALF_WRITTEN)
     mark = None if record is None else record.get(slot._key)
     return mark is not None and mark.is_of(slot.tensor)
 
 
 def _range(tensor: torch.Tensor) -> _Range | None:
-    from loadstone._skeleton.schema import storage_key
-
     key = None if tensor.is_meta or not tensor.numel() else storage_key(tensor)
     if key is None or str(tensor.layout) != "torch.strided" or tensor.is_nested:
         return None

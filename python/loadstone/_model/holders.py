@@ -15,15 +15,14 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from loadstone._model.ranks import share_of
 from loadstone._model.walk import TensorSlot
 
-if TYPE_CHECKING:
-    Refs = list[tuple[str, weakref.ref[torch.Tensor]]]
+Refs = list[tuple[str, weakref.ref[torch.Tensor]]]
 
 # The collector compares every reference in the process with every tensor that it is asked for.
 SEARCHED_MAX = 64

@@ -7,13 +7,12 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from loadstone._model.walk import TensorSlot
+from loadstone._model.walk import TensorSlot, walk
 
 
-class _Turn:
+class _Lock:
     """Lives as long as somebody waits for it or has it."""
 
     def __init__(self) -> None:
@@ -23,13 +22,13 @@ class _Turn:
 
 
 _guard = threading.Lock()
-_turns: weakref.WeakValueDictionary[int, _Turn] = weakref.WeakValueDictionary()  # by id of model
+_locks: weakref.WeakValueDictionary[int, _Lock] = weakref.WeakValueDictionary()  # by id of model
 
 
 def _renew() -> None:
     """In a forked process the threads are gone that may have held these."""
-    global _guard, _turns
-    _guard, _turns = threading.Lock(), weakref.WeakValueDictionary()
+    global _guard, _locks
+    _guard, _locks = threading.Lock(), weakref.WeakValueDictionary()
 
 
 if hasattr(os, "register_at_fork"):
@@ -47,30 +46,28 @@ def model_lock(model: Any) -> Iterator[None]:
         yield
         return
     with _guard:  # the model lives while its block runs, so its id is its own
-        turn = _turns.get(id(model))
-        if turn is None:
-            turn = _turns[id(model)] = _Turn()
-    with turn.lock:
-        outer, turn.owner = turn.owner, threading.get_ident()
+        held = _locks.get(id(model))
+        if held is None:
+            held = _locks[id(model)] = _Lock()
+    with held.lock:
+        outer, held.owner = held.owner, threading.get_ident()
         try:
             yield
         finally:
-            turn.owner = outer
+            held.owner = outer
             if outer is None:
-                turn.slots = None
+                held.slots = None
 
 
 def slots_of(model: Any, *, anew: bool = False) -> list[TensorSlot]:
-    """Every tensor reachable from a model; whoever has a turn with it walks it once.
+    """Every tensor reachable from a model; the thread that has its lock walks it once.
 
     Args:
         anew: the model may have got other tensors since the last walk.
     """
-    from loadstone._model.walk import walk
-
-    turn = _turns.get(id(model))
-    if turn is None or turn.owner != threading.get_ident():
+    held = _locks.get(id(model))
+    if held is None or held.owner != threading.get_ident():
         return walk(model)
-    if turn.slots is None or anew:
-        turn.slots = walk(model)
-    return turn.slots
+    if held.slots is None or anew:
+        held.slots = walk(model)
+    return held.slots

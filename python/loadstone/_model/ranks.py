@@ -10,13 +10,9 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-
-    from loadstone._model.walk import TensorSlot
-
+from loadstone._base.late import torch
 
 # More than any machine has; a typing mistake must not overflow.
 RANKS_MAX = 1 << 20
@@ -63,8 +59,6 @@ class LocalShard:
         return holder
 
     def _spread(self, local: torch.Tensor) -> Any:
-        import torch
-
         owner = self.owner
         made: Any = type(owner).from_local(
             local,
@@ -107,8 +101,6 @@ def _swapped(owner: Any, made: Any) -> bool:
 
     Not where somebody holds the owner in another way than by reference.
     """
-    import torch
-
     try:
         torch.utils.swap_tensors(owner, made)  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -216,18 +208,15 @@ def local_ranks() -> int:
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     if told.isdecimal() and int(told) > 0:
         return min(int(told), RANKS_MAX)
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available():
+    if "torch" not in sys.modules or not torch.distributed.is_available():
         return 1
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
-def mesh_device(slots: Iterable[TensorSlot]) -> str | None:
-    """The device that shares on meta are meant for, if that is not the CPU."""
-    for slot in slots:
-        if slot.share is not None and slot.tensor.is_meta:
-            import torch
-
-            kind: str = slot.share.owner.device_mesh.device_type
+def mesh_device(shards: Iterable[LocalShard]) -> str | None:
+    """The device that shards on meta are meant for, if that is not the CPU."""
+    for shard in shards:
+        if shard.local.is_meta:
+            kind: str = shard.owner.device_mesh.device_type
             return None if kind == "cpu" else f"{kind}:{getattr(torch, kind).current_device()}"
     return None

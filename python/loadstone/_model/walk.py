@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from loadstone._model.half_written import RECORD
 from loadstone._model.modules import is_left_out
 from loadstone._model.ranks import LocalShard, share_of
 from loadstone._model.targets import SAVED
@@ -22,17 +21,20 @@ from loadstone._model.tensor_classes import obstacle
 
 Kind = str
 
+# The attribute of a module with the marks of ``half_written``, by the name of the tensor.
+HALF_WRITTEN = "_loadstone_half_written"
+
 # nn.Module's own attributes are walked by its own rules, or hold nothing but callbacks; tensors of
 # accelerate's hook are copies of the module's own on their way to a device.
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
     "_forward_pre_hooks_with_kwargs",
     "_hf_hook",
-    RECORD,
+    HALF_WRITTEN,
 }
 # Objects of these packages hold no tensors of a model, or are views of others' insides.
 _FOREIGN = frozenset({"torch", "torchgen", "functorch", "numpy", "logging"})
 # Proxies are never looked through: the referent may be gone, and whoever owns it is walked.
-_LEAVES = (
+LEAVES = (
     str, bytes, bytearray, int, float, complex, bool, type(None), type, enum.Enum,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
     types.CodeType, weakref.ref, weakref.ProxyType, weakref.CallableProxyType,
@@ -204,7 +206,7 @@ class _Walk:
         known = self._are_leaves.get(cls)
         if known is None:
             holds = (torch.Tensor, torch.nn.Module, tuple, list, dict, deque)
-            known = issubclass(cls, _LEAVES) or not (issubclass(cls, holds) or _is_ours(cls))
+            known = issubclass(cls, LEAVES) or not (issubclass(cls, holds) or may_hold_tensors(cls))
             self._are_leaves[cls] = known
         return known
 
@@ -254,8 +256,8 @@ class _Walk:
                 if not self._is_leaf(item):
                     setter = functools.partial(value.__setitem__, index)
                     yield _Place(_Name(name, "[{}]", index), item, setter)
-        if _is_ours(cls):
-            for attribute in _attribute_names(value):
+        if may_hold_tensors(cls):
+            for attribute in attribute_names(value):
                 place = _attribute(value, attribute, name)
                 if not self._is_leaf(place.value):
                     yield place
@@ -370,7 +372,7 @@ def _paths(root: torch.nn.Module, path: _Name) -> Iterator[tuple[_Name, torch.nn
                 pending.append((child, full, iter(list(child._modules.items()))))
 
 
-def _is_ours(cls: type) -> bool:
+def may_hold_tensors(cls: type) -> bool:
     """Whether objects of a class may hold tensors of a model in their attributes."""
     package = cls.__module__.partition(".")[0]
     if cls is types.SimpleNamespace:
@@ -378,7 +380,7 @@ def _is_ours(cls: type) -> bool:
     return package not in _FOREIGN and package not in sys.stdlib_module_names
 
 
-def _attribute_names(value: Any) -> list[str]:
+def attribute_names(value: Any) -> list[str]:
     names = list(_own_attributes(value))
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -407,7 +409,7 @@ def _has(value: Any, name: str) -> bool:
     return True
 
 
-def _attribute_value(owner: Any, attribute: str) -> Any:
+def attribute_value(owner: Any, attribute: str) -> Any:
     """An attribute, read past properties."""
     own = _own_attributes(owner)
     return own[attribute] if attribute in own else object.__getattribute__(owner, attribute)
@@ -418,7 +420,7 @@ def _attribute(owner: Any, attribute: str, name: _Name) -> _Place:
     own = _own_attributes(owner)
     in_slot = functools.partial(object.__setattr__, owner, attribute)
     setter = _in_dict(own, attribute) if attribute in own else in_slot
-    return _Place(name.child(attribute), _attribute_value(owner, attribute), setter)
+    return _Place(name.child(attribute), attribute_value(owner, attribute), setter)
 
 
 def _in_dict(owner: dict[str, Any], name: str) -> Callable[[Any], None]:

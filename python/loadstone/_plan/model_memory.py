@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from loadstone._base.dtypes import dtype_name
-from loadstone._model.half_written import WRITTEN, end_byte
+from loadstone._model.half_written import WRITTEN
+from loadstone._model.storages import end_byte, storage_key
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.ties import is_split
-from loadstone._skeleton.schema import storage_key
 
 # Copied memory begins where elements of all dtypes may.
 _ALIGNMENT = 64

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from loadstone import _core
 from loadstone._model.half_written import WRITTEN
+from loadstone._model.storages import storage_key
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.model_memory import keeps_identity
-from loadstone._skeleton.schema import storage_key
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 
 from loadstone._model.walk import TensorSlot
 from loadstone.tracing import Symbol, Trace, _operations
-from loadstone.tracing._symbol import refusal
+from loadstone.tracing._trace import refusal
 
 aten = torch.ops.aten
 

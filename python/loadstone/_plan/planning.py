@@ -147,7 +147,9 @@ def _devices(
 ) -> dict[str, Any]:
     """What the core is told of devices, and of the modules that maps name."""
     if device_map is None:
-        device_map = mesh_device(model_targets.slots)
+        device_map = mesh_device(
+            slot.share for slot in model_targets.slots if slot.share is not None
+        )
     if model_targets.module is not None and isinstance(device_map, Mapping):
         device_map = modules.saved_map(model_targets.module, device_map)
     mode, entries = machine.device_map_entries(device_map)

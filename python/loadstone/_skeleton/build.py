@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._base.errors import make
+from loadstone._model.storages import is_expired, storage_key, storage_weakly
 from loadstone._model.tensor_classes import require_known
 from loadstone._skeleton.deferred import (
     META,
@@ -27,18 +28,14 @@ from loadstone._skeleton.deferred import (
     mapped,
     tensors_in,
 )
-from loadstone._skeleton.modes import inside_constructor
 from loadstone._skeleton.schema import (
     FACTORIES,
     LIKE,
     UNINITIALIZED,
     Schema,
-    is_expired,
     schema_of,
-    storage_key,
-    storage_weakly,
 )
-from loadstone._skeleton.seen import Seen
+from loadstone._skeleton.seen import Seen, inside_constructor
 
 CPU = torch.device("cpu")
 
@@ -279,7 +276,7 @@ class Build:
         try:
             if self.log.depends_on_parameters(home):
                 return self.log.scratch(home)
-            self.log.materialise(home, in_use=True)
+            self.log.materialize(home, in_use=True)
         except UnreplayableError as reason:
             raise make(
                 "skeleton.not_replayable", f"the constructor reads a value, but {reason}"
@@ -388,7 +385,7 @@ class Build:
             content, _ = self._content(home)
             return Ref(tensor, home).bind(content).detach().clone()
 
-    def settle_arguments(self, args: Any) -> None:
+    def materialize_arguments(self, args: Any) -> None:
         """Tensors whose content is in memory by now lie on meta no longer."""
         with self.quietly():
             for tensor in tensors_in(args):

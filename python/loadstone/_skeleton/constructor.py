@@ -8,14 +8,15 @@ would have made.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from loadstone._base import adapters
 from loadstone._base.errors import Error
+from loadstone._base.torch_modes import random_numbers
 from loadstone._model.modules import inside
 from loadstone._model.walk import TensorSlot, walk
+from loadstone._skeleton.modes import current
 from loadstone._skeleton.skeleton import skeleton
 
 
@@ -42,9 +43,6 @@ def parameter_values(build: Callable[[], Any], names: Iterable[str]) -> dict[str
     Values that are drawn at random are drawn from torch's generators, which go on from there: a
     second call gives others.
     """
-    from loadstone._base.torch_modes import random_numbers
-    from loadstone._skeleton.modes import current
-
     values: dict[str, Any] = {}
     with skeleton():
         model = build()
@@ -72,10 +70,8 @@ def model_builder(model: Any) -> Callable[[], Any] | None:
     """The ``skeleton_builder`` of the adapter for the library of the model's class or a base."""
     model = inside(model)
     for base in type(model).__mro__:
-        name = f"loadstone.{base.__module__.partition('.')[0]}"
-        if importlib.util.find_spec(name) is not None:
-            builder = getattr(importlib.import_module(name), "skeleton_builder", None)
-            if builder is not None:
-                made: Callable[[], Any] = builder(model)
-                return made
+        library = adapters.ADAPTERS.get(base.__module__.partition(".")[0])
+        if library is not None and library.skeleton_builder:
+            made: Callable[[], Any] = adapters.follow(library.skeleton_builder)(model)
+            return made
     return None

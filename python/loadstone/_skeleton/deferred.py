@@ -254,7 +254,7 @@ class Log:
                         open_ops.append(other)
         return [chosen[seq] for seq in sorted(chosen)]
 
-    def materialise(self, home: Home, *, in_use: bool = False) -> None:
+    def materialize(self, home: Home, *, in_use: bool = False) -> None:
         """Gives a storage its content for good; not for what depends on parameters.
 
         With ``in_use`` the content may be changed from now on without the log's knowing: what reads
@@ -274,7 +274,7 @@ class Log:
             return
         if not any(self.depends_on_parameters(each) for each in op.reads | op.writes):
             for each in op.writes:
-                self.materialise(each)
+                self.materialize(each)
             return
 
         def copied(value: Any) -> Any:

@@ -21,9 +21,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._base.errors import make
 from loadstone._model.modules import named_modules
+from loadstone._model.storages import is_expired, storage_key, storage_weakly
 from loadstone._skeleton.build import Build, swap
 from loadstone._skeleton.deferred import Home, Op, Ref, UnreplayableError, run
-from loadstone._skeleton.schema import is_expired, storage_key, storage_weakly
 from loadstone._skeleton.seen import holders
 
 
@@ -274,7 +274,7 @@ def finish(build: Build, frame: types.FrameType) -> None:
     with build.quietly(), torch.no_grad():
         scan = _Scan(build, frame)
         groups = _groups(build, scan)
-        derivations = _settle(build, groups)
+        derivations = _materialize(build, groups)
         for derivation in derivations.values():
             _place(derivation, scan)
         known.add(build, derivations, scan.modules)
@@ -306,7 +306,7 @@ def _groups(build: Build, scan: _Scan) -> dict[Home, list[torch.Tensor]]:
     return groups
 
 
-def _settle(build: Build, groups: dict[Home, list[torch.Tensor]]) -> dict[Home, Derivation]:
+def _materialize(build: Build, groups: dict[Home, list[torch.Tensor]]) -> dict[Home, Derivation]:
     derivations: dict[Home, Derivation] = {}
     for home, tensors in groups.items():
         if home.is_parameter:
@@ -317,7 +317,7 @@ def _settle(build: Build, groups: dict[Home, list[torch.Tensor]]) -> dict[Home, 
             continue
         try:
             if not build.log.depends_on_parameters(home):
-                build.log.materialise(home)
+                build.log.materialize(home)
             elif build.log.is_settled(home):
                 home.real, _ = build.log.scratch(home)
             else:

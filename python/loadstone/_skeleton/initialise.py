@@ -14,10 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+
 from loadstone import _core
+from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import make
 from loadstone._model.modules import owner_of, submodule
 from loadstone._model.targets import PlannedTarget
+from loadstone._skeleton import stand_in
+from loadstone._skeleton.constructor import model_builder, parameter_values
 
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
@@ -82,7 +87,7 @@ def values(targets: Sequence[PlannedTarget], model: Any) -> dict[int, Any]:
             )
         made[index] = known[name]
     return {
-        index: value.to(targets[index].device, _dtype(targets[index].dtype))
+        index: value.to(targets[index].device, torch_dtype(targets[index].dtype))
         for index, value in made.items()
     }
 
@@ -93,8 +98,6 @@ def _has_initialiser(model: Any, name: str) -> bool:
 
 def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
     """Values of parameters from a second construction, where the model can be built again."""
-    from loadstone._skeleton.constructor import model_builder, parameter_values
-
     wanted = list(names)
     build = model_builder(model) if wanted else None
     return {} if build is None else parameter_values(build, wanted)
@@ -114,10 +117,6 @@ class _Initialisers:
             PlanError: ``plan.no_initialiser``: it fails, reads what is not there, or writes into
                 the model.
         """
-        import torch
-
-        from loadstone._skeleton import stand_in
-
         real = submodule(self.model, owner)
         fresh = {}
         for name, old in real._parameters.items():
@@ -148,9 +147,3 @@ def _sentinel(dtype: Any) -> float | int:
 def _is_unwritten(value: Any) -> bool:
     """Whether a floating parameter holds the sentinel still."""
     return bool(value.is_floating_point() and value.isnan().any())
-
-
-def _dtype(name: str) -> Any:
-    from loadstone._base.dtypes import torch_dtype
-
-    return torch_dtype(name)

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from loadstone._base.torch_modes import DispatchMode
-
-if TYPE_CHECKING:
-    from loadstone._skeleton.build import Build
+from loadstone._skeleton.build import Build
 
 _current: ContextVar[Build | None] = ContextVar("loadstone_skeleton", default=None)
 
@@ -85,7 +83,7 @@ class _FunctionMode(TorchFunctionMode):
         if func in _READS or func in _POINTS:
             args = build.with_memory(args, values=func in _READS)
         elif build.any_real:
-            build.settle_arguments(args)
+            build.materialize_arguments(args)
         before = build.wants_meta
         build.wants_meta = before or _names_meta(args) or _names_meta((kwargs or {}).values())
         try:
@@ -175,20 +173,3 @@ def pop(before: Build | None) -> None:
         for mode in reversed(_stack.modes):
             mode.__exit__(None, None, None)
         _stack.modes = ()
-
-
-def constructors() -> Iterator[torch.nn.Module]:
-    """The modules whose ``__init__`` is running, the innermost first."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "__init__" and code.co_argcount:
-            owner = frame.f_locals.get(code.co_varnames[0])
-            if issubclass(type(owner), torch.nn.Module):
-                yield owner
-        frame = frame.f_back
-
-
-def inside_constructor() -> bool:
-    """Whether a module's ``__init__`` is running: there the world looks as in a direct build."""
-    return next(constructors(), None) is not None

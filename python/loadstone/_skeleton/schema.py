@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._skeleton.deferred import tensors_in
 
@@ -65,26 +64,3 @@ class Schema:
 def schema_of(func: Any) -> Schema:
     """The operator's schema, read once."""
     return Schema(func)
-
-
-def storage_key(tensor: torch.Tensor) -> int | None:
-    """Identifies a tensor's storage while it lives; None where there is none."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
-def version_of(tensor: torch.Tensor) -> int | None:
-    """Return torch's count of writes to a tensor; ``None``: inference tensors have none."""
-    return None if tensor.is_inference() else tensor._version
-
-
-def storage_weakly(tensor: torch.Tensor) -> StorageWeakRef:
-    """A reference that keeps the storage's name from being given to another one."""
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-def is_expired(weak: StorageWeakRef) -> bool:
-    """Whether the storage is gone."""
-    return bool(weak.expired())  # type: ignore[no-untyped-call]

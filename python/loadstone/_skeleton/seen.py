@@ -9,6 +9,7 @@ other threads are still making, which then fail there. A weak reference to a ten
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import weakref
 from collections import deque
@@ -17,9 +18,8 @@ from typing import Any
 
 import torch
 
-from loadstone._model.walk import _LEAVES, _attribute_names, _attribute_value, _is_ours
+from loadstone._model.walk import LEAVES, attribute_names, attribute_value, may_hold_tensors
 from loadstone._skeleton.deferred import tensors_in
-from loadstone._skeleton.modes import constructors
 
 _PRUNED_FROM = 10_000
 
@@ -136,12 +136,29 @@ def _inside(value: Any, cls: type) -> Iterator[Any]:
         yield value.__func__
     elif issubclass(cls, functools.partial):
         yield from (value.func, value.args, value.keywords)
-    elif issubclass(cls, _LEAVES):
+    elif issubclass(cls, LEAVES):
         return
     if issubclass(cls, dict):
         yield from list(dict.values(value))
     elif issubclass(cls, list | tuple | set | frozenset | deque):
         yield from list(value)
-    if issubclass(cls, torch.nn.Module | torch.Tensor) or _is_ours(cls):
-        for name in _attribute_names(value):
-            yield _attribute_value(value, name)
+    if issubclass(cls, torch.nn.Module | torch.Tensor) or may_hold_tensors(cls):
+        for name in attribute_names(value):
+            yield attribute_value(value, name)
+
+
+def constructors() -> Iterator[torch.nn.Module]:
+    """The modules whose ``__init__`` is running, the innermost first."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__init__" and code.co_argcount:
+            owner = frame.f_locals.get(code.co_varnames[0])
+            if issubclass(type(owner), torch.nn.Module):
+                yield owner
+        frame = frame.f_back
+
+
+def inside_constructor() -> bool:
+    """Return whether a module's ``__init__`` runs: there the world looks as in a direct build."""
+    return next(constructors(), None) is not None

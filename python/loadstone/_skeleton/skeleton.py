@@ -9,16 +9,23 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from loadstone._base import torch_modes
+from loadstone._base.dtypes import dtype_name
+from loadstone._base.errors import make
 from loadstone._base.text import write_text
+from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import named_modules
-
-if TYPE_CHECKING:
-    import torch
-
-    from loadstone._model.ranks import LocalShard
-    from loadstone._skeleton.build import Build
+from loadstone._model.ranks import LocalShard
+from loadstone._model.storages import storage_key
+from loadstone._model.walk import walk
+from loadstone._skeleton import modes
+from loadstone._skeleton.build import Build
+from loadstone._skeleton.deferred import Ref
+from loadstone._skeleton.finish import finish, known
 
 
 class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
@@ -50,14 +57,10 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
         return skeleton()  # as a decorator: each call enters a context of its own
 
     def __enter__(self) -> skeleton:
-        from loadstone._base import torch_modes as state
-        from loadstone._skeleton import modes
-        from loadstone._skeleton.build import Build
-
         with contextlib.ExitStack() as stack:
-            stack.enter_context(state.default_dtype.kept())
-            stack.enter_context(state.random_numbers.kept())
-            stack.enter_context(state.ordinary_tensors())
+            stack.enter_context(torch_modes.default_dtype.kept())
+            stack.enter_context(torch_modes.random_numbers.kept())
+            stack.enter_context(torch_modes.ordinary_tensors())
             build = modes.current() or Build()
             self._entered.append((stack.pop_all(), modes.push(build), build))
         return self
@@ -68,9 +71,6 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        from loadstone._skeleton import modes
-        from loadstone._skeleton.finish import finish
-
         stack, before, build = self._entered.pop()
         with stack:
             modes.pop(before)
@@ -120,12 +120,6 @@ _FACTS = {
 
 def skeleton_record(model: Any) -> SkeletonRecord:
     """The record of a model, as it is now."""
-    import torch
-
-    from loadstone._model.model_lock import slots_of
-    from loadstone._skeleton.finish import known
-    from loadstone._skeleton.schema import storage_key
-
     known.purge()
     record = SkeletonRecord()
     builds = (known.builds.get(module) for module in model.modules())
@@ -167,13 +161,6 @@ def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
     Args:
         given: names whose values were read, and stay.
     """
-    import torch
-
-    from loadstone._model.model_lock import slots_of
-    from loadstone._skeleton.deferred import Ref
-    from loadstone._skeleton.finish import known
-    from loadstone._skeleton.schema import storage_key
-
     known.purge()
     done: dict[int, Any] = {}
     names = []
@@ -204,10 +191,6 @@ def save_skeleton(model: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         PlanError: ``plan.tensor_class``: a parameter or buffer is of an unknown tensor subclass.
     """
-    from loadstone._base.dtypes import dtype_name
-    from loadstone._base.errors import make
-    from loadstone._model.walk import walk
-
     slots = [slot for slot in walk(model) if not slot.may_be_kept]
     for slot in slots:
         if slot.obstacle:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from loadstone._base.torch_modes import DispatchMode
+from loadstone._model.memory import like
+from loadstone._model.storages import storage_key
 from loadstone._model.walk import TensorSlot, walk
-from loadstone._skeleton.schema import schema_of, storage_key
-from loadstone.torch import like
+from loadstone._skeleton.schema import schema_of
 
 
 class WriteError(Exception):

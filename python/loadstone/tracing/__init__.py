@@ -17,7 +17,6 @@ library: :class:`loadstone.PlanError` with the code ``plan.data_dependent`` or `
 from __future__ import annotations
 
 from loadstone.tracing import _operations  # noqa: F401  (gives symbols their operations)
-from loadstone.tracing._symbol import Symbol
-from loadstone.tracing._trace import Trace
+from loadstone.tracing._trace import Symbol, Trace
 
 __all__ = ["Symbol", "Trace"]

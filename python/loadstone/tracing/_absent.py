@@ -6,14 +6,11 @@ and the names of their sources.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from loadstone.tracing._symbol import Symbol, on_meta
-
-if TYPE_CHECKING:
-    from loadstone.tracing._trace import Trace
+from loadstone.tracing._trace import Symbol, Trace, on_meta
 
 aten = torch.ops.aten
 

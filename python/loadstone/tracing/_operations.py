@@ -16,8 +16,7 @@ from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error
 from loadstone.tracing import _absent
 from loadstone.tracing._absent import AbsentSymbol
-from loadstone.tracing._symbol import Symbol, on_meta, refusal
-from loadstone.tracing._trace import Trace, symbols_in
+from loadstone.tracing._trace import Symbol, Trace, on_meta, refusal, symbols_in
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 import loadstone
 from loadstone import _core
-from loadstone import torch as memory
+from loadstone._model import memory
 
 
 def test_the_findings_of_all_are_kept(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from safetensors.torch import save, save_file
 from torch import nn
 
 import loadstone
-from loadstone._model.half_written import RECORD
-from loadstone._model.walk import walk
+from loadstone._model.walk import HALF_WRITTEN, walk
 from loadstone._plan.load_code import has_code
 
 
@@ -153,7 +152,7 @@ def test_it_is_whole_once_it_is_written_whole(way, repair, files):
     assert not is_refused(model, files)
     assert all((each == 3).all() for each in model.state_dict().values())
     for module in model.modules():
-        assert RECORD not in vars(module)
+        assert HALF_WRITTEN not in vars(module)
         assert not module._load_state_dict_pre_hooks and not module._load_state_dict_post_hooks
 
 
@@ -180,7 +179,7 @@ def test_a_tied_name_is_known_in_a_copy_of_its_own(files):
     with pytest.raises(loadstone.AuditError, match=r"'weight'"):
         loadstone.load(part, files / "bias.safetensors", strict=False)
     loadstone.load(model, files / "good.safetensors")
-    assert all(RECORD not in vars(module) for module in model.modules())
+    assert all(HALF_WRITTEN not in vars(module) for module in model.modules())
 
 
 def test_memory_that_another_module_repairs_is_whole(files):
@@ -200,7 +199,7 @@ def test_the_record_is_no_part_of_the_model(files):
     model = net()
     names = [slot.name for slot in walk(model)]
     fail(model, files)
-    assert RECORD in vars(model["body"])  # the control
+    assert HALF_WRITTEN in vars(model["body"])  # the control
     assert [slot.name for slot in walk(model)] == names
     assert not has_code(model)
     model["body"].register_load_state_dict_post_hook(lambda module, keys: None)
@@ -237,4 +236,4 @@ def test_a_tensor_that_got_no_byte_is_not_marked(monkeypatch):
         server.close()
     assert found.value.half_written == ["a", "b"]
     assert not model["c"].any()
-    assert list(vars(model)[RECORD]) == ["a", "b"]
+    assert list(vars(model)[HALF_WRITTEN]) == ["a", "b"]

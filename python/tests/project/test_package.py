@@ -43,6 +43,30 @@ def test_import_loads_no_framework():
     assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == "[]"
 
 
+def test_files_are_read_and_made_without_torch(tmp_path):
+    save(randomise(Tiny()), tmp_path / "m.safetensors")
+    program = """
+        import sys
+        sys.modules["torch"] = None
+        import loadstone
+        names = list(loadstone.inspect("m.safetensors").tensors)
+        with loadstone.open("m.safetensors") as opened:
+            assert sorted(opened) == sorted(names)
+        loadstone.convert("m.safetensors", "c.safetensors", dtype="bfloat16")
+        loadstone.merge({"m.safetensors": 0.5, "c.safetensors": 0.5}, "d.safetensors")
+        assert loadstone.safe_open("d.safetensors", "np").keys() == sorted(names)
+        loadstone.Receipt, loadstone.configure_remote, loadstone.llama_cpp, loadstone.patch
+        try:
+            loadstone.load
+        except ImportError as error:  # the control
+            assert error.name == "torch"
+            print("done")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "done\n", done.stderr
+
+
 @pytest.mark.parametrize("first", SUBMODULES)
 def test_functions_stay_functions_whatever_is_imported_first(first):
     others = [name for name in SUBMODULES if name != first]

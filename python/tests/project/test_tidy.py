@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
 
+import python_text  # noqa: E402
 import tidy  # noqa: E402
 
 LONG_CPP = "int f(int a) {\n" + "  a += 1;\n" * 70 + "  return a;\n}\n"
@@ -180,17 +181,102 @@ def test_other_classes_of_that_name_are_left_alone(text: str) -> None:
     assert not any("a.h" in line for line in found)
 
 
+def imported(path: str, text: str) -> list[str]:
+    """Breaches of a package in which every other file is empty."""
+    others = ("_base/a", "_model/b", "_model/__init__", "accelerate", "_command/c", "__init__")
+    texts = {f"python/loadstone/{each}.py": "" for each in others}
+    return list(python_text.package_points_down(texts | {f"python/loadstone/{path}": text}))
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "said"),
+    [
+        ("_base/x.py", "from loadstone._model.b import y\n", "1: loadstone._model.b is above"),
+        ("_base/x.py", "from loadstone._model import b\n", "1: loadstone._model.b is above"),
+        ("_base/x.py", "import loadstone._model.b\n", "1: loadstone._model.b is above"),
+        (
+            "_adapters/x.py",
+            "from loadstone import accelerate\n",
+            "1: loadstone.accelerate is above",
+        ),
+        (
+            "accelerate.py",
+            "from loadstone._command.c import y\n",
+            "1: loadstone._command.c is above",
+        ),
+        ("_command/x.py", "import loadstone\n", "1: loadstone is above"),
+        ("_command/x.py", "from loadstone import load, _core\n", "1: loadstone is above"),
+        (
+            "_base/x.py",
+            "def f():\n    from loadstone._model.b import y\n",
+            "2: loadstone._model.b is above",
+        ),
+        (
+            "_model/x.py",
+            "def f():\n    from loadstone._base import a\n",
+            "2: import loadstone._base.a at the top of the file",
+        ),
+        (
+            "_model/x.py",
+            "if TYPE_CHECKING:\n    from loadstone._base import a\n",
+            "1: import at the top: types have a direction too",
+        ),
+        (
+            "_model/x.py",
+            "if typing.TYPE_CHECKING:\n    import torch\n",
+            "1: import at the top: types have a direction too",
+        ),
+    ],
+)
+def test_an_import_upward_or_hidden_is_found(path: str, text: str, said: str) -> None:
+    assert imported(path, text) == [f"python/loadstone/{path}:{said}"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("_model/x.py", "from loadstone._base.a import y\nfrom loadstone._model import b\n"),
+        ("_command/x.py", "from loadstone import _core, accelerate\n"),
+        ("accelerate.py", "from loadstone._model.b import y\n"),
+        ("_model/x.py", "def f():\n    import torch\n    from loadstone import _core\n"),
+        ("__init__.py", "from loadstone._command.c import y\n"),
+        ("__main__.py", "from loadstone._command.c import y\n"),
+    ],
+)
+def test_imports_downward_are_left_alone(path: str, text: str) -> None:
+    assert imported(path, text) == []
+
+
 def test_imports_in_a_circle_are_found() -> None:
     texts = {
-        "python/loadstone/__init__.py": "from loadstone.a import x",
-        "python/loadstone/a.py": "def f():\n    from loadstone.b import c\n",
-        "python/loadstone/b/__init__.py": "import loadstone\n",
-        "python/loadstone/b/c.py": "from loadstone import a\n",
+        "python/loadstone/_model/a.py": "from loadstone._model.b import c\n",
+        "python/loadstone/_model/b/__init__.py": "",
+        "python/loadstone/_model/b/c.py": "from loadstone._model import a\n",
+        "python/loadstone/_model/d.py": "from loadstone._model import a, e\n",
+        "python/loadstone/_model/e.py": "",
     }
-    found = list(tidy.import_cycles(texts))
-    assert [line.partition(":")[0] for line in found] == [
-        "python/loadstone/a.py",
-        "python/loadstone/b/c.py",
+    assert list(python_text.package_points_down(texts)) == [
+        "python/loadstone/_model/a.py:1: imports in a circle: loadstone._model.b.c",
+        "python/loadstone/_model/b/c.py:1: imports in a circle: loadstone._model.a",
     ]
-    texts["python/loadstone/b/c.py"] = "if TYPE_CHECKING:\n    from loadstone import a\n"
-    assert list(tidy.import_cycles(texts)) == []
+    texts["python/loadstone/_model/b/c.py"] = "def f():\n    from loadstone._model import a\n"
+    found = list(python_text.package_points_down(texts))
+    assert [line.partition(":")[0] for line in found] == [
+        "python/loadstone/_model/b/c.py",
+        "python/loadstone/_model/a.py",
+        "python/loadstone/_model/b/c.py",
+    ]
+    texts["python/loadstone/_model/b/c.py"] = ""
+    assert list(python_text.package_points_down(texts)) == []
+
+
+def test_a_file_that_is_excused_is_not_in_the_way_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = {
+        "python/loadstone/_base/a.py": "from loadstone._model import b\n",
+        "python/loadstone/_model/b.py": "from loadstone._base import a\n",
+    }
+    assert len(list(python_text.package_points_down(texts))) == 1
+    monkeypatch.setattr(python_text, "STILL_UP", {"_base/a.py": "being moved"})
+    assert list(python_text.package_points_down(texts)) == []

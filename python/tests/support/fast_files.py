@@ -12,7 +12,7 @@ FAST = (
     "cli/test_cli_voice",
     "adapters/accelerate/test_accelerate_patch",
     "execute/test_audit",
-    "adapters/bitsandbytes/test_bitsandbytes_unit",
+    "adapters/bitsandbytes/test_bitsandbytes_weight",
     "convert/test_casts",
     "project/test_checklists",
     "plan/test_codec_rules",

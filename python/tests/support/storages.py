@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from loadstone._model.storages import storage_key
 from loadstone._model.walk import TensorSlot
-from loadstone._skeleton.schema import storage_key
 
 
 def sharers(slots: Iterable[TensorSlot]) -> dict[str, str | None]:

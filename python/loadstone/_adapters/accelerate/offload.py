@@ -13,12 +13,12 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import counted, listed, make
+from loadstone._model.memory import like
 from loadstone._model.modules import is_around_another
 from loadstone._model.targets import SAVED, PlannedTarget
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.placement import device_of
 from loadstone._plan.planned_load import PlannedLoad
-from loadstone.torch import like
 
 Index = dict[str, dict[str, Any]]
 

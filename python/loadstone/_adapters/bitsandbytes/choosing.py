@@ -51,7 +51,7 @@ def extend(
             return
     paths = {name.rpartition(".")[0] for name in wanted} | known.keys()
     found = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
-    stored = {unit.name for unit in found.weights.values()} | found.broken.keys()
+    stored = {each.name for each in found.weights.values()} | found.broken.keys()
     free = {full(path, "weight") for path, module in known.items() if _is_free(module)}
     own = quantizations(model, sorted(free - stored))
     _require_agreement(wanted, own)
@@ -172,13 +172,13 @@ def _disagreements(
 ) -> list[_core.Finding]:
     """An error for each weight that is stored in another encoding than requested."""
     findings = []
-    for unit in weights.stored.values():
-        encoding = unit.metadata.quant_type if unit.metadata is not None else "int8"
-        if unit.name in wanted and wanted[unit.name].encoding != encoding:
+    for stored in weights.stored.values():
+        encoding = stored.metadata.quant_type if stored.metadata is not None else "int8"
+        if stored.name in wanted and wanted[stored.name].encoding != encoding:
             message = (
-                f"'{unit.name}' is stored as {encoding}, but {wanted[unit.name].encoding} was "
+                f"'{stored.name}' is stored as {encoding}, but {wanted[stored.name].encoding} was "
                 "requested: quantized weights are not quantized again"
             )
-            sources = sorted(unit.sources.values())
-            findings.append(_core.Finding("error", "plan.quantize", unit.name, sources, message))
+            sources = sorted(stored.sources.values())
+            findings.append(_core.Finding("error", "plan.quantize", stored.name, sources, message))
     return findings

@@ -9,7 +9,7 @@ import bitsandbytes as bnb
 import torch
 
 from loadstone._adapters.bitsandbytes import experts
-from loadstone._adapters.bitsandbytes.modules import is_self_contained
+from loadstone._adapters.bitsandbytes.modules import heal_all, is_self_contained
 from loadstone._adapters.bitsandbytes.parameters import adopt
 from loadstone._model.holders import Parameters
 from loadstone._model.modules import ModuleStates, owner_of
@@ -124,9 +124,7 @@ def prepare_hooks(model: torch.nn.Module, offsets: Mapping[str, torch.Tensor]) -
     Args:
         offsets: of the scales of weights on disk.
     """
-    from loadstone.bitsandbytes import heal
-
-    heal(model)
+    heal_all({"": model})
     for name, offset in offsets.items():
         weight: Any = model.get_parameter(name)
         if weight.is_meta:  # accelerate asks for a state dict before it attaches a hook

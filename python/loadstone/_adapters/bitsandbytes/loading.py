@@ -17,7 +17,7 @@ import torch
 from bitsandbytes import functional
 
 from loadstone import _core
-from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, NESTED, Shape, full
+from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, Shape, full
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
 from loadstone._adapters.bitsandbytes.installing import (
@@ -77,7 +77,7 @@ class QuantizedWeights(TargetExtension):
 
     def __post_init__(self) -> None:
         self.offsets: dict[str, torch.Tensor] = {}  # of scales of weights on disk
-        self._by_weight = {unit.name: unit for unit in self.stored.values()}
+        self._by_weight = {stored.name: stored for stored in self.stored.values()}
 
     # --- the plan --------------------------------------------------------------------------------
 
@@ -100,20 +100,20 @@ class QuantizedWeights(TargetExtension):
             if self.is_state(target.tie_of):
                 target.tie_of = ""  # the weight lent it; now it is on its own
             weight = target.tie_of or target.name
-            unit = self._by_weight.get(weight)
-            if unit is None:
+            stored = self._by_weight.get(weight)
+            if stored is None:
                 if cast and _is_cast(target):
                     target.dtype = cast
                 entry = self.broken.get(weight)
                 result.append(target if entry is None else _as_stored(target, *entry))
                 continue
-            parts = unit.targets()
-            result.append(_as_stored(target, *parts[unit.name]))
+            parts = stored.targets()
+            result.append(_as_stored(target, *parts[stored.name]))
             if not target.tie_of:
                 result += [
                     _core.Target(name, shape, dtype, "persistent_buffer")
                     for name, (dtype, shape) in parts.items()
-                    if name != unit.name
+                    if name != stored.name
                 ]
         return result
 
@@ -123,13 +123,13 @@ class QuantizedWeights(TargetExtension):
         for slot in slots:
             if slot.name in self.aliases or self.is_state(slot.name):
                 continue
-            unit = self._by_weight.get(slot.tie_of or slot.name)
-            if unit is None:
+            stored = self._by_weight.get(slot.tie_of or slot.name)
+            if stored is None:
                 result.append(slot)
                 continue
-            for name, (dtype, shape) in unit.targets().items():
+            for name, (dtype, shape) in stored.targets().items():
                 blank = torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
-                if name == unit.name:
+                if name == stored.name:
                     made = dataclasses.replace(slot, tensor=blank)
                     result.append(made)
                 elif slot.tie_of is None:
@@ -144,10 +144,10 @@ class QuantizedWeights(TargetExtension):
         The state blob and ``weight_format`` stay on the host, except those of weights on disk.
         """
         result = dict(devices)
-        for unit in self.stored.values():
-            device = devices.get(unit.name, devices.get("", "cpu"))
-            for name in unit.targets():
-                small = name.endswith((unit.state or "?", "weight_format"))
+        for stored in self.stored.values():
+            device = devices.get(stored.name, devices.get("", "cpu"))
+            for name in stored.targets():
+                small = name.endswith((stored.state or "?", "weight_format"))
                 result[name] = device if not small or device == "disk" else "cpu"
         return result
 
@@ -183,7 +183,7 @@ class QuantizedWeights(TargetExtension):
 
     def names(self) -> set[str]:
         """The targets of the plan that are components of quantized weights."""
-        parts = {name for unit in self.stored.values() for name in unit.targets()}
+        parts = {name for stored in self.stored.values() for name in stored.targets()}
         return parts | self.quantize.keys()
 
     def unfilled(self, model: torch.nn.Module) -> list[_core.Finding]:
@@ -204,12 +204,12 @@ class QuantizedWeights(TargetExtension):
     def misfits(self, model: torch.nn.Module) -> list[_core.Finding]:
         """An error for each stored weight that does not have the shape of its module."""
         findings = []
-        for unit in self.stored.values():
-            module = submodule(model, unit.path)
+        for stored in self.stored.values():
+            module = submodule(model, stored.path)
             expected = (module.out_features, module.in_features)
-            if unit.shape != expected:
-                sources = sorted(unit.sources.values())
-                findings.append(shape_mismatch(unit.name, unit.shape, expected, sources))
+            if stored.shape != expected:
+                sources = sorted(stored.sources.values())
+                findings.append(shape_mismatch(stored.name, stored.shape, expected, sources))
         return findings
 
     # --- the load --------------------------------------------------------------------------------
@@ -235,25 +235,27 @@ class QuantizedWeights(TargetExtension):
         made = {}
         for stored in self.stored.values():
             tensors = {name: filled[name] for name in stored.targets()}
-            is_there = tensors[stored.name] is not None
-            unit = (
-                QuantizedWeight.from_state_dict(tensors, stored.path)
-                if is_there
-                else on_meta(stored)
-            )
-            made[stored.name] = unit.to_parameter(submodule(model, stored.path))
+            if tensors[stored.name] is not None:
+                weight = QuantizedWeight.from_state_dict(tensors, stored.path)
+            else:
+                blank = {
+                    inside: torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+                    for inside, (dtype, shape) in stored.entries.items()
+                }
+                weight = QuantizedWeight.from_components(stored.metadata, blank)
+            made[stored.name] = weight.to_parameter(submodule(model, stored.path))
         for target in targets:
             if target.encoding:
                 module = owner_of(model, target.name)
-                unit = self._quantized(target, filled[target.name], module)
+                weight = self._quantized(target, filled[target.name], module)
                 is_layer = target.name.rpartition(".")[2] == "weight"
-                made[target.name] = unit.to_parameter(module if is_layer else None)
+                made[target.name] = weight.to_parameter(module if is_layer else None)
         return made
 
     def _quantized(
         self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any
     ) -> QuantizedWeight:
-        """The unit of a weight that the load quantized."""
+        """Makes the components of a weight that the load quantized."""
         how = self.quantize[target.name]
         if parts is None:
             parts = {
@@ -261,18 +263,18 @@ class QuantizedWeights(TargetExtension):
                 for name, shape, dtype in target.parts
             }
         data = parts["data"]
-        unit = QuantizedWeight(data, parts["absmax"], how.encoding, target.shape)
+        weight = QuantizedWeight(data, parts["absmax"], how.encoding, target.shape)
         if how.encoding == "int8":
-            return unit
-        unit.dtype, unit.blocksize = torch_dtype(target.dtype), how.block_size
+            return weight
+        weight.dtype, weight.blocksize = torch_dtype(target.dtype), how.block_size
         storage = getattr(module, "quant_storage", None) or torch.uint8
-        unit.data = data.view(-1).view(storage).view(-1, 1)
-        unit.code = functional.get_4bit_type(how.encoding, device=data.device)
+        weight.data = data.view(-1).view(storage).view(-1, 1)
+        weight.code = functional.get_4bit_type(how.encoding, device=data.device)
         if how.nested:
-            unit.nested_absmax, unit.offset = parts["nested_absmax"], parts["nested_offset"]
-            unit.nested_blocksize = _NESTED_BLOCK
-            unit.nested_code = functional.create_dynamic_map().to(data.device)
-        return unit
+            weight.nested_absmax, weight.offset = parts["nested_absmax"], parts["nested_offset"]
+            weight.nested_blocksize = _NESTED_BLOCK
+            weight.nested_code = functional.create_dynamic_map().to(data.device)
+        return weight
 
     def installation(
         self,
@@ -298,15 +300,15 @@ class QuantizedWeights(TargetExtension):
         """
         on_disk = [each for each in targets if each.device == "disk" and each.encoding]
         self.offsets = {
-            unit.name: torch.tensor(unit.metadata.offset, dtype=torch.float32)
-            for unit in self.stored.values()
-            if unit.metadata is not None and unit.metadata.nested
+            stored.name: torch.tensor(stored.metadata.offset, dtype=torch.float32)
+            for stored in self.stored.values()
+            if stored.metadata is not None and stored.metadata.nested
         }
         for target in on_disk:
-            unit = self._quantized(target, None, owner_of(model, target.name))
-            complete_on_disk(unit, target.name, offload)
-            if unit.offset is not None:
-                self.offsets[target.name] = unit.offset
+            weight = self._quantized(target, None, owner_of(model, target.name))
+            complete_on_disk(weight, target.name, offload)
+            if weight.offset is not None:
+                self.offsets[target.name] = weight.offset
 
     def prepare_hooks(self, model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
         """Makes weights whole if hooks of accelerate will move them."""
@@ -328,9 +330,9 @@ class QuantizedWeights(TargetExtension):
                 if weight == slot.name:
                     continue
                 if weight in self._by_weight:
-                    unit = self._by_weight[weight]
+                    stored = self._by_weight[weight]
                     provenance[slot.name] = _placed(
-                        provenance[full(unit.path, inside or unit.state)], slot
+                        provenance[full(stored.path, inside or stored.state)], slot
                     )
                 elif weight in self.quantize:
                     provenance[slot.name] = _placed(provenance[weight], slot)
@@ -338,8 +340,8 @@ class QuantizedWeights(TargetExtension):
                         provenance[slot.name] = dataclasses.replace(
                             provenance[slot.name], origin="constant", sources=(), bytes_written=0
                         )
-        for unit in self.stored.values():
-            for name in list(unit.targets())[1:]:
+        for stored in self.stored.values():
+            for name in list(stored.targets())[1:]:
                 provenance.pop(name, None)
 
 
@@ -359,26 +361,6 @@ def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
         dtype=dtype_name(slot.tensor.dtype),
         shape=tuple(slot.tensor.shape),
     )
-
-
-def on_meta(stored: StoredWeight) -> QuantizedWeight:
-    """The unit of a stored weight without memory."""
-
-    def blank(inside: str) -> torch.Tensor:
-        dtype, shape = stored.entries[inside]
-        return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
-
-    form = stored.metadata
-    if form is None:
-        return QuantizedWeight(blank("weight"), blank("SCB"), "int8", stored.shape)
-    unit = QuantizedWeight(blank("weight"), blank("weight.absmax"), form.quant_type, form.shape)
-    unit.dtype, unit.blocksize = getattr(torch, form.dtype), form.blocksize
-    unit.code = blank("weight.quant_map")
-    if form.nested_blocksize is not None:
-        unit.nested_absmax, unit.nested_code = (blank(name) for name in NESTED)
-        unit.nested_blocksize = form.nested_blocksize
-        unit.offset = torch.empty((), dtype=torch.float32, device="meta")
-    return unit
 
 
 def quantized_bytes(model: torch.nn.Module, name: str) -> int:

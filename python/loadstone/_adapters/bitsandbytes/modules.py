@@ -11,7 +11,7 @@ import copy
 import functools
 import logging
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import bitsandbytes as bnb
@@ -19,6 +19,7 @@ import torch
 from bitsandbytes.nn.modules import fix_4bit_weight_quant_state_from_module
 
 from loadstone._adapters.bitsandbytes import layout
+from loadstone._adapters.bitsandbytes.checkpoint_format import full
 from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, weights_map_of
 from loadstone._adapters.bitsandbytes.parameters import (
     adopt,
@@ -27,7 +28,8 @@ from loadstone._adapters.bitsandbytes.parameters import (
     lost_scales,
     mapped,
 )
-from loadstone._base.errors import make
+from loadstone._base.errors import counted, make
+from loadstone._model.modules import named_modules
 
 _logger = logging.getLogger("loadstone.bitsandbytes")
 
@@ -343,10 +345,8 @@ def has_lost_scales(module: Any) -> bool:
         state = getattr(module, "state", None)
         if weight.SCB is None and state is not None and state.SCB is not None:
             return bool(state.SCB.device != weight.device)
-    if not is_incomplete(weight):
-        return False
-    held = weights_map_of(module.__dict__.get("_hf_hook")) if weight.is_meta else None
-    return held is None
+    hook = module.__dict__.get("_hf_hook") if weight.is_meta else None
+    return is_incomplete(weight) and weights_map_of(hook) is None
 
 
 def make_self_contained(module: Any) -> None:
@@ -355,7 +355,6 @@ def make_self_contained(module: Any) -> None:
         return
     weight = adopt(module._parameters["weight"])
     hook = module.__dict__.pop("_hf_hook", None)
-    state = module.__dict__.get("quant_state")
     library: Any = type(module)
     module.__class__ = _self_contained_class(library)
     if hook is not None:
@@ -366,8 +365,7 @@ def make_self_contained(module: Any) -> None:
     if isinstance(module, bnb.nn.Linear8bitLt):
         _collect_int8(module)
     elif isinstance(weight, bnb.nn.Params4bit) and weight.quant_state is not None:
-        if state is not None:
-            del module.__dict__["quant_state"]
+        module.__dict__.pop("quant_state", None)
         if layout.is_rounded(weight.quant_state):
             _logger.warning(
                 "a forward pass of bitsandbytes has rounded the scales of a %s of shape %s; call "
@@ -379,12 +377,38 @@ def make_self_contained(module: Any) -> None:
             weight.compress_statistics = False
 
 
+def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
+    """Makes all modules of bitsandbytes in some models keep their weights' scales.
+
+    Args:
+        models: by the names that an error has before a module's path, or "".
+
+    Raises:
+        FormatError: ``q.scale_missing``: scales are lost already; nothing was changed.
+    """
+    found = {
+        full(name, path) if path else name: module
+        for name, model in models.items()
+        for path, module in named_modules(model)
+        if is_quantized(module) and not is_self_contained(module)
+    }
+    broken = [path for path, module in found.items() if has_lost_scales(module)]
+    if broken:
+        raise make(
+            "q.scale_missing",
+            f"the scales of {counted(len(broken), 'quantized weight', 'quantized weights')} are "
+            "lost: they were moved to meta without a copy; load the model again, and call heal() "
+            "before it is moved",
+            tensor=full(broken[0], "weight"),
+        )
+    for module in found.values():
+        make_self_contained(module)
+
+
 def _collect_int8(module: Any) -> None:
     """Moves scales back to the weight; the first forward pass puts them into the module's state."""
     weight, state = module.weight, module.state
-    if not is_packed(weight):
-        return
-    if weight.SCB is None and state.SCB is not None:
-        weight.SCB = state.SCB
-    weight.CB = weight.data
-    state.reset_grads()
+    if is_packed(weight):
+        weight.SCB = state.SCB if weight.SCB is None else weight.SCB
+        weight.CB = weight.data
+        state.reset_grads()

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone import torch as memory
 from loadstone._adapters.bitsandbytes.checkpoint_format import (
     NESTED,
     STATE,
@@ -29,7 +28,7 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
 )
 from loadstone._base.errors import Error, make
 from loadstone._files.catalog import Catalog
-from loadstone._model import devices
+from loadstone._model import devices, memory
 from loadstone._model.targets import planned_targets
 
 # A state blob has less than 200 bytes; a much larger tensor is not one.

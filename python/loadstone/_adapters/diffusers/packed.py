@@ -12,7 +12,7 @@ from diffusers.quantizers.gguf.utils import GGUFParameter
 from loadstone._base.dtypes import dtype_name
 from loadstone._files.catalog import Catalog
 from loadstone.tracing import Symbol, Trace
-from loadstone.tracing._symbol import refusal
+from loadstone.tracing._trace import refusal
 
 
 class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]

@@ -11,19 +11,13 @@ from typing import Any
 import torch
 
 from loadstone._adapters.llama_cpp.weights import Weight
+from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import make
-from loadstone.tracing._symbol import refusal
+from loadstone.tracing._trace import refusal
 
 # Types of GGUF that are dtypes of torch's, by the names that ``gguf`` has for them.
 PLAIN = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
+    name: torch_dtype(name) for name in ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8")
 }
 
 

@@ -18,8 +18,7 @@ from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import Error, make
 from loadstone._files.catalog import Catalog
 from loadstone.tracing import Symbol, Trace
-from loadstone.tracing._symbol import refusal
-from loadstone.tracing._trace import symbols_in
+from loadstone.tracing._trace import refusal, symbols_in
 
 _Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 

@@ -19,9 +19,9 @@ from loadstone._adapters.serving.options import Changes
 from loadstone._adapters.serving.threads import unrecorded
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import PlanError, make
+from loadstone._convert.output import folder_of, format_rows
 from loadstone._convert.quantize import BNB_ENCODINGS
 from loadstone._files.catalog import inspect
-from loadstone._files.output import folder_of, format_rows
 from loadstone._files.weighted import adapters
 
 

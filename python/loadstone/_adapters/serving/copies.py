@@ -18,7 +18,7 @@ from loadstone._adapters.serving.write_tracking import storage_of
 from loadstone._base.errors import Error
 from loadstone._base.progress import ProgressCallback
 from loadstone.tracing import Symbol
-from loadstone.tracing._symbol import refusal
+from loadstone.tracing._trace import refusal
 
 aten = torch.ops.aten
 

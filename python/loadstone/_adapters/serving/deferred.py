@@ -28,8 +28,7 @@ from loadstone._files.catalog import Catalog
 from loadstone._files.read import Entry, TensorReader, plan_for
 from loadstone.tracing import Symbol, Trace, _operations
 from loadstone.tracing._absent import leaves
-from loadstone.tracing._symbol import refusal
-from loadstone.tracing._trace import symbols_in
+from loadstone.tracing._trace import refusal, symbols_in
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from typing import Any
 from loadstone import _core
 from loadstone._base.errors import make, unknown
 from loadstone._base.machine import byte_count
-from loadstone._files.output import STYLES
+from loadstone._convert.output import STYLES
 
 _FIELD = "model_loader_extra_config"
 

@@ -42,10 +42,12 @@ def receipt_of(
                 known["tensors"] += [t for t in file["tensors"] if t not in known["tensors"]]
         of_several = {"checkpoint": number} if len(checkpoints) > 1 else {}
         sources += [file | of_several for file in files.values()]
-    made_of = _Origins(copied)
+    in_order = sorted(copied)
     held = [*model.named_parameters(), *model.named_buffers()]
     targets = [
-        _entry(name, tensor, digest, made_of.of(tensor)) for name, tensor in held if tensor.numel()
+        _entry(name, tensor, digest, _sources_of(tensor, in_order))
+        for name, tensor in held
+        if tensor.numel()
     ]
     return Receipt(json.dumps(head | {"sources": sources, "outputs": [], "targets": targets}))
 
@@ -63,19 +65,12 @@ def current_rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
-class _Origins:
-    def __init__(self, copied: Iterable[CopiedRange]) -> None:
-        self._copied = sorted(copied)
-        self._begins = [begin for begin, _, _ in self._copied]
-
-    def of(self, tensor: torch.Tensor) -> list[str]:
-        """The tensors that went to the memory of this one, in the order of their addresses."""
-        storage = tensor.untyped_storage()
-        begin = storage.data_ptr()
-        first = bisect.bisect_left(self._begins, begin)
-        last = bisect.bisect_left(self._begins, begin + storage.nbytes())
-        names = (name for _, _, each in self._copied[first:last] for name in each)
-        return list(dict.fromkeys(names))
+def _sources_of(tensor: torch.Tensor, copied: list[CopiedRange]) -> list[str]:
+    """The tensors that went to the memory of this one, in the order of their addresses."""
+    storage = tensor.untyped_storage()
+    begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    first, last = (bisect.bisect_left(copied, at, key=lambda each: each[0]) for at in (begin, end))
+    return list(dict.fromkeys(name for _, _, names in copied[first:last] for name in names))
 
 
 def _entry(name: str, tensor: torch.Tensor, digest: str, sources: list[str]) -> dict[str, Any]:

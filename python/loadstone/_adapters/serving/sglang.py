@@ -39,7 +39,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
             super().__init__(load_config)
         finally:
             load_config.model_loader_extra_config = given
-        self._loading: ModelLoad | None = None  # while a load is under way
+        self._model_load: ModelLoad | None = None  # while a load is under way
         self._model_config: Any = None
 
     def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
@@ -53,28 +53,28 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         """
         self._require_agreement(model_config)
         self._model_config = model_config
-        self._loading = ModelLoad(self.options, dtype_name(model_config.dtype))
+        self._model_load = ModelLoad(self.options, dtype_name(model_config.dtype))
         try:
             model: torch.nn.Module = super().load_model(
                 model_config=model_config, device_config=device_config
             )
         finally:
-            self._loading = None
+            self._model_load = None
         return model
 
     def load_weights_and_postprocess(
         self, model: Any, weights: Iterable[tuple[str, torch.Tensor]], target_device: Any
     ) -> None:
         """As SGLang's own loader, with the proof between the two."""
-        loading = self._loading
-        if loading is None:  # a load that SGLang begins in another way
+        model_load = self._model_load
+        if model_load is None:  # a load that SGLang begins in another way
             super().load_weights_and_postprocess(model, weights, target_device)
             return
         load = model.load_weights
 
         def load_and_prove(given: Iterable[tuple[str, torch.Tensor]]) -> Any:
             results: list[Any] = []
-            loading.run_and_log(
+            model_load.run_and_log(
                 lambda: results.append(load(given)),
                 model,
                 str(self._model_config.model_path),
@@ -94,7 +94,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     def _get_weights_iterator(self, source: Any, **_: Any) -> Iterator[tuple[str, torch.Tensor]]:
         path = str(source.model_or_path)
         dtype = dtype_name((source.model_config or self._model_config).dtype)
-        stream = self._loading or ModelLoad(self.options, dtype, is_proved=False)
+        stream = self._model_load or ModelLoad(self.options, dtype, is_proved=False)
         is_own = self._model_config is not None and path == str(self._model_config.model_path)
         tensors = itertools.chain.from_iterable(
             stream.tensors(each, lambda name: True, is_auxiliary=not is_own)

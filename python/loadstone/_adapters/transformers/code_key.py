@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from loadstone._model.walk import _attribute_names, _attribute_value
+from loadstone._model.walk import attribute_names, attribute_value
 
 # Modules of Python, and of libraries, whose versions are in the key.
 _VERSIONED = frozenset({"torch", "numpy", "loadstone", *sys.stdlib_module_names}) - {"__main__"}
@@ -117,8 +117,8 @@ class Code:
         if hidden:
             raise UndescribedError(f"what a {hidden[0].__qualname__} holds is not seen")
         self.of_class(cls)
-        names = (each for each in _attribute_names(value) if each not in _NOT_DESCRIBED)
-        held = {each: self.text(_attribute_value(value, each)) for each in sorted(names)}
+        names = (each for each in attribute_names(value) if each not in _NOT_DESCRIBED)
+        held = {each: self.text(attribute_value(value, each)) for each in sorted(names)}
         return [cls.__module__, cls.__qualname__, held]
 
     def _named(self, value: Any) -> Any:

@@ -39,7 +39,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         with _as_vllm_accepts_it(load_config):
             super().__init__(load_config)
         self._speculative: Any = None
-        self._loading: ModelLoad | None = None  # while a load is under way
+        self._model_load: ModelLoad | None = None  # while a load is under way
 
     def download_model(self, model_config: Any) -> None:
         """Fetches a checkpoint of a hub; one of this machine is there."""
@@ -66,10 +66,10 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         self._init_ep_weight_filter(model_config)
         self._encoder_only_lm_prefixes = None
         _folders.setdefault(model, str(model_config.model))
-        self._loading = self._new_loading(model_config, is_proved=True)
+        self._model_load = self._new_model_load(model_config, is_proved=True)
         load: Any = model.load_weights
         try:
-            self._loading.run_and_log(
+            self._model_load.run_and_log(
                 lambda: load(self.get_all_weights(model_config, model)),
                 model,
                 str(model_config.model),
@@ -82,7 +82,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
                 shows_progress=self.load_config.use_tqdm_on_load,
             )
         finally:
-            self._loading = None
+            self._model_load = None
 
     def get_all_weights(
         self, model_config: Any, model: torch.nn.Module
@@ -90,13 +90,13 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         """As vLLM's own loader. It reloads by this alone, without :meth:`load_weights`."""
         folder = str(model_config.model)
         is_first = _folders.get(model, folder) == folder
-        self._stream = self._loading or self._new_loading(model_config, is_proved=False)
+        self._stream = self._model_load or self._new_model_load(model_config, is_proved=False)
         weights = self._stream.options.weights
         self._folder = folder
         self._weights = {folder: weights} if weights and is_first else {}
         yield from super().get_all_weights(model_config, model)
 
-    def _new_loading(self, model_config: Any, is_proved: bool) -> ModelLoad:
+    def _new_model_load(self, model_config: Any, is_proved: bool) -> ModelLoad:
         options = checked_options(self.options, model_config, self._speculative)
         return ModelLoad(options, dtype_name(model_config.dtype), is_proved)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.errors import PlanError, count_argument, make, unknown
 from loadstone._base.progress import shown
-from loadstone._files.catalog import RANK_MAX, Catalog, Checkpoint, inspect
+from loadstone._files.weighted import patterns_of
 
 Quantize = str | Mapping[str, str]
 STYLES = ("modelopt", "compressed-tensors")
@@ -147,7 +147,7 @@ def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
     return list(quantize.items())
 
 
-def style_name(style: str | None) -> str:
+def _style(style: str | None) -> str:
     if style is None:
         return ""
     if style in STYLES:
@@ -155,22 +155,13 @@ def style_name(style: str | None) -> str:
     raise unknown("style", "style", style, STYLES)
 
 
-def patterns_of(patterns: str | Sequence[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns)
-
-
-def sizes_of(shard_size: int | str | None, max_memory: int | str | None) -> dict[str, Any]:
+def _sizes(shard_size: int | str | None, max_memory: int | str | None) -> dict[str, Any]:
     """The sizes in bytes, by the core's arguments."""
     given = {"shard_size": shard_size, "max_memory": max_memory}
     shard, memory = (
         None if size is None else machine.byte_count(size, field) for field, size in given.items()
     )
     return {"shard_bytes_max": shard, "memory_bytes_max": memory}
-
-
-def path_text(path: str | os.PathLike[str] | None) -> str:
-    """The path; empty where there is none."""
-    return "" if path is None else os.fsdecode(path)
 
 
 def folder_of(source: Any) -> str:
@@ -181,5 +172,24 @@ def folder_of(source: Any) -> str:
     return path if _core.is_remote(path) or Path(path).is_dir() else ""
 
 
-def open_source(path: Checkpoint, allow_links: bool) -> Catalog:
-    return inspect(path, allow_links=allow_links, gguf_rank_max=RANK_MAX)
+def settings_of(given: Mapping[str, Any], source: Any, form: Form) -> dict[str, Any]:
+    """The core's arguments that conversions and merges have in common.
+
+    Args:
+        given: the arguments of :func:`convert` or :func:`merge`, by name.
+        source: the checkpoint whose folder's files go along.
+    """
+    same = ("mode", "allow_non_finite", "copy_code", "beyond_ggml")
+    return {
+        "block_dtype": str(given["block_dtype"]),
+        **form.arguments,
+        **_sizes(given["shard_size"], given["max_memory"]),
+        "threads": count_argument("threads", given["threads"] or 0),
+        "formats": format_rows(given["quantize"]),
+        "include": patterns_of(given["include"]),
+        "exclude": patterns_of(given["exclude"]),
+        "style": _style(given["style"]),
+        "imatrix": "" if given["imatrix"] is None else os.fsdecode(given["imatrix"]),
+        "folder": folder_of(source),
+        **{name: given[name] for name in same},
+    }
