@@ -26,7 +26,6 @@ PAGE = ROOT / "docs" / "versions.md"
 HUB_1 = ("huggingface_hub==1.5.0", "httpx")
 TOKENIZERS_022 = ("tokenizers==0.22.1",)
 HUB_0 = ("huggingface_hub==0.36.0",)
-TOKENIZERS_021 = ("tokenizers==0.21.4",)
 HTTPX = ("httpx",)
 
 
@@ -51,10 +50,7 @@ COHORTS = (
         ),
         HUB_1 + TOKENIZERS_022,
     ),
-    Cohort("transformers", ("4.57.6", "4.56.2"), HUB_0 + TOKENIZERS_022),
-    Cohort(
-        "transformers", ("4.55.4", "4.54.1", "4.53.3", "4.52.4", "4.51.3"), HUB_0 + TOKENIZERS_021
-    ),
+    Cohort("transformers", ("4.57.6",), HUB_0 + TOKENIZERS_022),
     Cohort("diffusers", ("0.41.0",)),
     Cohort(
         "diffusers", ("0.40.0", "0.39.0", "0.38.0", "0.37.1", "0.36.0", "0.35.2", "0.34.0"), HTTPX
@@ -116,7 +112,7 @@ def page(rows: dict[str, list[tuple[str, str]]]) -> str:
         "- bitsandbytes: nf4, fp4 and int8 on the CPU, by transformers.",
         "- ModelOpt: fp8 and nvfp4, by its low-memory mode.",
         "",
-        "A release that is not as loadstone's table of places says (`loadstone/_sites/`) is",
+        "A release that differs from loadstone's table of places (`loadstone/_adapters/sites/`) is",
         "refused in one sentence by direct calls. Under `loadstone.patch` it runs untouched, with",
         "one `UserWarning`.",
     ]

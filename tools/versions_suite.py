@@ -146,8 +146,7 @@ def transformers_cells() -> dict[str, dict[str, str]]:
         folders[name] = tempfile.mkdtemp()
         sharded = {"max_shard_size": "20KB"} if name == "qwen3_moe" else {}
         randomised(make()).save_pretrained(folders[name], **sharded)
-    keyword = "dtype" if sites_of("transformers").is_since("4.56") else "torch_dtype"
-    bf16, f16 = ({keyword: each} for each in (torch.bfloat16, torch.float16))
+    bf16, f16 = ({"dtype": each} for each in (torch.bfloat16, torch.float16))
     resting = ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head", "model.layers.0")
     disk = {"device_map": {**dict.fromkeys(resting, "cpu"), "model.layers.1": "disk"}}
     causal = library.AutoModelForCausalLM

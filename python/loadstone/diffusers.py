@@ -10,36 +10,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from loadstone._adapters.patch import Hooks, held, hooked
 from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._base.errors import make
+from loadstone._base.keywords import refuse_misspelled
+from loadstone._files.catalog import Catalog
+from loadstone._files.weighted import Weighted
+from loadstone._plan.options import NAMES, LoadOptions, Missing, Progress
+from loadstone._plan.recipes import AdapterRecipes
 from loadstone._skeleton.rebuild import builder
 
-if TYPE_CHECKING:
-    from loadstone._adapters.patch import Hooks
-    from loadstone._files.catalog import Catalog
-    from loadstone._files.weighted import Adapters, Weighted
-    from loadstone._plan.recipes import AdapterRecipes
+# Own modules are imported inside functions here if they need a supported release of a library:
+# `skeleton_builder` serves all releases.
 
 
 def from_single_file(
-    cls: Any,
+    cls: type[Any],
     pretrained_model_link_or_path: str | os.PathLike[str],
     *,
-    missing: str | Mapping[str, str] = "error",
+    missing: Missing = "error",
     infer_config: bool = False,
-    max_memory: Mapping[Any, int | str] | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
-    progress: bool | Callable[[int, int], object] = False,
+    progress: Progress = False,
     threads: int | None = None,
     receipt: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The library's ``cls.from_single_file``, planned, read and proved by loadstone.
+    """Call the library's ``cls.from_single_file``, planned, read and proved by loadstone.
 
     Args:
         cls: a model or a pipeline class.
@@ -48,7 +52,8 @@ def from_single_file(
         missing: as for :func:`loadstone.plan`.
         infer_config: corrects fields of a config (given, or guessed by the library) that does not
             fit the file; ``config="infer"`` is the same, starting with the library's guess.
-        max_memory, offload_folder: for a ``device_map``; the library's function has neither.
+        max_memory, offload_folder: for a ``device_map``; bytes or a size such as ``"6GiB"`` by
+            device, and a folder that is made; the library's function has neither.
         lora, lora_ignore: adapters that are merged into a model, see :func:`loadstone.plan`. Of a
             pipeline pass each model with its own.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
@@ -61,51 +66,75 @@ def from_single_file(
 
     Raises:
         PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
-        Error: ``plan.options``: an unsupported file type.
+        Error: ``plan.options``: an unsupported file type or release of the library, or a keyword
+            that nothing takes.
     """
     if kwargs.get("config") == "infer":
         del kwargs["config"]
         infer_config = True
-    chosen = missing, progress, threads, max_memory, offload_folder, infer_config
-    merged = _adapters(cls, lora, lora_ignore)
-    return _run(
-        chosen, merged, receipt, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs
+    options = LoadOptions.of_call(
+        missing=missing,
+        infer_config=infer_config,
+        max_memory=max_memory,
+        offload_folder=offload_folder,
+        lora=lora,
+        lora_ignore=lora_ignore,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
     )
+    return _run(options, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs)
 
 
 def from_pretrained(
-    cls: Any,
+    cls: type[Any],
     pretrained_model_name_or_path: str | os.PathLike[str],
     *,
-    missing: str | Mapping[str, str] = "error",
+    missing: Missing = "error",
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
-    progress: bool | Callable[[int, int], object] = False,
+    progress: Progress = False,
     threads: int | None = None,
     receipt: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The library's ``cls.from_pretrained``, planned, read and proved by loadstone.
+    """Call the library's ``cls.from_pretrained``, planned, read and proved by loadstone.
 
     Of a pipeline every component goes through loadstone, those of transformers too.
 
     Args:
+        cls: a model or a pipeline class.
+        pretrained_model_name_or_path: a folder, or a name that the library resolves through its
+            hub cache.
         missing, lora, lora_ignore, progress, threads, receipt: as for :func:`from_single_file`.
         kwargs: arguments of the library's function. A pipeline's ``device_map`` may also be a map
             of components and modules inside them, to disk and the CPU too.
 
     Returns:
         The result of the library's function, as for :func:`from_single_file`.
+
+    Raises:
+        PlanError, Error: as for :func:`from_single_file`.
     """
-    chosen = missing, progress, threads, kwargs.get("max_memory"), kwargs.get("offload_folder")
-    merged = _adapters(cls, lora, lora_ignore)
-    return _run(
-        chosen, merged, receipt, cls, "from_pretrained", pretrained_model_name_or_path, kwargs
+    options = LoadOptions.of_call(
+        missing=missing,
+        max_memory=kwargs.get("max_memory"),
+        offload_folder=kwargs.get("offload_folder"),
+        lora=lora,
+        lora_ignore=lora_ignore,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
     )
+    return _run(options, cls, "from_pretrained", pretrained_model_name_or_path, kwargs)
 
 
 def patches() -> Hooks:
-    """The hooks that :func:`loadstone.patch` installs for diffusers."""
+    """Return the hooks that :func:`loadstone.patch` installs for diffusers.
+
+    Raises:
+        Error: ``plan.options``: an unsupported release of the library.
+    """
     import diffusers.pipelines.pipeline_utils  # noqa: F401  (a pipeline may come at any time)
 
     from loadstone._adapters.diffusers import hooks
@@ -113,81 +142,61 @@ def patches() -> Hooks:
     return hooks.hooks()
 
 
-def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> AdapterRecipes:
-    """Recipes for a ``ModelMixin``, traced from the library's single-file converter.
+def trace(
+    model: torch.nn.Module, catalog: Catalog, *, dtype: torch.dtype | str | None = None
+) -> AdapterRecipes:
+    """Return recipes for a ``ModelMixin``, traced from the library's single-file converter.
 
     Args:
-        model: may lie on meta.
-        dtype: ``None``: the model's own; a torch dtype or its name. Block formats are decoded.
+        model: may be on meta.
+        catalog: the tensors of a file in the original or in diffusers' own key names.
+        dtype: of floating-point targets; ``None``, ``"auto"``: the model's own. Block formats are
+            decoded.
 
     Raises:
         Error: ``plan.options``: the model is not of this library.
     """
     import diffusers
 
-    from loadstone._adapters.diffusers.checkpoint import Checkpoint
-    from loadstone._adapters.diffusers.expected import OverlookedError
-    from loadstone._adapters.diffusers.load import DiffusersOptions, Load, Request, convert
-    from loadstone._base.errors import make
+    from loadstone._adapters.diffusers import checkpoint as files
+    from loadstone._adapters.diffusers import expected, hooks, load
 
     if not isinstance(model, diffusers.ModelMixin):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of diffusers", field="rules", found=found)
-    checkpoint = Checkpoint(catalog)
+    checkpoint = files.Checkpoint(catalog)
     checkpoint.decode()
-    wanted = dtype if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
-    kept = getattr(type(model), "_keep_in_fp32_modules", None) or ()
-    keeps = tuple(kept) if wanted in (torch.float16, torch.bfloat16) else ()
-    given = None if wanted == "auto" else wanted
-    lacks = None
+    wanted = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
+    keeps = hooks.kept_in_float32(model, wanted)
+    missing = None
     for _ in range(2):
-        made, used, conversion = convert(model, checkpoint, lacks)
-        request = Request(model, made, used, given, keeps, conversion=conversion)
+        made, used, conversion = load.convert(model, checkpoint, missing)
+        request = load.Request(model, made, used, wanted, keeps, conversion=conversion)
         try:
-            return Load(DiffusersOptions()).trace(request)
-        except OverlookedError as overlooked:
-            lacks = overlooked.lacks
+            return load.Load(LoadOptions()).trace(request)
+        except expected.RetryError as retry:
+            missing = retry.missing_keys
     raise AssertionError("a converter passes over tensors again and again")
 
 
-def _adapters(cls: Any, lora: Weighted, ignore: str | Sequence[str]) -> Adapters:
-    from diffusers import DiffusionPipeline
+def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
+    import diffusers
 
-    from loadstone._base.errors import make
-    from loadstone._files.weighted import adapters
+    from loadstone._adapters.diffusers import call, hooks
+    from loadstone._adapters.transformers import hooks as encoders
 
-    found = adapters(lora, ignore)
-    if found.catalogs and isinstance(cls, type) and issubclass(cls, DiffusionPipeline):
+    library = [getattr(each, function, cls.__init__) for each in (cls, diffusers.DiffusionPipeline)]
+    refuse_misspelled(kwargs, NAMES, (*library, cls.__init__))
+    merges = options.adapters is not None and options.adapters.catalogs
+    if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"
         raise make("plan.options", message, field="lora", found=cls.__name__)
-    return found
-
-
-def _run(
-    options: tuple[Any, ...],
-    merged: Adapters,
-    receipt: str | None,
-    cls: Any,
-    function: str,
-    source: Any,
-    kwargs: dict[str, Any],
-) -> Any:
-    from loadstone import transformers
-    from loadstone._adapters.diffusers import hooks
-    from loadstone._adapters.diffusers.load import DiffusersOptions
-    from loadstone._adapters.patch import held, hooked
-    from loadstone._adapters.transformers import hooks as encoders
-    from loadstone._adapters.transformers.from_pretrained_call import TransformersOptions
-
-    ours = DiffusersOptions(*options, is_direct=True, adapters=merged, receipt=receipt)
-    theirs = TransformersOptions(
-        ours.missing, progress=ours.progress, threads=ours.threads, receipt=receipt
-    )
+    of_encoders = LoadOptions(options.missing, options.progress, options.threads, options.receipt)
     with (
-        hooked(transformers.patches()),
+        hooked(encoders.hooks()),
         hooked(hooks.hooks()),
-        held(encoders.OPTIONS, theirs),
-        held(hooks.OPTIONS, ours),
+        held(encoders.OPTIONS, of_encoders),
+        held(call.OPTIONS, options),
     ):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 
@@ -195,9 +204,10 @@ def _run(
 def skeleton_builder(
     model: torch.nn.Module, dtype: torch.dtype | None = None
 ) -> Callable[[], torch.nn.Module]:
-    """A function that builds another model of the class and configuration of a ``ModelMixin``.
+    """Return a function that builds another model like a ``ModelMixin``.
 
     Args:
+        model: gives the class and the configuration.
         dtype: the default dtype to build under; None: the one that ``model`` was built under.
     """
     cls: Any = type(model)

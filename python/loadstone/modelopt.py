@@ -11,30 +11,34 @@ itself, and weights are renamed, fused and packed on their way, experts too. See
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
-if TYPE_CHECKING:
-    from loadstone._adapters.patch import Hooks
+import torch
+
+from loadstone._adapters.modelopt import building, hooks, loading
+from loadstone._adapters.patch import Hooks
+from loadstone._base.keywords import names_keywords
+from loadstone._files.catalog import inspect
+from loadstone._plan.options import LoadOptions, Missing, Progress
+from loadstone._plan.placement import DeviceMap
 
 __all__ = ["init_quantized_weights", "load", "patches"]
 
 
-@contextlib.contextmanager
+@names_keywords
 def init_quantized_weights(
-    quant_cfg: Mapping[str, Any],
+    quant_cfg: Mapping[str, object],
     gpu_mem_percentage: float = 0.8,
     quant_gemm: bool = False,
     *,
     mode: str = "modelopt-compat",
-    missing: str | Mapping[str, str] = "error",
-    progress: bool | Callable[[int, int], object] = False,
+    missing: Missing = "error",
+    progress: Progress = False,
     threads: int | None = None,
     receipt: str | None = None,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """The library's context manager, planned, read, packed and proved by loadstone.
 
     In it ``AutoModelForCausalLM.from_pretrained`` gives a quantized and compressed model.
@@ -55,41 +59,31 @@ def init_quantized_weights(
 
     Not thread-safe: the library replaces ``from_pretrained`` for the whole process.
     """
-    from modelopt.torch.quantization.plugins import accelerate as plugin
-
-    from loadstone._adapters.modelopt import hooks
-    from loadstone._adapters.modelopt.loading import ModelOptOptions
-    from loadstone._adapters.patch import held, hooked
-
-    chosen = ModelOptOptions(
+    options = LoadOptions.of_call(
         mode=mode, missing=missing, progress=progress, threads=threads, receipt=receipt
     )
-    with (
-        hooked(hooks.hooks()),
-        held(hooks.OPTIONS, chosen),
-        plugin.init_quantized_weights(quant_cfg, gpu_mem_percentage, quant_gemm),
-    ):
-        yield
+    return hooks.quantizing(options, quant_cfg, gpu_mem_percentage, quant_gemm)
 
 
+@names_keywords
 def load(
-    model: Any,
+    model: type | torch.nn.Module,
     checkpoint: str | os.PathLike[str],
-    quant_cfg: Mapping[str, Any],
+    quant_cfg: Mapping[str, object],
     *,
-    config: Any = None,
-    dtype: Any = None,
+    config: building.Config | None = None,
+    dtype: torch.dtype | str | None = None,
     quant_gemm: bool = False,
     mode: str = "modelopt-compat",
-    missing: str | Mapping[str, str] = "error",
-    device_map: Any = None,
-    max_memory: Mapping[Any, int | str] | None = None,
-    attn_implementation: Any = None,
+    missing: Missing = "error",
+    device_map: DeviceMap | str | int | torch.device | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    attn_implementation: str | None = None,
     trust_remote_code: bool = False,
-    progress: bool | Callable[[int, int], object] = False,
+    progress: Progress = False,
     threads: int | None = None,
     receipt: str | None = None,
-) -> Any:
+) -> torch.nn.Module:
     """Loads a model that is quantized and compressed by a config of ModelOpt's.
 
     >>> model = loadstone.modelopt.load(AutoModelForCausalLM, "folder", mtq.FP8_DEFAULT_CFG)
@@ -112,30 +106,28 @@ def load(
         Error: ``plan.quantize``: the config asks for an unsupported format, named;
             ``plan.options``: the model holds memory already.
     """
-    import modelopt.torch.quantization as mtq
-
-    from loadstone._adapters.modelopt import building, loading
-    from loadstone._files.catalog import inspect
-
-    options = loading.ModelOptOptions(
-        mode, missing, device_map, max_memory, attn_implementation, progress, threads, receipt
+    options = LoadOptions.of_call(
+        mode=mode,
+        missing=missing,
+        device_map=device_map,
+        max_memory=max_memory,
+        attn_implementation=attn_implementation,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
     )
     folder = loading.resolved(checkpoint)
-    is_callers = not isinstance(model, type)
-    if not is_callers:
+    if isinstance(model, type):
         model = building.skeleton_of(model, folder, config, dtype, trust_remote_code)
-    building.require_blank(model)
-    if is_callers:  # a load that cannot succeed does not change it
+        building.require_blank(model)
+    else:  # a load that cannot succeed does not change it
+        building.require_blank(model)
         loading.check(model, inspect(folder), options)
-    mtq.quantize(model, quant_cfg)
-    mtq.compress(model, config=mtq.CompressConfig(quant_gemm=quant_gemm))
+    building.place_quantizers(model, quant_cfg, quant_gemm)
     loading.load_into(model, folder, options)
     return model.eval()
 
 
-@functools.cache
 def patches() -> Hooks:
     """The hooks that :func:`loadstone.patch` installs for ModelOpt."""
-    from loadstone._adapters.modelopt import hooks
-
     return hooks.hooks()

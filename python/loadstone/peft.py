@@ -12,30 +12,19 @@ of :func:`loadstone.transformers.from_pretrained` and what is patched for ``"tra
 from __future__ import annotations
 
 import functools
-import importlib.util
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from loadstone._adapters.patch import Hooks
+from loadstone._adapters.patch import Hooks
 
 __all__ = ["patches"]
 
 
 @functools.cache
 def patches() -> Hooks:
-    """The hooks that :func:`loadstone.patch` installs for PEFT."""
-    from loadstone._adapters.peft import hooks
+    """Return the hooks that :func:`loadstone.patch` installs for PEFT.
+
+    Raises:
+        Error: ``plan.options``: an unsupported release of PEFT.
+    """
+    from loadstone._adapters.peft import hooks  # PEFT may be absent
 
     return hooks.hooks()
-
-
-def with_adapters(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call of another library's that adds an adapter, with the hooks of this one."""
-    from loadstone._adapters.patch import hooked
-    from loadstone._adapters.sites import is_known
-
-    if importlib.util.find_spec("peft") is None or not is_known("peft"):
-        return original(*args, **kwargs)
-    with hooked(patches()):
-        return original(*args, **kwargs)

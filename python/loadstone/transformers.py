@@ -12,38 +12,40 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._adapters.patch import Hooks, held, hooked
+from loadstone._base.errors import make
+from loadstone._files.catalog import Catalog
+from loadstone._files.weighted import Weighted
 from loadstone._model.modules import inside
-from loadstone._skeleton.rebuild import builder, construction_dtype
+from loadstone._plan.options import LoadOptions, Missing, Progress
+from loadstone._plan.recipes import AdapterRecipes
+from loadstone._skeleton.rebuild import builder
 
-if TYPE_CHECKING:
-    from loadstone._adapters.patch import Hooks
-    from loadstone._files.catalog import Catalog
-    from loadstone._files.weighted import Weighted
-    from loadstone._plan.recipes import AdapterRecipes
+# The adapter is imported inside functions, as it needs a supported release of the library:
+# `skeleton_builder` serves all releases.
 
 
 def from_pretrained(
-    cls: Any,
+    cls: type[Any],
     pretrained_model_name_or_path: str | os.PathLike[str],
     *model_args: Any,
-    missing: str = "initialise",
+    missing: Missing = "initialise",
     nested_offset: Mapping[str, float] | None = None,
     quantize_experts: bool = False,
     dequantize: bool | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
     tie: str = "split",
-    progress: bool | Callable[[int, int], object] = False,
+    progress: Progress = False,
     threads: int | None = None,
     receipt: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The library's ``cls.from_pretrained``, planned, read and proved by loadstone.
+    """Run the library's ``cls.from_pretrained``, planned, read and proved by loadstone.
 
     Args:
         cls: a ``PreTrainedModel`` or an ``AutoModel`` class.
@@ -68,7 +70,8 @@ def from_pretrained(
             nothing uses is an error.
         tie: as for :func:`loadstone.plan`.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
-        kwargs: arguments of the library's function.
+        kwargs: arguments of the library's function. A misspelled one is an error that names the
+            nearest known one.
 
     Returns:
         The result of the library's function: the model, or model and loading info.
@@ -80,20 +83,18 @@ def from_pretrained(
             files that are not safetensors ...).
         Exceptions of the library for its arguments.
     """
-    from loadstone._adapters.patch import held, hooked
     from loadstone._adapters.transformers import hooks
-    from loadstone._adapters.transformers.from_pretrained_call import TransformersOptions
-    from loadstone._files.weighted import adapters
 
-    chosen = TransformersOptions(
-        missing,
-        nested_offset,
-        quantize_experts,
-        progress,
-        threads,
-        dequantize,
-        is_direct=True,
-        adapters=adapters(lora, lora_ignore, tie=tie),
+    chosen = LoadOptions.of_call(
+        missing=missing,
+        nested_offset=nested_offset,
+        quantize_experts=quantize_experts,
+        dequantize=dequantize,
+        lora=lora,
+        lora_ignore=lora_ignore,
+        tie=tie,
+        progress=progress,
+        threads=threads,
         receipt=receipt,
     )
     with hooked(hooks.hooks()), held(hooks.OPTIONS, chosen):
@@ -101,19 +102,23 @@ def from_pretrained(
 
 
 def patches() -> Hooks:
-    """The hooks that :func:`loadstone.patch` installs for transformers."""
+    """Return the hooks that :func:`loadstone.patch` installs for transformers."""
     from loadstone._adapters.transformers import hooks
 
     return hooks.hooks()
 
 
 def trace(
-    model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any = None
+    model: torch.nn.Module,
+    catalog: Catalog,
+    *,
+    dtype: torch.dtype | str | None = None,
+    key_mapping: Mapping[str, str] | None = None,
 ) -> AdapterRecipes:
-    """Recipes for a ``PreTrainedModel``, traced from the library's conversion registry.
+    """Trace the recipes for a ``PreTrainedModel`` from the library's conversion registry.
 
     Args:
-        model: may lie on meta.
+        model: may be on meta.
         dtype: ``None`` and ``"auto"``: the model's own; a torch dtype or its name.
         key_mapping: as ``from_pretrained`` takes it.
 
@@ -122,39 +127,20 @@ def trace(
     """
     import transformers
 
-    from loadstone._adapters.transformers import IS_V5
-    from loadstone._base.errors import make
-    from loadstone._plan.ties import untied_findings
+    from loadstone._adapters.transformers import hooks
 
     model = inside(model)
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of transformers", field="rules", found=found)
-    if not IS_V5:
-        from loadstone._adapters.transformers import v4
-
-        return v4.trace(model, catalog, dtype, key_mapping)
-    from loadstone._adapters.transformers import cache, conversions, load, releases
-    from loadstone._adapters.transformers.conversion import ConversionInput
-
-    quantizer = getattr(model, "hf_quantizer", None)
-    built = construction_dtype(model)
-    is_asked = dtype not in (None, "auto")
-    wanted = torch_dtype(dtype_argument(dtype)) if is_asked else built
-    keeps = releases.dtype_plan(model, wanted)
-    registered = conversions.registered(model, key_mapping, quantizer)
-    question = ConversionInput(model, wanted, keeps, registered, quantizer, built, is_asked)
-    derived = cache.derive(catalog, question)
-    traced = load.as_traced(model, catalog, derived, ignores_mismatches=False)
-    traced.untied = load.untied(model, traced.dtypes)
-    traced.findings += untied_findings(traced.untied)
-    return traced
+    recipes: AdapterRecipes = hooks.RELEASE.trace(model, catalog, dtype, key_mapping)
+    return recipes
 
 
 def skeleton_builder(
     model: torch.nn.Module, dtype: torch.dtype | None = None
 ) -> Callable[[], torch.nn.Module]:
-    """A function that builds another model of the class and configuration of a ``PreTrainedModel``.
+    """Return a function that builds another model of a ``PreTrainedModel``'s class and config.
 
     Args:
         dtype: the default dtype to build under; None: the one that ``model`` was built under.

@@ -1,8 +1,8 @@
 """Canaries: a tiny load for each adapter, compared with the library's own, once per new release.
 
 The tables in ``sites`` compare signatures. A canary detects a library that does something else
-behind an equal one. ``_adapters/NAME/canary.py`` has the one of NAME, a function ``canary`` that
-saves a random model in a folder and returns a :class:`Canary`.
+behind an equal one. ``_adapters/NAME/canary.py`` has those of NAME: a function ``canaries`` saves a
+random model in a folder and yields each :class:`Canary`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Canary:
         is_audited: the model must pass :func:`loadstone.audit` too.
         uncompared: a pattern for tensors that cannot be bit-equal; "" if all are compared.
         note: the reason for ``ours``, ``is_audited`` or ``uncompared``.
+        name: what it loads, if a library has several.
     """
 
     own: Callable[[], Any]
@@ -46,15 +47,16 @@ class Canary:
     is_audited: bool = True
     uncompared: str = ""
     note: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a canary.
+    """The result of a library's canaries.
 
     Attributes:
         result: ``"equal"``, ``"differs"``, ``"failed"`` or ``"not run"``.
-        reason: the difference, the error, or the note of the canary.
+        reason: the difference, the error, or the note of a canary.
         is_remembered: an earlier run found the same releases equal.
     """
 
@@ -64,10 +66,10 @@ class Outcome:
 
 
 def run(library: str, *, again: bool = False) -> Outcome:
-    """Run the canary of a library that is installed and supported.
+    """Run the canaries of a library that is installed and supported.
 
     Args:
-        again: run it even if it was equal with these releases before.
+        again: run them even if all were equal with these releases before.
     """
     facts = _facts(library)
     name = hashlib.blake2b(facts, digest_size=20).hexdigest()
@@ -100,16 +102,26 @@ def _facts(library: str) -> bytes:
 def _compared(library: str) -> Outcome:
     import torch
 
-    make = importlib.import_module(f"loadstone._adapters.{library}.canary").canary
+    make = importlib.import_module(f"loadstone._adapters.{library}.canary").canaries
+    note = ""
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
-        canary: Canary = make(Path(folder))
-        expected = canary.own()
-        with contextlib.nullcontext() if canary.ours else patch(library):
-            found = (canary.ours or canary.own)()
-        wrong = next(differences(found, expected, canary.uncompared), "")
-        if not wrong and canary.is_audited and not audit(found).ok:
-            wrong = "the audit does not prove the model"
-    return Outcome(DIFFERS, wrong) if wrong else Outcome(EQUAL, canary.note)
+        canary: Canary
+        for canary in make(Path(folder)):
+            wrong = _wrong(library, canary)
+            if wrong:
+                return Outcome(DIFFERS, ": ".join(filter(None, (canary.name, wrong))))
+            note = canary.note
+    return Outcome(EQUAL, note)
+
+
+def _wrong(library: str, canary: Canary) -> str:
+    expected = canary.own()
+    with contextlib.nullcontext() if canary.ours else patch(library):
+        found = (canary.ours or canary.own)()
+    wrong = next(differences(found, expected, canary.uncompared), "")
+    if not wrong and canary.is_audited and not audit(found).ok:
+        wrong = "the audit does not prove the model"
+    return wrong
 
 
 def differences(found: Any, expected: Any, uncompared: str = "") -> Iterator[str]:

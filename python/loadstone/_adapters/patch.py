@@ -261,6 +261,21 @@ def gated(library: str, replacement: Callable[..., Any]) -> Callable[[Any], Any]
     return wrap
 
 
+def with_hooks_of(library: str) -> Callable[..., Any]:
+    """Return a replacement that calls the original with another library's hooks installed.
+
+    It only calls the original if that library is absent, or its release is unsupported.
+    """
+
+    def replacement(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if importlib.util.find_spec(library) is None or not is_known(library):
+            return original(*args, **kwargs)
+        with hooked(providers([library])[0]):
+            return original(*args, **kwargs)
+
+    return replacement
+
+
 class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
     """Makes the libraries' own loaders run on loadstone.
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._base import adapters, collector
 from loadstone._base.errors import listed, make
@@ -22,7 +21,7 @@ from loadstone._files.receipt import Receipt
 from loadstone._model import holders
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import saved_path
-from loadstone._model.storages import storage_key, version_of
+from loadstone._model.storages import storage_key, storage_weakly, version_of
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
 
@@ -109,7 +108,7 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Noted:
+class _TensorState:
     """A tensor as it was after the load.
 
     The storage is held weakly and compared by itself, not by address: memory that was freed and
@@ -123,7 +122,7 @@ class _Noted:
     shape: Any
 
     @classmethod
-    def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _Noted:
+    def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _TensorState:
         """As it is now."""
         shape = _extent_of(tensor)
         shape = shapes.setdefault(shape, shape)
@@ -147,28 +146,30 @@ def _extent_of(tensor: Any) -> Any:
     return (tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-class _Loaded:
+@dataclass(frozen=True)
+class _LoadRecord:
     """A report, and the tensors that its values were put into."""
 
-    def __init__(self, report: Report, noted: dict[str, _Noted]) -> None:
-        self.report = report
-        self.noted = noted
+    report: Report
+    states: dict[str, _TensorState]
 
 
-_last_load: weakref.WeakKeyDictionary[Any, _Loaded] = weakref.WeakKeyDictionary()
+_last_load: weakref.WeakKeyDictionary[Any, _LoadRecord] = weakref.WeakKeyDictionary()
 
 
 def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     """Notes which memory holds the loaded values, without keeping it alive."""
     shapes: dict[Any, Any] = {}  # one object for all that are equal: a load makes many at a time
-    noted = {slot.name: _Noted.of(slot.tensor, shapes) for slot in slots if not slot.tensor.is_meta}
+    states = {
+        slot.name: _TensorState.of(slot.tensor, shapes) for slot in slots if not slot.tensor.is_meta
+    }
     for module in model.modules() if _last_load else ():
         _last_load.pop(module, None)  # loads of parts, before this one
-    _last_load[model] = _Loaded(report, noted)
+    _last_load[model] = _LoadRecord(report, states)
 
 
-class Loads:
-    """The record of loads that audits use, to be restored if a load fails."""
+class LoadRecords:
+    """The records that audits of a model use, to be restored if a load fails."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -180,7 +181,7 @@ class Loads:
         self._replaced = holders.replaced(model)
 
     def restore(self) -> None:
-        """Makes it as it was."""
+        """Puts them back."""
         for module in self._model.modules():
             _last_load.pop(module, None)
             if module in self._known:
@@ -196,8 +197,8 @@ def forget(tensors: Iterable[Any]) -> None:
         loaded = None if model is None else _last_load.get(model)
         if loaded is None:
             continue
-        noted = loaded.noted.items()
-        lost = {name for name, each in noted if each.storage and each.storage.cdata in keys}
+        states = loaded.states.items()
+        lost = {name for name, each in states if each.storage and each.storage.cdata in keys}
         if lost:
             kept = {
                 name: item
@@ -205,7 +206,7 @@ def forget(tensors: Iterable[Any]) -> None:
                 if name not in lost and item.tie_of not in lost
             }
             report = dataclasses.replace(loaded.report, provenance=kept)
-            _last_load[model] = _Loaded(report, loaded.noted)
+            _last_load[model] = _LoadRecord(report, loaded.states)
 
 
 def last_report(model: Any) -> Report | None:
@@ -256,7 +257,7 @@ def audit(
                 result.provenance[slot.name] = item
         elif slot.tensor.is_meta:
             result.on_meta.append(slot.name)
-        elif loaded is None or (item is None and name in loaded.noted):
+        elif loaded is None or (item is None and name in loaded.states):
             result.unaccounted.append(slot.name)
         elif item is None:
             borrowed = _borrowed(loaded, slot, lent[id(loaded)])
@@ -266,8 +267,8 @@ def audit(
                 result.provenance[slot.name] = borrowed
         else:
             result.provenance[slot.name] = item
-            noted = loaded.noted.get(name)
-            if noted is None or not noted.is_still(slot.tensor):
+            state = loaded.states.get(name)
+            if state is None or not state.is_still(slot.tensor):
                 result.changed.append(slot.name)
     _find_holders(result, model, slots)
     if receipt is not None:
@@ -342,7 +343,7 @@ def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
             result.changed.append(slot.name)
 
 
-def _loads(model: Any, report: Report | None) -> dict[str, _Loaded]:
+def _loads(model: Any, report: Report | None) -> dict[str, _LoadRecord]:
     """The last loads of a model and of modules in it (one that was wrapped since), by path.
 
     A report that is not that of the last load proves nothing.
@@ -355,7 +356,9 @@ def _loads(model: Any, report: Report | None) -> dict[str, _Loaded]:
     return found
 
 
-def _load_of(loads: dict[str, _Loaded], paths: list[str], name: str) -> tuple[_Loaded | None, str]:
+def _load_of(
+    loads: dict[str, _LoadRecord], paths: list[str], name: str
+) -> tuple[_LoadRecord | None, str]:
     """The load of the nearest module above a tensor, and the tensor's name in it.
 
     Args:
@@ -367,7 +370,7 @@ def _load_of(loads: dict[str, _Loaded], paths: list[str], name: str) -> tuple[_L
     return None, name
 
 
-def _name_before_adapters(loaded: _Loaded | None, name: str) -> str:
+def _name_before_adapters(loaded: _LoadRecord | None, name: str) -> str:
     """A tensor's name when it was loaded, if PEFT has put its module into another since."""
     if loaded is None or name in loaded.report.provenance:
         return name
@@ -375,16 +378,16 @@ def _name_before_adapters(loaded: _Loaded | None, name: str) -> str:
     return before if before in loaded.report.provenance else name
 
 
-def _by_storage(loaded: _Loaded) -> dict[int, str]:
+def _by_storage(loaded: _LoadRecord) -> dict[int, str]:
     """Whose values lie in which memory that the load filled, as far as it still is there."""
     return {
-        int(noted.storage.cdata): name
-        for name, noted in loaded.noted.items()
-        if noted.storage is not None and not noted.storage.expired()
+        int(state.storage.cdata): name
+        for name, state in loaded.states.items()
+        if state.storage is not None and not state.storage.expired()
     }
 
 
-def _borrowed(loaded: _Loaded, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
+def _borrowed(loaded: _LoadRecord, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
     """An attribute that a forward pass set to a loaded tensor's memory, as quantized layers do."""
     storage = _storage(slot.tensor) if slot.kind == "attribute" else None
     owner = lent.get(int(storage.cdata)) if storage is not None else None
@@ -418,6 +421,6 @@ def _not_held(report: Report, item: Provenance) -> str | None:
 def _storage(tensor: Any) -> Any:
     """Weakly; ``None`` for tensors without one (sparse ones, wrappers)."""
     try:
-        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        return storage_weakly(tensor)
     except (NotImplementedError, RuntimeError):
         return None

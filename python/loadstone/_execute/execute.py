@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -18,9 +17,10 @@ from loadstone._base.interrupts import held_back
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import ProgressCallback, shown
 from loadstone._base.terminal import warn
+from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._base.warn import users_level, warn_of_overflows
 from loadstone._execute import read_once, ties
-from loadstone._execute.audit import Loads, remember
+from loadstone._execute.audit import LoadRecords, remember
 from loadstone._execute.destinations import Destinations
 from loadstone._execute.report import Report, filled_findings, human_bytes
 from loadstone._execute.same_model import planned_slots
@@ -42,7 +42,6 @@ from loadstone._skeleton.skeleton import recompute
 
 _Addresses = list[tuple[int, int, str]]  # address, bytes and dtype, by target
 _PartAddresses = list[tuple[int, list[tuple[int, int]]]]  # target; address and bytes by part
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def run(
@@ -71,7 +70,7 @@ def run(
         plan.require_ok()
         slots = planned_slots(plan, model)
         made = initialise.values(plan.targets, model)  # before a byte is read: it may fail
-        before = _Before(model)
+        before = _ModelState(model)
         filled = read_values(
             plan,
             model,
@@ -114,14 +113,14 @@ def _require_digest(receipt: object) -> None:
         raise make("plan.options", message, field="receipt", found=repr(receipt), expected=digests)
 
 
-class _Before:
+class _ModelState:
     """A model as it was before a load gave it values."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._slots = slots_of(model)
         self._tensors = Own(slot.tensor for slot in self._slots)
-        self._loads = Loads(model)
+        self._records = LoadRecords(model)
 
     def restore(self, filled: Filled, error: BaseException) -> None:
         """Makes the model, its offload folder and its audit so again.
@@ -135,20 +134,9 @@ class _Before:
         filled.destinations.undo()
         for slot, tensor in zip(self._slots, self._tensors, strict=True):
             slot.put_back(tensor)
-        self._loads.restore()
+        self._records.restore()
         filled.destinations.report_half_written(error)
         renew(self._model)
-
-
-def _with_ordinary_tensors(function: _Function) -> _Function:
-    """Runs a function outside of ``torch.inference_mode()``: what is loaded can be trained."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.inference_mode(False):
-            return function(*args, **kwargs)
-
-    return call  # type: ignore[return-value]
 
 
 def _require_numbers(plan: PlannedLoad) -> None:
@@ -194,13 +182,13 @@ class Filled:
         return self.core.offload
 
 
-@_with_ordinary_tensors
+@ordinary_tensors()
 def read_values(
     plan: PlannedLoad,
     model: Any,
     *,
     progress: bool | ProgressCallback = False,
-    threads: int = 0,
+    threads: int | None = None,
     slots: list[TensorSlot] | None = None,
     receipt: str | None = None,
     in_place: bool | None = None,
@@ -216,7 +204,8 @@ def read_values(
     in_place = plan.in_place if in_place is None else in_place
     slots = planned_slots(plan, model) if slots is None else slots
     half_written.require_written(slots, plan.targets)
-    _require_devices(plan)
+    for name in {target.device for target in plan.targets if target.delivery == "memory"}:
+        devices.require(name)
     for extension in plan.extensions:
         extension.before_read()
     values: list[Any] = [None] * len(slots)
@@ -225,7 +214,7 @@ def read_values(
     try:
         with shown(progress, "loading") as callback:
             core = _read(
-                plan, destinations, values, threads, callback, receipt or "", reading or {}
+                plan, destinations, values, threads or 0, callback, receipt or "", reading or {}
             )
         _core.require_delivered(plan.core, core)
         warn_of_overflows(core.findings)
@@ -237,7 +226,7 @@ def read_values(
 
 
 @collector.paused()
-@_with_ordinary_tensors
+@ordinary_tensors()
 def install_values(
     plan: PlannedLoad,
     model: Any,
@@ -278,7 +267,7 @@ def _warn_of_fills(plan: PlannedLoad) -> None:
 
 
 @collector.paused()
-@_with_ordinary_tensors
+@ordinary_tensors()
 def make_report(
     plan: PlannedLoad, model: Any, core: _core.Report, tied_again: Mapping[str, str] | None = None
 ) -> Report:
@@ -316,12 +305,6 @@ def make_report(
     remember(model, report, slots)
     half_written.clear(slots, given)
     return report
-
-
-def _require_devices(plan: PlannedLoad) -> None:
-    """Refuses devices that this machine lacks, before anything is read."""
-    for name in {target.device for target in plan.targets if target.delivery == "memory"}:
-        devices.require(name)
 
 
 def _read(
@@ -371,11 +354,10 @@ def _make_memory(plan: PlannedLoad, destinations: Destinations, values: list[Any
 
 
 def _parts(target: PlannedTarget) -> Parts:
-    made = {
-        part: devices.empty(target.name, shape, dtype, target.device)
+    return Parts(
+        (part, devices.empty(target.name, shape, dtype, target.device))
         for part, shape, dtype in target.parts
-    }
-    return Parts(made)
+    )
 
 
 def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loadstone import _core
 from loadstone._base.errors import listed
+from loadstone._base.keywords import names_keywords
 from loadstone._base.terminal import warn
-from loadstone._base.warn import warn_of_findings
+from loadstone._base.warn import users_level, warn_of_findings
 from loadstone._execute import execute
 from loadstone._execute.audit import prove
 from loadstone._execute.plan import Plan, plan
 from loadstone._execute.read_once import session
 from loadstone._execute.report import Report
 from loadstone._files.catalog import Checkpoint
+from loadstone._files.weighted import Weighted
 from loadstone._model.model_lock import model_lock
+from loadstone._plan.rules import Rules
 
 
+@names_keywords
 def load(
     model: Any,
     checkpoint: Checkpoint,
     *,
-    progress: bool | Callable[[int, int], object] = False,
+    rules: Rules | None = None,
+    dtype: Any = None,
+    quantize: Any = None,
+    lora: Weighted = (),
+    lora_ignore: str | Sequence[str] = (),
+    tie: str = "split",
+    device_map: Any = None,
+    max_memory: Mapping[Any, int | str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    missing: str | Mapping[str, str] = "error",
+    unexpected: str = "warn",
+    strict: bool | None = None,
+    strip_prefix: str | Sequence[str] = _core.STRIP_PREFIXES,
+    staging_bytes_max: int = _core.STAGING_BYTES_MAX,
     threads: int | None = None,
+    allow_non_finite: bool = False,
+    mmap: bool = False,
+    in_place: bool = False,
+    read_once: bool = False,
+    allow_links: bool = False,
+    progress: bool | Callable[[int, int], object] = False,
     receipt: str | None = None,
     read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
     interleave: bool = False,
-    **plan_arguments: Any,
 ) -> Report:
     """Loads a checkpoint into a model and proves that every tensor has a value with an origin.
 
@@ -49,37 +70,20 @@ def load(
 
     Thread safety: loads into one model wait for each other.
     """
-    _require_known(plan_arguments)
-    with model_lock(model), session(bool(plan_arguments.get("read_once"))):
-        made = plan(model, checkpoint, threads=threads, **plan_arguments)
-        if plan_arguments.get("strict") is False:
+    given = dict(locals())
+    reading = {name: given.pop(name) for name in _OF_EXECUTION}
+    with model_lock(model), session(read_once):
+        made = plan(**given)
+        if strict is False:
             _warn_of_nothing(made)
         _warn_of_unexpected(made)
         warn_of_findings(each for each in made.findings if each.code == "format.ignored")
-        report = execute.run(
-            made._planned,
-            model,
-            progress=progress,
-            threads=threads,
-            receipt=receipt,
-            read_ahead_bytes=read_ahead_bytes,
-            interleave=interleave,
-        )
+        report = execute.run(made._planned, model, threads=threads, **reading)
         prove(model, report)
     return report
 
 
-def _require_known(arguments: dict[str, Any]) -> None:
-    """Rejects what is no argument of :func:`plan`, in the name of the function that was called."""
-    for name in arguments:
-        if name not in _known_arguments():
-            near = _core.did_you_mean(name, _known_arguments())
-            raise TypeError(f"load() got an unexpected keyword argument {name!r}{near}")
-
-
-@functools.cache
-def _known_arguments() -> list[str]:
-    return list({**inspect.signature(load).parameters, **inspect.signature(plan).parameters})
+_OF_EXECUTION = ("progress", "receipt", "read_ahead_bytes", "interleave")
 
 
 def _warn_of_unexpected(made: Plan) -> None:
@@ -93,7 +97,7 @@ def _warn_of_unexpected(made: Plan) -> None:
         f"{len(names)} {what} not needed by the model: {listed(names)}. "
         "Pass unexpected='ignore' if that is meant",
         UserWarning,
-        stacklevel=3,
+        stacklevel=users_level(),
     )
 
 
@@ -105,5 +109,5 @@ def _warn_of_nothing(made: Plan) -> None:
         "no name of the checkpoint matches the model, so nothing is loaded: see the plan's "
         "findings, and pass rules= or strip_prefix=",
         UserWarning,
-        stacklevel=3,
+        stacklevel=users_level(),
     )

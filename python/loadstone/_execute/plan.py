@@ -13,6 +13,7 @@ from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.adapters import offering
 from loadstone._base.errors import count_argument, make
+from loadstone._base.keywords import names_keywords
 from loadstone._base.text import read_text, write_text
 from loadstone._execute import execute
 from loadstone._execute.audit import warn_of_replaced
@@ -86,6 +87,7 @@ class Plan:
         """
         self._planned.require_ok()
 
+    @names_keywords
     def execute(
         self,
         *,
@@ -168,6 +170,7 @@ class Plan:
         write_text(path, self.to_json())
 
     @classmethod
+    @names_keywords
     def load(
         cls,
         path: str | os.PathLike[str],
@@ -255,6 +258,7 @@ class Plan:
         return f"Plan({len(self.targets)} targets, {self.bytes_to_read} bytes, {errors} errors)"
 
 
+@names_keywords
 def plan(
     model: Any,
     checkpoint: Checkpoint,

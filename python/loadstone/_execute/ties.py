@@ -57,22 +57,16 @@ def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> N
         different: with values of their own in the checkpoint.
     """
     forget(model, [*names, *different])
-    if not names:
-        return
-    if not any(_ties_words(part) for part in _parts(getattr(model, "config", None))):
-        return
-    for part in _parts(_own_config(model)):
-        if _ties_words(part):
+    if names and _tying(getattr(model, "config", None)):
+        for part in _tying(_own_config(model)):
             with contextlib.suppress(AttributeError, TypeError):
                 part.tie_word_embeddings = False
 
 
-def _ties_words(config: Any) -> bool:
-    return bool(getattr(config, "tie_word_embeddings", False))
-
-
-def _parts(config: Any) -> tuple[Any, Any]:
-    return config, getattr(config, "text_config", None)
+def _tying(config: Any) -> list[Any]:
+    """The parts of a config that declare tied embeddings."""
+    parts = (config, getattr(config, "text_config", None))
+    return [each for each in parts if getattr(each, "tie_word_embeddings", False)]
 
 
 def _own_config(model: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from loadstone import _core
@@ -40,6 +40,10 @@ class TargetExtension(Protocol):
         """Targets that :meth:`installation` gives to the model."""
         return set()
 
+    def devices(self, devices: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A device map by tensors, with the targets that :meth:`expand` adds."""
+        return devices
+
     def findings(self, targets: Sequence[PlannedTarget]) -> list[_core.Finding]:
         """Problems of the plan for these targets."""
         return []
@@ -61,6 +65,10 @@ class TargetExtension(Protocol):
             offload: the folder, before its commit.
         """
         return None
+
+    def prepare_hooks(self, model: Any, device_map: Mapping[str, Any]) -> None:
+        """Prepares the new state for hooks that a library attaches to modules of a map."""
+        return
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
         """Adds entries for tensors that :meth:`installation` gave to the model."""

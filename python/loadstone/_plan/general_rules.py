@@ -51,7 +51,7 @@ class Member:
 
 
 @dataclasses.dataclass
-class Unit:
+class Family:
     """All that one rule has to do: members whose names differ by their numbers alone."""
 
     members: list[Member]
@@ -135,13 +135,13 @@ class Unit:
         return _filled(re.escape(form).replace(r"\#", "#"), spelled), templates
 
 
-def units_of(boxes: Boxes) -> list[Unit]:
-    """The units of a model, in the order in which their rules are tried."""
+def families_of(boxes: Boxes) -> list[Family]:
+    """The families of a model, in the order in which their rules are tried."""
     by_source: dict[str, set[str]] = {}
     for target, parts in boxes.items():
         for name, *_ in parts:
             by_source.setdefault(name, set()).add(target)
-    units: dict[Any, Unit] = {}
+    families: dict[Any, Family] = {}
     seen: set[str] = set()
     for target, parts in boxes.items():
         if target in seen:
@@ -155,8 +155,8 @@ def units_of(boxes: Boxes) -> list[Unit]:
         sources = tuple(sorted(places, key=lambda name: places[name]))
         forms = tuple(dict.fromkeys(map(_form, sources)))
         key = (tuple(map(_form, targets)), forms)
-        units.setdefault(key, Unit([])).members.append(Member(targets, sources))
-    return sorted(units.values(), key=_is_plain)
+        families.setdefault(key, Family([])).members.append(Member(targets, sources))
+    return sorted(families.values(), key=_is_plain)
 
 
 def is_kept(rule: Rule) -> bool:
@@ -165,8 +165,8 @@ def is_kept(rule: Rule) -> bool:
     return bool(rule["op"] == "rename" and rule["sources"] == [fixed])
 
 
-def _is_plain(unit: Unit) -> bool:
-    return all(member.targets == member.sources for member in unit.members)
+def _is_plain(family: Family) -> bool:
+    return all(member.targets == member.sources for member in family.members)
 
 
 def _form(name: str) -> str:

@@ -16,7 +16,9 @@ from loadstone import _core
 from loadstone._base.errors import make
 from loadstone._model.modules import inside, named_modules, saved_map, saved_path
 
-DeviceMap = dict[str, Any]
+Device = int | str | torch.device
+# Devices, or "disk", by paths of modules and tensors; "" is the whole model.
+DeviceMap = Mapping[str, Device]
 
 # The alignment of torch's allocator, on which the last bit of a matrix product depends.
 ALIGNMENT = 64
@@ -43,7 +45,7 @@ def main_device(device_map: Mapping[str, Any]) -> Any:
     return next((device for device in devices if str(device) not in _OFFLOADED), "cpu")
 
 
-def keep_tied_in_memory(places: DeviceMap, ties: Iterable[tuple[str, str]]) -> None:
+def keep_tied_in_memory(places: dict[str, Any], ties: Iterable[tuple[str, str]]) -> None:
     """Takes a tensor off the disk if a module that is tied to it is in memory.
 
     Args:
@@ -56,7 +58,7 @@ def keep_tied_in_memory(places: DeviceMap, ties: Iterable[tuple[str, str]]) -> N
             places[root] = device
 
 
-def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap:
+def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str, Any]:
     """The same places by paths of which none lies inside another.
 
     ``{"": "cpu", "blocks.1": "disk"}`` becomes a map of the siblings of ``blocks.1``. Tensors of a
@@ -74,9 +76,9 @@ class _Expansion:
     def __init__(self, device_map: Mapping[str, Any]) -> None:
         self.places = device_map
         self.memory = main_device(device_map)
-        self.result: DeviceMap = {}
+        self.result: dict[str, Any] = {}
 
-    def of(self, model: torch.nn.Module) -> DeviceMap:
+    def of(self, model: torch.nn.Module) -> dict[str, Any]:
         self._visit("", model, None)
         return self.result
 
@@ -102,7 +104,7 @@ def own_tensors(path: str, module: torch.nn.Module) -> list[str]:
     return [f"{path}.{name}" if path else name for name in held]
 
 
-def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap:
+def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str, Any]:
     """A computed map without tensors that are on disk apart from their module.
 
     Such maps come from counting bytes. A module without children goes to disk as a whole; of others

@@ -21,7 +21,7 @@ ERRORS_LISTED_MAX = 20
 HINTS_LISTED_MAX = 3
 
 
-@dataclass
+@dataclass(eq=False)
 class PlannedLoad:
     """A plan for each tensor of a model. One that comes from a file has no model.
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadstone import _core
-from loadstone._plan.extensions import TargetExtension
 
 
 @dataclass
@@ -25,7 +24,7 @@ class AdapterRecipes:
         findings: problems found before anything is read.
         untied: names that the model ties and the checkpoint holds values of their own for, each
             with its root: both are loaded, and tied again if they are equal.
-        extensions: for targets of the model that are more than values of tensors.
+        extensions: each a ``TargetExtension``, which needs torch as conversions do not.
     """
 
     recipes: Any  # _core.Recipes, once they are there
@@ -37,7 +36,7 @@ class AdapterRecipes:
     pairs: dict[str, str] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
     untied: dict[str, str] = field(default_factory=dict)
-    extensions: list[TargetExtension] = field(default_factory=list)
+    extensions: list[Any] = field(default_factory=list)
 
     def adjust(self, targets: Sequence[_core.Target], keeps_ties: bool = False) -> None:
         """Sets the ties and the final dtypes of targets.

@@ -282,6 +282,22 @@ def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
             assert message.startswith(f"unsupported version of {library}: {newer} is newer than ")
 
 
+@pytest.mark.parametrize("library", [each for each in LIBRARIES if sites_of(each).first])
+def test_a_release_that_was_dropped_is_refused(
+    library: str, anew: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first supported version is the control: it is asked for its places."""
+    module, first = importlib.import_module(anew), sites_of(library).first
+    major, minor = first.split(".")
+    dropped = f"{major}.{int(minor) - 1}.9"
+    monkeypatch.setattr(module, "__version__", dropped)
+    require_refused(library, f"it lacks the functions of {first}; install a supported one, or")
+    assert dropped in str(sites_of(library).refusal())
+    monkeypatch.setattr(module, "__version__", first)
+    sites_of(library).forget()
+    assert f"the functions of {first}" not in sites_of(library).lacking()
+
+
 @pytest.mark.parametrize(
     ("version", "is_untried"),
     [("5.23", False), ("5.23.4", False), ("5.24.0.dev0", True), ("6.0", True), ("4.57.1", False)],
@@ -289,7 +305,7 @@ def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
 def test_which_releases_are_untried(
     version: str, is_untried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sites = _sites.Sites("transformers", "4.51 to 4.57, 5.0 to 5.23", "")
+    sites = _sites.Sites("transformers", "4.57, 5.0 to 5.23", "")
     monkeypatch.setattr(sites, "version", lambda: version)
     assert sites.is_untried() == is_untried
 

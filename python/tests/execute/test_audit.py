@@ -201,8 +201,8 @@ def test_the_record_of_a_load_keeps_no_other_model() -> None:
 
     other, model = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     for each in (other, model):
-        audit._last_load[each] = audit._Loaded(None, {})  # type: ignore[arg-type]
-    loads = audit.Loads(model)
+        audit._last_load[each] = audit._LoadRecord(None, {})  # type: ignore[arg-type]
+    loads = audit.LoadRecords(model)
     seen = weakref.ref(other)
     del other
     gc.collect()

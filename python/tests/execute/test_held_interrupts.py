@@ -20,7 +20,7 @@ STEPS = {
     "the memory": "loadstone._execute.destinations.Destinations.undo",
     "the offload folder": "loadstone._execute.execute.Filled.offload",
     "a place of the model": "loadstone._model.walk.TensorSlot.put_back",
-    "the audit": "loadstone._execute.audit.Loads.restore",
+    "the audit": "loadstone._execute.audit.LoadRecords.restore",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -183,6 +184,18 @@ def test_a_mistyped_argument_is_one_of_load(file, mistyped, meant):
         loadstone.load(Tiny(), file, **{mistyped: None})
     near = f"; did you mean '{meant}'?" if meant else ""
     assert str(caught.value) == f"load() got an unexpected keyword argument '{mistyped}'{near}"
+
+
+def test_load_takes_the_arguments_of_plan_and_of_execute():
+    of_plan = inspect.signature(loadstone.plan).parameters
+    of_execute = inspect.signature(loadstone.Plan.execute).parameters
+    known = {**of_execute, **of_plan}
+    for name in ("self", "into"):
+        del known[name]
+    found = inspect.signature(loadstone.load).parameters
+    assert {name: str(each) for name, each in found.items()} == {
+        name: str(each) for name, each in known.items()
+    }
 
 
 def test_report_as_json(file):

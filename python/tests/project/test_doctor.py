@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,19 @@ def examined(capsys: pytest.CaptureFixture[str], *options: str, status: int) -> 
 def spoil(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Change the model that loadstone loads for the canary."""
     module = importlib.import_module(CANARY)
-    make = module.canary
+    make = module.canaries
 
-    def changed(folder: Path) -> canaries.Canary:
-        made = make(folder)
+    def changed(folder: Path) -> Iterator[canaries.Canary]:
+        (made,) = make(folder)
 
         def ours() -> Any:
             model = made.own()
             change(model)
             return model
 
-        return canaries.Canary(made.own, ours, is_audited=False)
+        yield canaries.Canary(made.own, ours, is_audited=False, name="changed")
 
-    monkeypatch.setattr(module, "canary", changed)
+    monkeypatch.setattr(module, "canaries", changed)
 
 
 def add_one_ulp(model: Any) -> None:
@@ -91,6 +92,7 @@ def test_a_canary_that_differs(
     for _ in range(2):  # a difference is not remembered
         canary = examined(capsys, status=1)["library"]["canary"]
         assert canary["result"] == "differs"
+        assert canary["reason"].startswith("changed: ")
         assert words in canary["reason"]
         assert not canary["is_remembered"]
     assert command.main(["doctor"]) == 1
@@ -102,10 +104,13 @@ def test_a_load_that_the_audit_does_not_prove(
 ) -> None:
     """As where a patch has no effect: the library's own load is equal to itself."""
     module = importlib.import_module(CANARY)
-    make = module.canary
-    monkeypatch.setattr(
-        module, "canary", lambda folder: canaries.Canary(make(folder).own, make(folder).own)
-    )
+    make = module.canaries
+
+    def unpatched(folder: Path) -> Iterator[canaries.Canary]:
+        (made,) = make(folder)
+        yield canaries.Canary(made.own, made.own)
+
+    monkeypatch.setattr(module, "canaries", unpatched)
     canary = examined(capsys, status=1)["library"]["canary"]
     assert (canary["result"], canary["reason"]) == ("differs", "the audit does not prove the model")
 
@@ -118,7 +123,7 @@ def test_a_load_that_fails(
     def fail(folder: Path) -> Any:
         raise ValueError("no /users/somebody/private/x at https://me:word@host/x?token=abc")
 
-    monkeypatch.setattr(importlib.import_module(CANARY), "canary", fail)
+    monkeypatch.setattr(importlib.import_module(CANARY), "canaries", fail)
     canary = examined(capsys, status=1)["library"]["canary"]
     assert canary["result"] == "failed"
     assert canary["reason"].startswith("ValueError: no ~/... at https://")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from loadstone._adapters.canaries import Canary
 
 
-def canary(folder: Path) -> Canary:
+def canaries(folder: Path) -> Iterator[Canary]:
     """Save two layers, and load them with the library's function."""
     file = folder / "model.safetensors"
     accelerate.utils.save(_model().state_dict(), file, safe_serialization=True)
@@ -23,7 +24,7 @@ def canary(folder: Path) -> Canary:
             model, str(file), device_map={"": "cpu"}, dtype=torch.float16
         )
 
-    return Canary(load)
+    yield Canary(load)
 
 
 def _model() -> torch.nn.Module:

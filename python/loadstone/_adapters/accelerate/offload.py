@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,13 +15,10 @@ from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import counted, listed, make
 from loadstone._model.memory import like
 from loadstone._model.modules import is_around_another
-from loadstone._model.targets import SAVED
+from loadstone._model.targets import SAVED, PlannedTarget
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.placement import device_of
-
-if TYPE_CHECKING:
-    from loadstone._model.targets import PlannedTarget
-    from loadstone._plan.planned_load import PlannedLoad
+from loadstone._plan.planned_load import PlannedLoad
 
 Index = dict[str, dict[str, Any]]
 
@@ -45,17 +42,16 @@ def offloaded_slots(
     ]
 
 
-def settle(
+def finalize_offload(
     model: torch.nn.Module,
     plan: PlannedLoad,
     device_map: Mapping[str, Any],
     folder: _core.OffloadFolder,
     offload_buffers: bool,
 ) -> None:
-    """After a load: every tensor of a module on disk is in the folder, and on meta in the model.
+    """Add the tensors on disk that the checkpoint lacks, and put all of those on meta in the model.
 
-    The load itself puts there what the checkpoint gives, also under names that are tied to it.
-    Here come tensors that the checkpoint does not have.
+    The load itself adds what the checkpoint has, also under names that are tied to it.
     """
     slots = walk(model)
     targets = {target.name: target for target in plan.targets}

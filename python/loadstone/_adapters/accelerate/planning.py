@@ -64,7 +64,9 @@ def plan_load(
     keeps = keep_in_fp32_modules if dtype == torch.float16 and device_map is not None else None
     # FSDP has a dtype for each group, and accelerate masters in fp32: spread tensors keep theirs.
     is_spread = any(slot.share is not None for slot in slots)
-    follows_file = device_map is None and dtype is None and _any_on_meta(model) and not is_spread
+    follows_file = device_map is None and dtype is None and not is_spread
+    if follows_file:  # else no state is asked for
+        follows_file = any(getattr(each, "is_meta", False) for each in model.state_dict().values())
     wanted = _only_dtype(catalog) if follows_file else dtype
     base = _traced(model, catalog, wanted)
     if base is None:
@@ -100,12 +102,6 @@ def _traced(
         ):
             return trace("transformers", model, catalog, dtype)
     return None
-
-
-def _any_on_meta(model: torch.nn.Module) -> bool:
-    return any(
-        tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)
-    )
 
 
 def _only_dtype(catalog: Catalog) -> torch.dtype | None:

@@ -1,12 +1,14 @@
-"""The canary of bitsandbytes: weights quantized by a load, and by the library's own parameter."""
+"""The canaries of bitsandbytes: weights quantized by a load, and by the library's own parameter."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from bitsandbytes.nn import Linear4bit, Params4bit
+from bitsandbytes.nn import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 
 from loadstone._adapters.canaries import Canary
 from loadstone._execute.load import load
@@ -15,28 +17,33 @@ from loadstone._skeleton.skeleton import skeleton
 _ROWS, _COLUMNS = 32, 64
 
 
-def canary(folder: Path) -> Canary:
-    """Save a layer, and quantize it to nf4."""
+def canaries(folder: Path) -> Iterator[Canary]:
+    """Save a layer, and quantize it to each encoding."""
     torch.manual_seed(0)
     state = _model().state_dict()
     torch.save(state, folder / "model.bin")
 
-    def own() -> Any:
-        layer: Any = Linear4bit(
-            _COLUMNS, _ROWS, bias=False, quant_type="nf4", compress_statistics=False
-        )
-        layer.weight = Params4bit(
-            state["0.weight"], quant_type="nf4", compress_statistics=False, module=layer
-        ).to("cpu")
+    def own(encoding: str) -> Any:
+        layer: Any
+        if encoding == "int8":
+            layer = Linear8bitLt(_COLUMNS, _ROWS, bias=False, has_fp16_weights=False, threshold=6.0)
+            layer.weight = Int8Params(state["0.weight"], requires_grad=False).to("cpu")
+        else:
+            how: Any = {"quant_type": encoding, "compress_statistics": False}
+            layer = Linear4bit(_COLUMNS, _ROWS, bias=False, **how)
+            layer.weight = Params4bit(state["0.weight"], module=layer, **how).to("cpu")
         return torch.nn.Sequential(layer)
 
-    def ours() -> Any:
+    def ours(encoding: str) -> Any:
         with skeleton():
             model = _model()
-        load(model, folder / "model.bin", quantize="nf4")
+        load(model, folder / "model.bin", quantize=encoding)
         return model
 
-    return Canary(own, ours, note="the library has no loader, so its own parameter quantizes")
+    note = "the library has no loader, so its own parameter quantizes"
+    for name in ("nf4", "fp4", "int8"):
+        loaded, reference = functools.partial(ours, name), functools.partial(own, name)
+        yield Canary(reference, loaded, note=note, name=name)
 
 
 def _model() -> torch.nn.Module:

@@ -20,7 +20,11 @@ from loadstone import _core
 from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, Shape, full
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
-from loadstone._adapters.bitsandbytes.installing import Installation
+from loadstone._adapters.bitsandbytes.installing import (
+    Installation,
+    moves_weights,
+    prepare_hooks,
+)
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._adapters.bitsandbytes.stored_weights import StoredWeight, require_finite
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
@@ -305,6 +309,11 @@ class QuantizedWeights(TargetExtension):
             complete_on_disk(weight, target.name, offload)
             if weight.offset is not None:
                 self.offsets[target.name] = weight.offset
+
+    def prepare_hooks(self, model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
+        """Makes weights whole if hooks of accelerate will move them."""
+        if moves_weights(device_map):
+            prepare_hooks(model, self.offsets)
 
     # --- the report ------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 * ``checkpoint``: a file as diffusers' converters see it: names and tensors without data.
 * ``load``: planning and reading in ``from_single_file`` and ``from_pretrained``.
-* ``hooks``: the replaced functions of the library.
+* ``hooks``, ``pipelines``, ``quantizers``: the replaced functions of the library.
+* ``missing_keys``, ``expected``: names that a file lacks. ``mismatch``: configs that do not fit.
 """
 
 from loadstone._adapters.sites import sites_of

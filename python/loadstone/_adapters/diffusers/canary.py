@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from loadstone._adapters.canaries import Canary
 
 
-def canary(folder: Path) -> Canary:
+def canaries(folder: Path) -> Iterator[Canary]:
     """Save an autoencoder of one block, and load it in another dtype."""
     autoencoder: Any = diffusers.AutoencoderKL
     autoencoder(block_out_channels=(8,), norm_num_groups=4).save_pretrained(folder)
-    return Canary(lambda: autoencoder.from_pretrained(folder, torch_dtype=torch.bfloat16))
+    yield Canary(lambda: autoencoder.from_pretrained(folder, torch_dtype=torch.bfloat16))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.diffusers.absent import Lacks, Shape, file_key
+from loadstone._adapters.diffusers.missing_keys import Assumed, MissingKeys, refusal
 from loadstone._base.dtypes import is_dtype
 from loadstone._base.errors import make
 from loadstone._base.warn import warn_of_findings
@@ -29,18 +29,18 @@ class Checkpoint(dict[str, torch.Tensor]):
     Attributes:
         catalog: the tensors of the files.
         trace: the one that the symbols belong to.
-        lacks: names that converters ask for and the files lack, as far as known.
-        guess: in a rehearsal, gives the shape of a missing name that is not in ``lacks``.
+        missing_keys: names that converters ask for and the files lack, as far as known.
+        assume: in a search for them, returns the shape of a name that is not in ``missing_keys``.
         prefix: of the files' names, that a converter has taken away.
     """
 
     def __init__(
-        self, catalog: Catalog, lacks: Lacks | None = None, trace: Trace | None = None
+        self, catalog: Catalog, missing: MissingKeys | None = None, trace: Trace | None = None
     ) -> None:
         super().__init__()
         self.catalog = catalog
-        self.lacks = Lacks() if lacks is None else lacks
-        self.guess: Callable[[str], Shape] | None = None
+        self.missing_keys = MissingKeys() if missing is None else missing
+        self.assume: Callable[[str], Assumed] | None = None
         self.prefix = ""
         self.trace = Trace(catalog) if trace is None else trace
         if trace is None:
@@ -48,7 +48,7 @@ class Checkpoint(dict[str, torch.Tensor]):
         for name, encoding in catalog.encodings().items():
             is_plain = is_dtype(encoding)
             self[name] = self.trace.source(name) if is_plain else _packed(self.trace, catalog, name)
-        for name in self.lacks.held:
+        for name in self.missing_keys.assumed:
             self[name] = self._absent(name)
 
     @classmethod
@@ -58,9 +58,15 @@ class Checkpoint(dict[str, torch.Tensor]):
         warn_of_findings(catalog.findings)
         return cls(catalog)
 
-    def fresh(self, lacks: Lacks | None = None) -> Checkpoint:
+    def fresh(self, missing: MissingKeys | None = None) -> Checkpoint:
         """The same files, before any converter."""
-        return Checkpoint(self.catalog, lacks)
+        return Checkpoint(self.catalog, missing)
+
+    def decoded(self, missing: MissingKeys | None = None) -> Checkpoint:
+        """As :meth:`fresh`, with block formats dequantized."""
+        made = self.fresh(missing)
+        made.decode()
+        return made
 
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
         """As of a ``dict``; notes the prefix that a converter takes off a name."""
@@ -70,15 +76,11 @@ class Checkpoint(dict[str, torch.Tensor]):
 
     def __missing__(self, key: str) -> torch.Tensor:
         """An absent tensor for a name that converters are known to ask for in vain."""
-        if key not in self.lacks.asked and self.guess is not None:
-            self.guess(key)
-        if key in self.lacks.asked:
+        if key not in self.missing_keys.requested and self.assume is not None:
+            self.missing_keys.requested[key] = self.assume(key)
+        if key in self.missing_keys.requested:
             return self._absent(key)
-        raise make(
-            "plan.missing",
-            "the checkpoint lacks this name, which the library's converter of this class asks for",
-            tensor=key,
-        )
+        raise refusal([key])
 
     def pop(self, key: str, *default: Any) -> Any:
         """As ``dict.pop``; a missing name without a default is reported as such."""
@@ -86,14 +88,15 @@ class Checkpoint(dict[str, torch.Tensor]):
 
     def file_key(self, key: str) -> str:
         """The name that the file should have for what a converter asks for."""
-        return file_key(key, self.lacks.held, self.prefix)
+        is_whole = key.startswith(self.prefix) or key in self.missing_keys.assumed
+        return key if is_whole else self.prefix + key
 
     def _absent(self, key: str) -> AbsentSymbol:
-        return AbsentSymbol.make(self.trace, key, self.lacks.shape(key), key in self.lacks.guesses)
+        return AbsentSymbol.make(self.trace, key, *self.missing_keys[key])
 
     def as_numbers(self) -> Checkpoint:
         """A copy in the same trace, with blocks dequantized as the library does it."""
-        same = Checkpoint(self.catalog, self.lacks, self.trace)
+        same = Checkpoint(self.catalog, self.missing_keys, self.trace)
         same.decode("gguf_half")
         return same
 

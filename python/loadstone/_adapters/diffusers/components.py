@@ -7,16 +7,17 @@ for a strategy, accelerate computes the map over all components at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from loadstone._adapters.diffusers.load import skip_keys
 from loadstone._base.errors import make
 from loadstone._base.machine import MODES
 from loadstone._plan.placement import (
-    DeviceMap,
     align_what_hooks_bring,
     gathered,
     main_device,
@@ -25,7 +26,7 @@ from loadstone._plan.placement import (
 )
 
 
-class Placing:
+class Placement:
     """The device map of one call, from its argument to the devices of components.
 
     Args:
@@ -42,8 +43,8 @@ class Placing:
         self.device_map = device_map
         self.max_memory = max_memory
         self.folder = os.fspath(folder) if folder is not None else None
-        self.components: dict[str, DeviceMap] = {}
-        self.flat: DeviceMap = {}
+        self.components: dict[str, dict[str, Any]] = {}
+        self.flat: dict[str, Any] = {}
 
     @property
     def is_strategy(self) -> bool:
@@ -51,7 +52,7 @@ class Placing:
         return isinstance(self.device_map, str) and self.device_map in MODES
 
     @property
-    def reported(self) -> DeviceMap | str | None:
+    def reported(self) -> dict[str, Any] | str | None:
         """The pipeline's ``hf_device_map``: a map, or the device if there is only one."""
         is_one = not self.is_strategy and not isinstance(self.device_map, Mapping)
         return str(self.device_map) if is_one and self.device_map != "disk" else self.flat or None
@@ -65,7 +66,7 @@ class Placing:
             isinstance(path, str) and path.startswith(f"{name}.") for path in found
         )
 
-    def decide(
+    def resolve(
         self,
         names: Iterable[str],
         others: Mapping[str, str],
@@ -94,7 +95,6 @@ class Placing:
         for name, places in self.components.items():
             if name in empty and not self.is_strategy:
                 require_paths(empty[name], places, name)
-        for name, places in self.components.items():
             inner = {path: device for path, device in places.items() if path}
             covers = name in empty and self.is_strategy and inner
             self.flat.update({} if covers else {name: places[""]})
@@ -112,17 +112,25 @@ class Placing:
         has_disk = "disk" in map(str, self.components.get(name, {}).values())
         return str(Path(self.folder, name)) if self.folder is not None and has_disk else None
 
-    def settle(self, pipe: Any) -> None:
-        """Hooks for components that have none, beside others that have some.
+    def place_others(self, pipe: Any, loaded: Container[str]) -> None:
+        """Dispatch components that the file lacks: a folder's loader has put them into memory."""
+        for name, places in self.components.items():
+            model = getattr(pipe, name)
+            if name not in loaded and set(map(str, places.values())) != {"cpu"}:
+                accelerate_hooks().dispatch_model(
+                    model,
+                    device_map=places,
+                    offload_dir=self.folder_of(name),
+                    skip_keys=skip_keys(model),
+                )
+
+    def add_missing_hooks(self, pipe: Any) -> None:
+        """Give hooks to components that have none, if others have some.
 
         A pipeline asks its components for the device that they compute on, and one that is on disk
         only tells it by its hooks.
         """
-        models = {
-            name: model
-            for name, model in pipe.components.items()
-            if isinstance(model, torch.nn.Module)
-        }
+        models = models_of(pipe)
         is_mixed = len(set(map(str, self.flat.values()))) > 1
         if is_mixed or "disk" in map(str, self.flat.values()):
             for name, model in models.items():
@@ -132,34 +140,45 @@ class Placing:
             align_what_hooks_bring(model)
 
     def _give_hooks(self, model: Any, places: Mapping[str, Any]) -> None:
-        from loadstone import accelerate
-
         held = next(model.parameters(), None)
         device = places.get("", None if held is None else held.device)
         if device is None or str(device) == "meta":
             return
         main = main_device(self.flat)
         is_brought = str(device) == "cpu" and str(main) != "cpu" and places
-        accelerate.dispatch_model(
+        accelerate_hooks().dispatch_model(
             model,
             device_map={"": device},
             main_device=main if is_brought else device,
             state_dict=model.state_dict() if is_brought else None,
             force_hooks=True,
-            skip_keys=getattr(model, "_skip_keys", None),
+            skip_keys=skip_keys(model),
         )
+
+
+def models_of(pipe: Any) -> dict[str, torch.nn.Module]:
+    """Return the components of a pipeline that are models."""
+    found = pipe.components.items()
+    return {name: each for name, each in found if isinstance(each, torch.nn.Module)}
+
+
+def accelerate_hooks() -> ModuleType:
+    """Return the module that attaches hooks; it refuses a release of accelerate that is unknown."""
+    from loadstone._adapters.accelerate import dispatch
+
+    return dispatch
 
 
 def split(
     device_map: Mapping[Any, Any], names: list[str], others: Mapping[str, str]
-) -> dict[str, DeviceMap]:
+) -> dict[str, dict[str, Any]]:
     """A map over components, and inside them, by component.
 
     Raises:
         PlanError: ``plan.device_map``: a path that begins with no component, one that is there
             twice, or no device.
     """
-    found: dict[str, DeviceMap] = {}
+    found: dict[str, dict[str, Any]] = {}
     rest: Any = None
     for path, device in device_map.items():
         if path == "":
@@ -192,7 +211,7 @@ def _computed(
     strategy: str,
     max_memory: Any,
     dtypes: Mapping[str, torch.dtype],
-) -> dict[str, DeviceMap]:
+) -> dict[str, dict[str, Any]]:
     """The device maps that accelerate computes for all components as one model, largest first.
 
     Empty if accelerate places all of them on the CPU.
@@ -216,7 +235,7 @@ def _computed(
     )
     if set(map(str, places.values())) <= {"cpu"}:
         return {}
-    result: dict[str, DeviceMap] = {}
+    result: dict[str, dict[str, Any]] = {}
     for name, model in models.items():
         own = {path: at for path, at in places.items() if path.partition(".")[0] == name}
         inner = {path[len(name) + 1 :]: device for path, device in own.items()}

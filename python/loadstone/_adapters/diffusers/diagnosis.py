@@ -135,9 +135,9 @@ class _Search:
             for name, parameter in inspect.signature(cls.__init__).parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
-        self._known: dict[str, dict[str, tuple[int, ...]] | None] = {}
+        self._known: dict[str, Shapes | None] = {}
 
-    def shapes(self, changes: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
+    def shapes(self, changes: Mapping[str, Any]) -> Shapes | None:
         """Names and shapes of the model that a changed config makes; ``None``: it makes none."""
         key = repr(sorted(changes.items()))
         if key not in self._known:
@@ -157,8 +157,7 @@ class _Search:
             for change in _candidates({**plain, **changes}, self.defaults, expected, found):
                 changed = {**changes, **change}
                 shapes = self.shapes(changed)
-                total = None if shapes is None else compare(shapes, found).total
-                if shapes is not None and total is not None and total < best:
+                if shapes is not None and (total := compare(shapes, found).total) < best:
                     best, changes, expected, improved = total, changed, shapes, True
                     break
         return {name: value for name, value in changes.items() if value != self.base.get(name)}
@@ -192,7 +191,7 @@ class _Search:
         ]
         return sorted(names, key=lambda name: not re.search("layer|block|depth", name))
 
-    def _build(self, changes: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
+    def _build(self, changes: Mapping[str, Any]) -> Shapes | None:
         self.builds += 1
         if self.builds > BUILDS_MAX:
             return None
@@ -250,11 +249,7 @@ def _widths(config: Mapping[str, Any], expected: Shapes, found: Shapes) -> Itera
             for wanted, there in zip(expected[name], found[name], strict=True):
                 if wanted != there:
                     pairs[wanted, there] = pairs.get((wanted, there), 0) + 1
-    numbers = {
-        name: value
-        for name, value in config.items()
-        if isinstance(value, int) and not isinstance(value, bool) and value > 1
-    }
+    numbers = {name: value for name, value in config.items() if type(value) is int and value > 1}
     for wanted, there in sorted(pairs, key=lambda pair: -pairs[pair]):
         for name, value in numbers.items():
             if value == wanted:
@@ -276,7 +271,7 @@ def _counts(config: Mapping[str, Any], expected: Shapes, found: Shapes) -> Itera
     for prefix, count in _blocks(expected).items():
         if there.get(prefix, 0) not in (0, count):
             for name, value in config.items():
-                if value == count and not isinstance(value, bool):
+                if type(value) is int and value == count:
                     yield {name: there[prefix]}
 
 

@@ -7,12 +7,18 @@ with that name.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from types import CodeType
 from typing import Any
 
-from loadstone._adapters.diffusers.absent import Conversion, Lacks, likely_shape, rehearse
+from loadstone._adapters.diffusers.missing_keys import (
+    NUMBER,
+    Conversion,
+    MissingKeys,
+    find_missing_keys,
+)
 from loadstone.tracing._absent import AbsentSymbol, leaves
 
 # Each round is one run of the converter, with a guess for each target.
@@ -24,37 +30,35 @@ PARTS_MAX = 15
 # How far numbers of a file's names may go on while those of the model's go on by one.
 _STEPS = (1, 2, 3, 4, -1)
 
-_NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
 
-
-class OverlookedError(Exception):
-    """A converter passes over tensors that are there, because others are not.
+class RetryError(Exception):
+    """A converter has to run again: it ignores tensors that are there, as others are not.
 
     Attributes:
-        lacks: with these it takes them.
+        missing_keys: with these it takes them.
     """
 
-    def __init__(self, lacks: Lacks) -> None:
+    def __init__(self, missing: MissingKeys) -> None:
         super().__init__()
-        self.lacks = lacks
+        self.missing_keys = missing
 
 
 def expected_keys(
-    targets: list[str], keys: Mapping[str, str], conversion: Conversion, lacks: Lacks
+    targets: list[str], keys: Mapping[str, str], conversion: Conversion, missing: MissingKeys
 ) -> dict[str, str]:
     """Missing targets and their names in the file, as far as they can be derived.
 
     Args:
         targets: the missing ones, by the model's names.
         keys: target and file's name of tensors that are there.
-        lacks: what the converter is known to ask for in vain.
+        missing: what the converter is known to ask for in vain.
 
     Raises:
-        OverlookedError: some of the targets are not missing.
+        RetryError: some of the targets are not missing.
     """
-    trials = _Trials(set(targets[:TARGETS_MAX]), conversion, lacks)
+    trials = _Trials(set(targets[:TARGETS_MAX]), conversion, missing)
     known = set(conversion.catalog.tensors)
-    waiting = {target: _unlike(known, guesses(target, keys)) for target in trials.targets}
+    waiting = {target: _unlike(known, _candidates(target, keys)) for target in trials.targets}
     for _ in range(ROUNDS_MAX):
         names = {next(waiting[target], "") for target in waiting if target not in trials.found}
         if not any(names):
@@ -73,7 +77,7 @@ def expected_keys(
     return trials.found
 
 
-def guesses(target: str, keys: Mapping[str, str]) -> Iterator[str]:
+def _candidates(target: str, keys: Mapping[str, str]) -> Iterator[str]:
     """Names that the file may have for a target, the likeliest first."""
     parts = target.split(".")
     yield from _like_siblings(target, len(parts) - 1, keys)
@@ -87,14 +91,10 @@ def prefix(keys: Mapping[str, str]) -> str:
     for target, key in keys.items():
         if key != target and key.endswith(f".{target}"):
             return key[: -len(target)]
-    firsts = {key.partition(".")[0] for key in keys.values()}
-    if len(firsts) != 1 or not keys:
-        return ""
-    parts = next(iter(keys.values())).split(".")
-    common = 0
-    while all(key.split(".")[: common + 1] == parts[: common + 1] for key in keys.values()):
-        common += 1
-    return ".".join(parts[:common]) + "."
+    paths = [key.split(".")[:-1] for key in keys.values()] or [[]]
+    pairs = zip(min(paths), max(paths), strict=False)
+    common = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+    return "".join(f"{part}." for part, _ in common)
 
 
 def _like_siblings(target: str, depth: int, keys: Mapping[str, str]) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _like_siblings(target: str, depth: int, keys: Mapping[str, str]) -> Iterator
 
 def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
     """The same tensor in another block, with the number of this one."""
-    for match in _NUMBER.finditer(target):
+    for match in NUMBER.finditer(target):
         like = re.compile(
             re.escape(target[: match.start()]) + r"(\d+)" + re.escape(target[match.end() :]) + "$"
         )
@@ -120,28 +120,31 @@ def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
         if len(others) == 2:
             yield from _continued(number, *others)
         for other, key in others:
-            places = list(_NUMBER.finditer(key))
+            places = list(NUMBER.finditer(key))
             places.sort(key=lambda place: int(place[0]) != other)  # the same number first
             for step in _STEPS:
                 for place in places:
-                    value = int(place[0]) + step * (number - other)
-                    if value >= 0:
-                        yield f"{key[: place.start()]}{value}{key[place.end() :]}"
+                    yield from _renumbered(place, step * (number - other))
 
 
 def _continued(number: int, first: tuple[int, str], second: tuple[int, str]) -> Iterator[str]:
     """The name that goes on as two others do, which differ in one number."""
     (one, key), (two, other) = first, second
-    places, others = list(_NUMBER.finditer(key)), list(_NUMBER.finditer(other))
+    places, others = list(NUMBER.finditer(key)), list(NUMBER.finditer(other))
     if len(places) != len(others):
         return
     changed = [pair for pair in zip(places, others, strict=True) if pair[0][0] != pair[1][0]]
     if len(changed) == 1:
         place, like = changed[0]
         step, rest = divmod(int(like[0]) - int(place[0]), two - one)
-        value = int(place[0]) + step * (number - one)
-        if rest == 0 and value >= 0:
-            yield f"{key[: place.start()]}{value}{key[place.end() :]}"
+        if rest == 0:
+            yield from _renumbered(place, step * (number - one))
+
+
+def _renumbered(place: re.Match[str], by: int) -> Iterator[str]:
+    """The name with another number at a place, if there is such a number."""
+    if int(place[0]) + by >= 0:
+        yield f"{place.string[: place.start()]}{int(place[0]) + by}{place.string[place.end() :]}"
 
 
 def _unlike(there: Set[str], names: Iterator[str]) -> Iterator[str]:
@@ -155,11 +158,11 @@ def _unlike(there: Set[str], names: Iterator[str]) -> Iterator[str]:
 class _Trials:
     """Runs of a converter on files that hold a little more."""
 
-    def __init__(self, targets: set[str], conversion: Conversion, lacks: Lacks) -> None:
+    def __init__(self, targets: set[str], conversion: Conversion, missing: MissingKeys) -> None:
         self.targets = targets
         self.found: dict[str, str] = {}
         self._conversion = conversion
-        self._lacks = lacks
+        self._missing = missing
 
     def run_parts(self, names: list[str]) -> None:
         """Tries names that a converter may refuse, in halves until it accepts them."""
@@ -174,12 +177,8 @@ class _Trials:
         """Notes which targets the converter makes of tensors of these names; False: it stops."""
         if not names:
             return True
-        shapes = {name: likely_shape(name, self._conversion) for name in names}
-        lacks = Lacks(dict(self._lacks.asked), dict(self._lacks.held), set(self._lacks.guesses))
-        lacks.held |= {name: shape for name, (shape, _) in shapes.items()}
-        lacks.guesses |= {name for name, (_, is_guess) in shapes.items() if is_guess}
         try:
-            made = self._conversion.run(lacks)
+            made = self._conversion.run(self._with_assumed(names))
         except Exception:  # the converter refuses one of the names
             return False
         for target in self.targets & made.keys():
@@ -188,23 +187,21 @@ class _Trials:
                 if len(keys) == 1:
                     self.found.setdefault(target, keys[0])
         if self._are_there(made):
-            self._hold({key for key in self.found.values() if key in names})
+            self._retry_if_ignored(key for key in self.found.values() if key in names)
         return True
+
+    def _with_assumed(self, names: Iterable[str]) -> MissingKeys:
+        return self._missing.with_assumed({name: self._conversion.assume(name) for name in names})
 
     def _are_there(self, made: Mapping[str, Any]) -> bool:
         values = [made.get(target) for target in self.targets]
         return any(each is not None and not isinstance(each, AbsentSymbol) for each in values)
 
-    def _hold(self, names: set[str]) -> None:
-        """Holds these for good, if the converter then takes what it passed over."""
-        lacks = Lacks(dict(self._lacks.asked), dict(self._lacks.held), set(self._lacks.guesses))
-        for name in names:
-            lacks.held[name], is_guess = likely_shape(name, self._conversion)
-            if is_guess:
-                lacks.guesses.add(name)
-        lacks = rehearse(self._conversion, lacks)
-        if self._are_there(self._conversion.run(lacks)):
-            raise OverlookedError(lacks)
+    def _retry_if_ignored(self, names: Iterable[str]) -> None:
+        """Raise if the converter takes what it passed over as soon as the file has these names."""
+        missing = find_missing_keys(self._conversion, self._with_assumed(names))
+        if self._are_there(self._conversion.run(missing)):
+            raise RetryError(missing)
 
 
 def _words(function: Any) -> set[str]:

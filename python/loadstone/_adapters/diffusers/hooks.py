@@ -15,18 +15,18 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from loadstone._adapters.diffusers.absent import Conversion, Lacks, rehearse
+from loadstone._adapters.diffusers import pipelines, quantizers
+from loadstone._adapters.diffusers.call import OPTIONS, current, loading
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
-from loadstone._adapters.diffusers.expected import OverlookedError
+from loadstone._adapters.diffusers.expected import RetryError
 from loadstone._adapters.diffusers.load import (
-    DEFAULTS,
     Load,
     Request,
     WrongConfigError,
@@ -35,29 +35,24 @@ from loadstone._adapters.diffusers.load import (
     require_series,
     skip_keys,
 )
-from loadstone._adapters.diffusers.mismatch import Places
-from loadstone._adapters.diffusers.pipelines import (
-    CONVERTING,
-    DEFERRED,
-    ConvertedError,
-    PipelineHooks,
-)
-from loadstone._adapters.diffusers.quantized import (
-    QuantizerHooks,
-    hand_on,
+from loadstone._adapters.diffusers.mismatch import ConfigSources
+from loadstone._adapters.diffusers.missing_keys import MissingKeys, find_missing_keys
+from loadstone._adapters.diffusers.pipelines import CONVERTING, DEFERRED, ConvertedError
+from loadstone._adapters.diffusers.quantizers import (
+    check_for_library,
     is_bitsandbytes,
     is_known,
-    sized,
+    quantized_sizes,
 )
 from loadstone._adapters.diffusers.supplements import supplement
-from loadstone._adapters.patch import Hook, Hooks, gated, held, suspended
+from loadstone._adapters.patch import Hook, Hooks, gated, suspended, with_hooks_of
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.errors import PlanError, make
 from loadstone._base.machine import MODES
-from loadstone._base.torch_modes import constructing, in_turn, ordinary_tensors
+from loadstone._base.torch_modes import constructing, in_turn
 from loadstone._plan.placement import expanded, gathered, require_paths
 from loadstone._skeleton.construction import skeleton_in_turn
-from loadstone.peft import with_adapters
+from loadstone.tracing import Symbol
 
 # The config may turn out to be another, and the converter to ask for what is not there or to pass
 # over what is: the latter twice, as another config makes another converter.
@@ -65,9 +60,6 @@ ATTEMPTS_MAX = 6
 
 # Whether the library's `from_single_file` takes a device map.
 PLACES_FILES = SITES.is_since("0.36")
-
-OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
-_current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
 
 
 @functools.cache
@@ -96,9 +88,9 @@ def hooks() -> Hooks:
         (modeling_utils.ModelMixin, "_load_pretrained_model", _load_pretrained_model),
         (modeling_utils, "load_state_dict", _load_state_dict),
         (accelerate, "init_empty_weights", _init_empty_weights),
-        (PeftAdapterMixin, "load_lora_adapter", with_adapters),
-        (PeftAdapterMixin, "add_adapter", with_adapters),
-        *QuantizerHooks(lambda: _current.get() is not None).places(),
+        (PeftAdapterMixin, "load_lora_adapter", with_hooks_of("peft")),
+        (PeftAdapterMixin, "add_adapter", with_hooks_of("peft")),
+        *quantizers.places(),
     ]
     if PLACES_FILES:
         places.append((single_file_model, "_determine_device_map", _determine_device_map))
@@ -109,14 +101,8 @@ def hooks() -> Hooks:
     return Hooks(
         [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places] + turns,
         "diffusers",
-        PipelineHooks(OPTIONS.get, _load).late,
+        pipelines.late_hooks,
     )
-
-
-@contextlib.contextmanager
-def _load() -> Iterator[Load]:
-    with ordinary_tensors(), held(_current, Load(OPTIONS.get())) as load:
-        yield load
 
 
 # --- construction --------------------------------------------------------------------------------
@@ -134,12 +120,12 @@ def _set_dtype_later(original: Any, cls: Any, dtype: torch.dtype) -> None:
 
 def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
     dtype = _wanted_dtype.get()
-    if dtype is None and _current.get() is None:
+    if dtype is None and current() is None:
         return original(*args, **kwargs)
     _wanted_dtype.set(None)
     with constructing(dtype):
         model = original(*args, **kwargs)
-    load = _current.get()
+    load = current()
     if load is not None and load.model is None and not PLACES_FILES:
         load.model = model  # not a twin of it, built for values that are missing
     return model
@@ -157,43 +143,35 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
     if isinstance(source, Checkpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
     with contextlib.ExitStack() as stack:
-        lacks = Lacks()
+        missing = MissingKeys()
         for _ in range(ATTEMPTS_MAX - 1):
             try:
-                return _attempt(original, cls, source, kwargs, lacks)
+                return _attempt(original, cls, source, kwargs, missing)
             except WrongConfigError as wrong:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 text = json.dumps(wrong.config, default=str)
                 (Path(folder) / "config.json").write_text(text)
                 kwargs |= {"config": folder, "subfolder": None}
-                lacks = Lacks()  # another config, another converter
-            except OverlookedError as overlooked:
-                lacks = overlooked.lacks
-            except _StumbledError as stumbled:
-                lacks = rehearse(stumbled.conversion)
-                if not lacks:
-                    raise stumbled.reason from None
-        return _attempt(original, cls, source, kwargs, lacks)
+                missing = MissingKeys()  # another config, another converter
+            except RetryError as retry:
+                missing = retry.missing_keys
+        return _attempt(original, cls, source, kwargs, missing)
 
 
-class _StumbledError(Exception):
-    """A converter failed because the file lacks something."""
-
-    def __init__(self, conversion: Conversion, reason: Exception) -> None:
-        super().__init__()
-        self.conversion, self.reason = conversion, reason
-
-
-def _attempt(original: Any, cls: Any, source: Any, kwargs: dict[str, Any], lacks: Lacks) -> Any:
-    with _load() as load:
-        load.lacks = lacks
-        load.places = Places(kwargs.get("config"), kwargs.get("cache_dir"))
+def _attempt(
+    original: Any, cls: Any, source: Any, kwargs: dict[str, Any], missing: MissingKeys
+) -> Any:
+    with loading() as load:
+        load.missing_keys = missing
+        load.config_sources = ConfigSources(kwargs.get("config"), kwargs.get("cache_dir"))
         try:
             model = original(cls, _prepared(load, source, kwargs), **kwargs)
-        except (PlanError, KeyError) as reason:
-            if load.conversion is None or lacks:
+        except (PlanError, KeyError):
+            known = load.conversion if not missing else None
+            found = None if known is None else find_missing_keys(known)
+            if not found:
                 raise
-            raise _StumbledError(load.conversion, reason) from None
+            raise RetryError(found) from None
         load.finish(model)
     return model
 
@@ -204,24 +182,21 @@ def _prepared(load: Load, source: Any, kwargs: dict[str, Any]) -> Any:
     load.keeps_blocks = config is not None and not is_bitsandbytes(config)
     if not isinstance(source, Checkpoint):
         return source
-    fresh = source.fresh(load.lacks)
-    if not load.keeps_blocks:
-        fresh.decode()
-    return fresh
+    return (source.fresh if load.keeps_blocks else source.decoded)(load.missing_keys)
 
 
 def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
     """Notes the converter's arguments other than the checkpoint."""
     arguments: dict[str, Any] = original(function, **kwargs)
-    load = _current.get()
+    load = current()
     if load is not None:
         load.mapping = function, arguments
     return arguments
 
 
 def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
-    """Notes the conversion before it runs, so that it can be rehearsed if it fails."""
-    load = _current.get()
+    """Notes the conversion before it runs, so that it can be repeated if it fails."""
+    load = current()
     if load is None or not isinstance(checkpoint, Checkpoint):
         return original(state, checkpoint)
     if has_own_names(state, checkpoint):
@@ -243,23 +218,23 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
             )
         return original(checkpoint_file, *args, **kwargs)
     checkpoint = Checkpoint.open([str(checkpoint_file)])
-    load = _current.get()
-    if load is not None and load.lacks:
-        checkpoint = checkpoint.fresh(load.lacks)
+    load = current()
+    if load is not None and load.missing_keys:
+        checkpoint = checkpoint.fresh(load.missing_keys)
     if load is not None and not load.keeps_blocks:
         checkpoint.decode()
     return checkpoint
 
 
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(*args, **kwargs) if _current.get() is None else skeleton_in_turn()
+    return original(*args, **kwargs) if current() is None else skeleton_in_turn()
 
 
 def _determine_device_map(
     original: Any, model: Any, device_map: Any, max_memory: Any = None, *rest: Any
 ) -> Any:
     """Notes the map, which the library forgets, in a form that hooks support."""
-    load = _current.get()
+    load = current()
     if load is not None:
         load.model = model
     if load is None or device_map is None:
@@ -267,7 +242,7 @@ def _determine_device_map(
     if load.options.max_memory is not None:
         max_memory = load.options.max_memory
     if isinstance(device_map, str) and device_map in MODES:
-        with sized(model):
+        with quantized_sizes(model):
             found = original(model, device_map, max_memory, *rest)
         load.device_map = gathered(model, found)
         return load.device_map
@@ -284,7 +259,7 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
     checkpoint = _checkpoint_of(state_dict)
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
-    load = _current.get() or Load(OPTIONS.get())
+    load = current() or Load(OPTIONS.get())
     conversion, load.conversion = load.conversion, None  # that is done
     if load.conversion_of is not None:
         conversion = load.conversion_of(model)
@@ -301,7 +276,7 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
             converted,
             checkpoint,
             dtype=dtype,
-            keeps=_kept_in_float32(model, dtype, kwargs.get("hf_quantizer")),
+            keeps=kept_in_float32(model, dtype),
             quantizer=kwargs.get("hf_quantizer"),
             device_map=load.device_map or kwargs.get("device_map"),
             conversion=conversion,
@@ -317,11 +292,11 @@ def _read(load: Load, request: Request) -> None:
         load.read(request)
     else:
         load.prepare(request)
-        components.add(load)
+        components.loads[components.name] = load
 
 
 def _dispatch_model(original: Any, model: Any, **kwargs: Any) -> Any:
-    load = _current.get()
+    load = current()
     if load is None or load.model is not model or (load.plan and load.device_map is None):
         return original(model, **kwargs)
     load.device_map = load.device_map or kwargs["device_map"]
@@ -331,7 +306,7 @@ def _dispatch_model(original: Any, model: Any, **kwargs: Any) -> Any:
 
 def _to(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Skips the cast of a whole model after its load, which would round float32 modules."""
-    load = _current.get()
+    load = current()
     is_cast = any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values()))
     if load is not None and load.is_traced and load.model is model and is_cast:
         return model
@@ -350,7 +325,7 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
             return original(cls, *args, **kwargs)
     if kwargs.get("device_map") == "disk":
         kwargs["device_map"] = {"": "disk"}
-    with _load() as load:
+    with loading() as load:
         result = original(cls, *args, **kwargs)
         load.finish(result[0] if isinstance(result, tuple) else result)
     return result
@@ -358,7 +333,7 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
 
 def _dispatch_model_of_folder(original: Any, model: Any, **kwargs: Any) -> Any:
     """Adds ``skip_keys``, which the library passes for pipelines but not for models."""
-    if _current.get() is not None:
+    if current() is not None:
         kwargs.setdefault("skip_keys", skip_keys(model))
     return original(model, **kwargs)
 
@@ -372,7 +347,7 @@ def _load_pretrained_model(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    load = _current.get()
+    load = current()
     checkpoint = state_dict if isinstance(state_dict, Checkpoint) else None
     if checkpoint is None and load is not None and is_readable(resolved_model_file):
         checkpoint = Checkpoint.open(resolved_model_file)
@@ -381,7 +356,7 @@ def _load_pretrained_model(
     is_ours = quantizer is None or is_known(quantizer)
     if load is None or checkpoint is None or not is_ours:
         if load is not None and quantizer is not None:
-            hand_on(quantizer, kwargs.get("device_map"), load.options.is_direct)
+            check_for_library(quantizer, kwargs.get("device_map"), load.options.is_direct)
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
     folder = kwargs.get("offload_folder")
     if folder is not None:  # of this component, where the load is a pipeline's
@@ -407,7 +382,7 @@ def _load_pretrained_model(
             f"Some weights of the model checkpoint at {source} were not used when initializing "
             f"{cls.__name__}: {', '.join(unexpected)}"
         )
-    return model, missing, unexpected, [], load.offload_index, []
+    return model, missing, unexpected, [], load.offload_index or None, []
 
 
 def _reportable(cls: Any, names: list[str]) -> list[str]:
@@ -420,19 +395,16 @@ def _checkpoint_of(state_dict: Any) -> Checkpoint | None:
     """The checkpoint that the symbols of a converted dictionary come from."""
     if isinstance(state_dict, Checkpoint):
         return state_dict
-    from loadstone.tracing import Symbol
-
     first = next((each for each in state_dict.values() if isinstance(each, Symbol)), None)
     checkpoint: Checkpoint | None = None if first is None else first.tracer.owner
     return checkpoint
 
 
-def _kept_in_float32(model: Any, dtype: Any, quantizer: Any) -> tuple[str, ...]:
-    """As the library's ``from_pretrained`` keeps them; its single files lose them in bfloat16.
+def kept_in_float32(model: Any, dtype: Any) -> tuple[str, ...]:
+    """Return what ``from_pretrained`` keeps; the library's single files lose it in bfloat16.
 
     Models of transformers keep them in float16 alone.
     """
-    del quantizer
     kept = getattr(type(model), "_keep_in_fp32_modules", None)
     is_own = hasattr(type(model), "_fix_state_dict_keys_on_load")
     if kept is None or dtype not in (torch.float16, torch.bfloat16 if is_own else None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,52 +10,25 @@ from typing import Any
 import torch
 from accelerate import big_modeling
 
-from loadstone import _core
-from loadstone._adapters.diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_packed
-from loadstone._adapters.diffusers.gaps import Gaps
-from loadstone._adapters.diffusers.mismatch import Mismatch, Places, examine
+from loadstone._adapters.diffusers.mismatch import ConfigSources, Mismatch, examine
+from loadstone._adapters.diffusers.missing import MissingTensors
+from loadstone._adapters.diffusers.missing_keys import Conversion, MissingKeys, find_missing_keys
 from loadstone._adapters.diffusers.quantized import parts_of, quantized_weights
 from loadstone._adapters.diffusers.supplements import supplement
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import PlanError, make
 from loadstone._execute import execute
-from loadstone._execute.audit import prove
 from loadstone._execute.report import Report
-from loadstone._files.weighted import Adapters
+from loadstone._execute.session import LoadSession
 from loadstone._model.model_lock import model_lock
 from loadstone._model.walk import walk
-from loadstone._plan.placement import align_what_hooks_bring, device_of
+from loadstone._plan.options import LoadOptions
+from loadstone._plan.placement import align_what_hooks_bring
 from loadstone._plan.planned_load import PlannedLoad
-from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
 from loadstone.tracing import Symbol
 from loadstone.tracing._absent import AbsentSymbol
-
-
-@dataclasses.dataclass(frozen=True)
-class DiffusersOptions:
-    """The arguments of loadstone's own functions that the library's do not have.
-
-    Attributes:
-        infers_config: a config that does not fit the file is corrected.
-        adapters: what is merged into the model; loads by name only.
-        is_direct: loadstone was called by name, so unsupported loads are refused; under a patch
-            they are left to the library.
-    """
-
-    missing: str | Mapping[str, str] = "error"
-    progress: bool | Callable[[int, int], object] = False
-    threads: int | None = None
-    max_memory: Mapping[Any, int | str] | None = None
-    offload_folder: str | os.PathLike[str] | None = None
-    infers_config: bool = False
-    is_direct: bool = dataclasses.field(default=False, kw_only=True)
-    adapters: Adapters | None = dataclasses.field(default=None, kw_only=True)
-    receipt: str | None = dataclasses.field(default=None, kw_only=True)
-
-
-DEFAULTS = DiffusersOptions()
 
 
 @dataclasses.dataclass
@@ -82,70 +54,65 @@ class Request:
     conversion: Conversion | None = None
 
 
-class Load:
-    """One call of a loader. For one thread."""
+class Load(LoadSession):
+    """One call of a loader. For one thread.
 
-    def __init__(self, options: DiffusersOptions) -> None:
-        self.options = options
-        self.model: Any = None
-        self.device_map: Any = None  # as asked for, once the library has worked it out
-        self.plan: PlannedLoad | None = None
-        self.keeps_blocks = False  # as blocks, where they are; else as the numbers they stand for
-        self.places = Places()  # where configs may be
-        self.lacks = Lacks()  # what the converter asks for in vain, where that is known
-        self.conversion: Conversion | None = None  # while the converter runs
-        # For models of another library: what the library does to the file for one.
+    Attributes:
+        device_map: as asked for, once the library has worked it out.
+        keeps_blocks: as blocks, where they are; else as the numbers they stand for.
+        config_sources: where configs may be.
+        missing_keys: what the converter asks for in vain, where that is known.
+        conversion: while the converter runs.
+        conversion_of: for models of another library: what the library does to the file for one.
+        mapping: the converter, and its arguments.
+    """
+
+    def __init__(self, options: LoadOptions) -> None:
+        super().__init__(options)
+        self.device_map: Any = None
+        self.keeps_blocks = False
+        self.config_sources = ConfigSources()
+        self.missing_keys = MissingKeys()
+        self.conversion: Conversion | None = None
         self.conversion_of: Callable[[Any], Conversion] | None = None
-        self.mapping: tuple[Any, dict[str, Any]] | None = None  # the converter, and its arguments
-        self._device_map: Mapping[str, Any] | None = None  # as planned
-        self._core: _core.Report | None = None
+        self.mapping: tuple[Any, dict[str, Any]] | None = None
         self._request: Request | None = None
-        self._traced: AdapterRecipes | None = None
+        self._recipes: AdapterRecipes | None = None
 
-    def read(self, request: Request) -> PlannedLoad:
+    def read(self, request: Request) -> None:
         """Plans and loads, and gives the model its tensors."""
         self.prepare(request)
         with model_lock(self.model):
-            self.make_plan(request.device_map)
-            return self.carry_out()
+            self.plan_for(request.device_map)
+            self.carry_out()
 
     def prepare(self, request: Request) -> None:
         """Traces; nothing is planned yet."""
         self.model = request.model
         self._request = request
-        self._traced = self.trace(request)
+        self._recipes = self.trace(request)
 
     @property
     def is_traced(self) -> bool:
-        """Whether this load gives the model its tensors, now or later."""
-        return self.plan is not None or self._traced is not None
+        """This load gives the model its tensors, now or later."""
+        return self.plan is not None or self._recipes is not None
 
     def dtypes(self) -> Mapping[str, str]:
         """The dtype of each target that the checkpoint gives; empty before the trace."""
-        return self._traced.dtypes if self._traced is not None else {}
+        return self._recipes.dtypes if self._recipes is not None else {}
 
-    def make_plan(self, device_map: Mapping[str, Any] | None) -> PlannedLoad:
+    def plan_for(self, device_map: Mapping[str, Any] | None) -> PlannedLoad:
         """Plans what was traced; reads nothing."""
-        assert self._request is not None
-        devices = _devices(self.model, device_map)
-        weights: Any = next(iter(self._traced.extensions if self._traced is not None else ()), None)
-        if devices is not None and weights is not None:
-            for unit in weights.stored.values():
-                devices[unit.name] = device_of(unit.name, devices, "cpu")
-            devices = weights.devices(devices)
-        self._device_map = device_map
-        self.plan = make_plan(
+        assert self._request is not None and self._recipes is not None
+        return self.make_plan(
             self.model,
             self._request.checkpoint.catalog,
-            self._traced,
-            adapters=self.options.adapters,
-            device_map=devices,
+            self._recipes,
+            device_map=self.devices(self.model, device_map),
             offload_folder=self.options.offload_folder,
-            missing=self.options.missing,
             missing_of=self._left_to_constructor(self.model),
             allows_unknown_modules=True,
         )
-        return self.plan
 
     def _left_to_constructor(self, model: Any) -> dict[str, str]:
         """Under a patch, buffers that the library leaves to the constructor are left to it too."""
@@ -155,32 +122,17 @@ class Load:
         buffers = [name for name, tensor in model.named_buffers() if not tensor.is_meta]
         return {name: "initialise" for name in buffers if name in saved}
 
-    def carry_out(self) -> PlannedLoad:
+    def carry_out(self) -> None:
         """Reads what was planned, and gives the model its tensors."""
         assert self.plan is not None
-        filled = execute.read_values(
-            self.plan,
-            self.model,
-            progress=self.options.progress,
-            threads=self.options.threads or 0,
-            receipt=self.options.receipt,
-        )
-        execute.install_values(self.plan, self.model, filled)
-        _as_planned_on_disk(self.plan, self.model)
-        weights: Any = next(iter(self.plan.extensions), None)  # QuantizedWeights
-        if weights is not None:
-            from loadstone._adapters.bitsandbytes.installing import moves_weights, prepare_hooks
-
-            if moves_weights(self._device_map):
-                prepare_hooks(self.model, weights.offsets)
-        filled.offload.commit()
-        self._core = filled.core
-        self._request = self._traced = None
-        return self.plan
+        with self.reading() as filled:
+            execute.install_values(self.plan, self.model, filled)
+            _as_planned_on_disk(self.plan, self.model)
+        self._request = self._recipes = None
 
     def dispatch(self) -> None:
         """Attaches hooks for tensors that are not in memory; no effect before they are read."""
-        if self._core is None or self.plan is None or self.device_map is None:
+        if self._core is None or self.device_map is None:
             return
         devices = {str(device) for device in self.device_map.values()}
         folder = self.options.offload_folder if "disk" in devices else None
@@ -189,24 +141,12 @@ class Load:
             self.model,
             self.device_map,
             offload_dir=folder,
-            offload_index=self.offload_index,
+            offload_index=self.offload_index or None,
             skip_keys=skip_keys(self.model),
         )
 
-    @property
-    def offload_index(self) -> dict[str, Any] | None:
-        """Where hooks find what is on disk, tied tensors under each of their names."""
-        return (self._core.offload.index() or None) if self._core is not None else None
-
-    def finish(self, model: Any) -> Report | None:
-        """Makes the report, and proves that every value has an origin."""
-        if self.plan is None or self._core is None:
-            return None
-        with model_lock(model):
-            report = execute.make_report(self.plan, model, self._core)
-            align_what_hooks_bring(model)
-            prove(model)
-        return report
+    def complete(self, model: Any, report: Report) -> None:
+        align_what_hooks_bring(model)
 
     def _examine(self, request: Request, converted: Mapping[str, Any]) -> Mismatch | None:
         """A wrong config, where that is what disagrees."""
@@ -220,7 +160,9 @@ class Load:
             if not isinstance(value, AbsentSymbol)
         }
         checkpoint = request.checkpoint
-        return examine(type(request.model), dict(config), state, found, checkpoint, self.places)
+        return examine(
+            type(request.model), dict(config), state, found, checkpoint, self.config_sources
+        )
 
     def trace(self, request: Request) -> AdapterRecipes:
         """Recipes for what the checkpoint gives, and findings for the rest."""
@@ -232,7 +174,7 @@ class Load:
         mismatch = self._examine(request, converted)
         fitting = None if mismatch is None else mismatch.fitting(dict(request.model.config))
         if mismatch is not None and fitting is not None:
-            if self.options.infers_config:
+            if self.options.infer_config:
                 raise WrongConfigError(fitting)
             return AdapterRecipes(
                 recipes=request.checkpoint.trace.finish(),
@@ -242,41 +184,41 @@ class Load:
         trace = request.checkpoint.trace
         numbers = Numbers(request)
         known = converted | {name: request.converted[name] for name in parts}
-        gaps = Gaps(
+        lacking = MissingTensors(
             request.model, known, self.options.missing, self._left_to_constructor(request.model)
         )
         keys: dict[str, str] = {}
-        traced = AdapterRecipes(recipes=None, extensions=[] if weights is None else [weights])
+        recipes = AdapterRecipes(recipes=None, extensions=[] if weights is None else [weights])
         for unit in weights.stored.values() if weights is not None else ():
             for name, (dtype, _) in unit.targets().items():
                 trace.add(name, request.converted[name])
-                traced.dtypes[name] = dtype
+                recipes.dtypes[name] = dtype
         for name, value in converted.items():
             if isinstance(value, AbsentSymbol):
                 continue
             if name not in state:
-                traced.unexpected.append((name, _source(value)))
+                recipes.unexpected.append((name, _source(value)))
                 continue
             symbol = _as_wanted(request, numbers, name, value, state[name])
             if symbol.shape != state[name].shape and not is_packed(symbol):
                 shapes = (symbol.shape, state[name].shape)
-                traced.findings.append(shape_mismatch(name, *shapes, [_source(symbol)]))
-                traced.reported_missing.append(name)
+                recipes.findings.append(shape_mismatch(name, *shapes, [_source(symbol)]))
+                recipes.reported_missing.append(name)
                 continue
             if is_packed(symbol):
                 _make_room(request.model, name, symbol)
             trace.add(name, symbol)
             keys[name] = _source(value)
-            traced.dtypes[name] = dtype_name(symbol.dtype)
-        traced.dtypes |= {
-            name: dtype_name(_dtype(request, name, state[name].dtype)) for name in gaps.names
+            recipes.dtypes[name] = dtype_name(symbol.dtype)
+        recipes.dtypes |= {
+            name: dtype_name(_dtype(request, name, state[name].dtype)) for name in lacking.names
         }
-        gaps.report(traced, request.checkpoint, keys, request.conversion)
-        gaps.pair(traced, {name: _shape(converted[name]) for name, _ in traced.unexpected})
+        lacking.report(recipes, request.checkpoint, keys, request.conversion)
+        lacking.pair(recipes, {name: _shape(converted[name]) for name, _ in recipes.unexpected})
         if mismatch is not None:
-            traced.findings.append(mismatch.finding())
-        traced.recipes = trace.finish()
-        return traced
+            recipes.findings.append(mismatch.finding())
+        recipes.recipes = trace.finish()
+        return recipes
 
 
 def skip_keys(model: Any) -> Any:
@@ -300,13 +242,13 @@ class WrongConfigError(Exception):
 
 
 def convert(
-    model: Any, checkpoint: Checkpoint, lacks: Lacks | None = None
+    model: Any, checkpoint: Checkpoint, missing: MissingKeys | None = None
 ) -> tuple[Mapping[str, Any], Checkpoint, Conversion | None]:
     """The checkpoint by the model's names: through the library's converter, where it needs one.
 
     Args:
         checkpoint: before any converter; block formats decoded.
-        lacks: what the converter is known to ask for in vain.
+        missing: what the converter is known to ask for in vain.
 
     Returns:
         The tensors by the model's names, the checkpoint that they belong to, and the conversion.
@@ -321,11 +263,11 @@ def convert(
     function = library.SINGLE_FILE_LOADABLE_CLASSES[kind]["checkpoint_mapping_fn"]
     conversion = conversion_of(model, checkpoint, function, {})
     try:
-        if lacks is not None:
-            checkpoint = conversion.open(lacks)
+        if missing is not None:
+            checkpoint = conversion.open(missing)
         made = function(checkpoint=checkpoint, **conversion.arguments)
     except (PlanError, KeyError):
-        found = rehearse(conversion, lacks)
+        found = find_missing_keys(conversion, missing)
         if not found:
             raise
         checkpoint = conversion.open(found)
@@ -335,7 +277,7 @@ def convert(
 
 
 def has_own_names(state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bool:
-    """Whether a file is in the library's names already, whole or not, so that nothing converts it.
+    """Tell if a file has the library's names already, whole or not, so that nothing converts it.
 
     The library says so of whole files only, and runs its converters on all others.
     """
@@ -367,15 +309,9 @@ def conversion_of(
 ) -> Conversion:
     """The run of a converter on a checkpoint, that can be repeated."""
     require_series(checkpoint)
-
-    def opened(lacks: Lacks) -> Checkpoint:
-        fresh = checkpoint.fresh(lacks)
-        fresh.decode()
-        return fresh
-
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {"config": dict(model.config), **arguments}
-    return Conversion(checkpoint.catalog, function, given, wanted, opened)
+    return Conversion(checkpoint.catalog, function, given, wanted, checkpoint.decoded)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -448,32 +384,21 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
 
 def _as_planned_on_disk(plan: PlannedLoad, model: torch.nn.Module) -> None:
     """Gives meta tensors of values on disk the planned dtype, to which hooks cast."""
-    quantized = plan.extension_names()
+    extended = plan.extension_names()
     planned = {
         target.name: target.dtype
         for target in plan.targets
-        if target.device == "disk" and target.name not in quantized
+        if target.device == "disk" and target.name not in extended
     }
     for slot in walk(model) if planned else ():
         if slot.tensor.is_meta and slot.name in planned and slot.tie_of is None:
             dtype = torch_dtype(planned[slot.name])
             if hasattr(slot.tensor, "quant_type"):
-                from loadstone._adapters.diffusers.offloaded import offloaded
+                from loadstone._adapters.diffusers.packed import offloaded
 
                 slot.replace(offloaded(slot.tensor))
             elif slot.tensor.dtype != dtype:
                 slot.replace(slot.tensor.detach().to(dtype))
-
-
-def _devices(model: Any, device_map: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The device of every tensor; buffers of modules on disk stay in memory, as accelerate's do."""
-    if not device_map or {str(device) for device in device_map.values()} == {"cpu"}:
-        return None
-    devices: dict[str, Any] = {"": "cpu", **device_map}
-    for name, _ in model.named_buffers():
-        device = device_of(name, device_map, "cpu")
-        devices[name] = "cpu" if device == "disk" else device
-    return devices
 
 
 def _source(value: Any) -> str:

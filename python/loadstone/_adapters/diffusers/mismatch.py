@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadstone import _core
+from loadstone._adapters.diffusers import local_configs
 from loadstone._adapters.diffusers.checkpoint import Checkpoint
 from loadstone._adapters.diffusers.diagnosis import (
     Counts,
@@ -16,7 +17,6 @@ from loadstone._adapters.diffusers.diagnosis import (
     diagnose,
     trial,
 )
-from loadstone._adapters.diffusers.known import Known, at_hand, by_name
 
 # Fewer disagreements are reported one by one, and not blamed on the config.
 DISAGREEMENTS_MIN = 4
@@ -29,7 +29,7 @@ NAMES_MAX = 8
 
 
 @dataclass(frozen=True)
-class Places:
+class ConfigSources:
     """Where configs may be.
 
     Attributes:
@@ -54,7 +54,7 @@ class Mismatch:
 
     before: Counts
     edited: Diagnosis | None
-    known: list[tuple[Known, Counts]] = field(default_factory=list)
+    known: list[tuple[local_configs.LocalConfig, Counts]] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
 
     def fitting(self, old: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -87,7 +87,10 @@ class Mismatch:
                 f"these configs, which diffusers knows by name, are not in the cache and were not "
                 f"tried: {names}"
             )
-        severity, hint = "error" if fits or is_edited else "info", _advice(fits, is_edited)
+        advice = [f"pass {fits[0]}"] if fits else []
+        advice += ["correct these fields of the config"] if is_edited else []
+        advice += ["pass infer_config=True"] if advice else []
+        severity, hint = "error" if advice else "info", ", or ".join(advice)
         return _core.Finding(severity, "plan.config_mismatch", "", [], "; ".join(lines), hint)
 
 
@@ -97,7 +100,7 @@ def examine(
     state: Shapes,
     found: Shapes,
     checkpoint: Checkpoint,
-    places: Places,
+    sources: ConfigSources,
 ) -> Mismatch | None:
     """Looks for the config of a file, where much of it disagrees with the model.
 
@@ -108,23 +111,15 @@ def examine(
     if before.missing + before.clashes < DISAGREEMENTS_MIN:
         return None
     edited = diagnose(cls, config, found)
-    known = []
     files = checkpoint.catalog.shards
-    for each in at_hand(cls, files, places.given, places.cache)[:TRIALS_MAX]:
-        counts = trial(cls, each.config, found)
-        if counts is not None and counts.total < before.total:
-            known.append((each, counts))
+    tried = [
+        (each, trial(cls, each.config, found))
+        for each in local_configs.find(cls, files, sources.given, sources.cache)[:TRIALS_MAX]
+    ]
+    known = [(each, counts) for each, counts in tried if counts and counts.total < before.total]
+    if edited is None and not known:
+        return None
     known.sort(key=lambda pair: pair[1].total)
-    original = checkpoint.fresh()
-    original.decode()
-    made = Mismatch(before, edited, known, by_name(original, places.cache))
-    return made if made.edited is not None or made.known else None
-
-
-def _advice(fits: list[Known], is_edited: bool) -> str:
-    advice = [f"pass {fits[0]}"] if fits else []
-    if is_edited:
-        advice.append("correct these fields of the config")
-    if advice:
-        advice.append("pass infer_config=True")
-    return ", or ".join(advice)
+    return Mismatch(
+        before, edited, known, local_configs.uncached(checkpoint.decoded(), sources.cache)
+    )

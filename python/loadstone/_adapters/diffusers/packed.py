@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gguf
@@ -75,3 +76,23 @@ def packed(trace: Trace, catalog: Catalog, name: str) -> PackedSymbol:
     value = trace.builder.decode("bytes", [trace.builder.source(name)], list(shape), "U8")
     symbol = PackedSymbol(trace, value, trace.form(shape, torch.uint8), (), name)
     return symbol._set_type(kind)
+
+
+def offloaded(parameter: Any) -> Any:
+    """A packed parameter on meta that stays of its block format when a hook fills it.
+
+    The hooks make what they bring by calling the parameter's class with the bytes alone, so the
+    class has to know the format.
+    """
+    blank = torch.empty(parameter.shape, dtype=torch.uint8, device="meta")
+    return _offloaded_class(parameter.quant_type)(blank)
+
+
+@functools.cache
+def _offloaded_class(kind: Any) -> Any:
+    def new(cls: Any, data: Any, requires_grad: bool = False, quant_type: Any = kind) -> Any:
+        make: Any = GGUFParameter.__new__
+        return make(cls, data, requires_grad, quant_type)
+
+    body = {"__new__": new, "__doc__": f"Rows of {kind.name} blocks, in memory for a forward pass."}
+    return type(f"Offloaded{kind.name}Parameter", (GGUFParameter,), body)

@@ -11,17 +11,17 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-from loadstone._adapters.diffusers.absent import Conversion, Lacks
+from loadstone._adapters.diffusers.call import OPTIONS, loading
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
-from loadstone._adapters.diffusers.components import Placing
-from loadstone._adapters.diffusers.expected import OverlookedError
-from loadstone._adapters.diffusers.load import DiffusersOptions, Load, skip_keys
+from loadstone._adapters.diffusers.components import Placement, accelerate_hooks, models_of
+from loadstone._adapters.diffusers.expected import RetryError
+from loadstone._adapters.diffusers.load import Load
+from loadstone._adapters.diffusers.missing_keys import Conversion, MissingKeys
 from loadstone._adapters.patch import Hook, gated, held
 from loadstone._adapters.sites import is_known
 from loadstone._adapters.sites.diffusers import SITES
@@ -31,16 +31,16 @@ from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._execute.audit import last_report
 from loadstone._plan.placement import expanded
 
-_placing: ContextVar[Placing | None] = ContextVar("loadstone_diffusers_placing", default=None)
+_placing: ContextVar[Placement | None] = ContextVar("loadstone_diffusers_placing", default=None)
 # Whether only the converted state dict is wanted, and no model.
 CONVERTING: ContextVar[bool] = ContextVar("loadstone_diffusers_converting", default=False)
 # The components whose reading is deferred; None: reads are not deferred.
 DEFERRED: ContextVar[Deferred | None] = ContextVar("loadstone_diffusers_deferred", default=None)
 
-
 _MODULE = "diffusers.pipelines.pipeline_utils"
 
 
+@dataclasses.dataclass
 class Deferred:
     """The components of one file, built and traced, and not read yet.
 
@@ -49,121 +49,100 @@ class Deferred:
         loads: by the component's name.
     """
 
-    def __init__(self) -> None:
-        self.name = ""
-        self.loads: dict[str, Load] = {}
-
-    def add(self, load: Load) -> None:
-        """Defers the reading of a prepared load."""
-        self.loads[self.name] = load
+    name: str = ""
+    loads: dict[str, Load] = dataclasses.field(default_factory=dict)
 
 
-class PipelineHooks:
-    """The hooks on the library's pipelines.
+def late_hooks() -> tuple[Hook, ...]:
+    """The hooks, if pipelines are imported: the import alone takes longer than a model's load."""
+    is_there = hasattr(sys.modules.get(_MODULE), "DiffusionPipeline")
+    return _hooks() if is_there and is_known("diffusers") else ()
 
-    Args:
-        options: those of the call under way.
-        load: opens a load, for the components that have no loader of their own.
-    """
 
-    def __init__(
-        self,
-        options: Callable[[], DiffusersOptions],
-        load: Callable[[], AbstractContextManager[Load]],
-    ) -> None:
-        self.options = options
-        self.load = load
+@functools.cache
+def _hooks() -> tuple[Hook, ...]:
+    from diffusers.loaders import single_file
+    from diffusers.pipelines import pipeline_loading_utils, pipeline_utils
 
-    def late(self) -> tuple[Hook, ...]:
-        """The hooks, where somebody has imported pipelines: the import alone takes longer than
-        many a model's load.
-        """
-        is_there = hasattr(sys.modules.get(_MODULE), "DiffusionPipeline")
-        return self._hooks if is_there and is_known("diffusers") else ()
+    places: list[tuple[Any, str, Any]] = [
+        (pipeline_utils.DiffusionPipeline, "from_pretrained", _from_pretrained),
+        (pipeline_utils, "_get_final_device_map", _final_device_map),
+        (pipeline_utils, "load_sub_model", _load_component),
+        (pipeline_loading_utils, "remove_hook_from_module", _unless_placing),
+        (pipeline_loading_utils, "dispatch_model", _unless_placing),
+        (single_file.FromSingleFileMixin, "from_single_file", _from_single_file),
+        (single_file, "create_diffusers_clip_model_from_ldm", _text_encoder),
+        (single_file, "create_diffusers_t5_model_from_checkpoint", _text_encoder),
+        (single_file, "load_single_file_sub_model", _load_sub_model),
+    ]
+    return tuple(Hook(owner, name, gated("diffusers", each)) for owner, name, each in places)
 
-    @functools.cached_property
-    def _hooks(self) -> tuple[Hook, ...]:
-        from diffusers.loaders import single_file
-        from diffusers.pipelines import pipeline_loading_utils, pipeline_utils
 
-        places: list[tuple[Any, str, Any]] = [
-            (pipeline_utils.DiffusionPipeline, "from_pretrained", self._from_pretrained),
-            (pipeline_utils, "_get_final_device_map", _final_device_map),
-            (pipeline_utils, "load_sub_model", _load_component),
-            (pipeline_loading_utils, "remove_hook_from_module", _unless_placing),
-            (pipeline_loading_utils, "dispatch_model", _unless_placing),
-            (single_file.FromSingleFileMixin, "from_single_file", self._from_single_file),
-            (single_file, "create_diffusers_clip_model_from_ldm", self._text_encoder),
-            (single_file, "create_diffusers_t5_model_from_checkpoint", self._text_encoder),
-            (single_file, "load_single_file_sub_model", _load_sub_model),
-        ]
-        return tuple(Hook(owner, name, gated("diffusers", each)) for owner, name, each in places)
+# --- folders -------------------------------------------------------------------------------------
 
-    # --- folders ---------------------------------------------------------------------------------
 
-    def _from_pretrained(self, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_ours(kwargs.get("device_map")):
-            return original(cls, *args, **kwargs)
-        memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
-        placing = Placing(kwargs["device_map"], memory, folder)
-        kwargs["device_map"] = "balanced"  # a placeholder: placing answers in its stead
-        with ordinary_tensors(), held(_placing, placing):
+def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _is_ours(kwargs.get("device_map")):
+        return original(cls, *args, **kwargs)
+    memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
+    placing = Placement(kwargs["device_map"], memory, folder)
+    kwargs["device_map"] = "balanced"  # a placeholder: placing answers in its stead
+    with ordinary_tensors(), held(_placing, placing):
+        pipe = original(cls, *args, **kwargs)
+        placing.add_missing_hooks(pipe)
+    return pipe
+
+
+# --- single files --------------------------------------------------------------------------------
+
+
+def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    source = args[0] if args else kwargs.get("pretrained_model_link_or_path")
+    if not is_readable([str(source)]):
+        return original(cls, *args, **kwargs)
+    chosen = OPTIONS.get()
+    memory = kwargs.pop("max_memory", None) or chosen.max_memory
+    folder = kwargs.pop("offload_folder", None) or chosen.offload_folder
+    device_map = kwargs.pop("device_map", None)
+    placing = Placement(device_map, memory, folder) if device_map is not None else None
+    with ordinary_tensors():
+        with held(DEFERRED, Deferred()) as components:
             pipe = original(cls, *args, **kwargs)
-            placing.settle(pipe)
-        return pipe
+        _finish(pipe, components, placing, kwargs)
+    return pipe
 
-    # --- single files ----------------------------------------------------------------------------
 
-    def _from_single_file(self, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-        source = args[0] if args else kwargs.get("pretrained_model_link_or_path")
-        if not is_readable([str(source)]):
-            return original(cls, *args, **kwargs)
-        chosen = self.options()
-        memory = kwargs.pop("max_memory", None) or chosen.max_memory
-        folder = kwargs.pop("offload_folder", None) or chosen.offload_folder
-        device_map = kwargs.pop("device_map", None)
-        placing = Placing(device_map, memory, folder) if device_map is not None else None
-        with ordinary_tensors():
-            with held(DEFERRED, Deferred()) as components:
-                pipe = original(cls, *args, **kwargs)
-            _finish(pipe, components, placing, kwargs)
-        return pipe
+def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Loads a component of another library's class from the pipeline's file."""
+    source = kwargs.pop("checkpoint", None)
+    build = functools.partial(original, cls, *args, **kwargs)
+    if not isinstance(source, Checkpoint):
+        return build(checkpoint=source)
+    try:
+        return _load_encoder(build, source, MissingKeys())
+    except RetryError as retry:
+        return _load_encoder(build, source, retry.missing_keys)
 
-    def _text_encoder(self, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-        """Loads a component of another library's class from the pipeline's file."""
-        source = kwargs.pop("checkpoint", None)
-        build = functools.partial(original, cls, *args, **kwargs)
-        if not isinstance(source, Checkpoint):
-            return build(checkpoint=source)
-        try:
-            return self._attempt(build, source, Lacks())
-        except OverlookedError as overlooked:
-            return self._attempt(build, source, overlooked.lacks)
 
-    def _attempt(self, build: Callable[..., Any], source: Checkpoint, lacks: Lacks) -> Any:
-        def opened(lacks: Lacks) -> Checkpoint:
-            fresh = source.fresh(lacks)
-            fresh.decode()
-            return fresh
+def _load_encoder(build: Callable[..., Any], source: Checkpoint, missing: MissingKeys) -> Any:
+    def convert(checkpoint: Any) -> Mapping[str, Any]:
+        """Converts only; the library has no function for that, so its load is stopped."""
+        with held(CONVERTING, True):
+            try:
+                build(checkpoint=checkpoint)
+            except ConvertedError as done:
+                return done.state
+        return {}
 
-        def convert(checkpoint: Any) -> Mapping[str, Any]:
-            """Converts only; the library has no function for that, so its load is stopped."""
-            with held(CONVERTING, True):
-                try:
-                    build(checkpoint=checkpoint)
-                except ConvertedError as done:
-                    return done.state
-            return {}
+    def conversion(model: Any) -> Conversion:
+        wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        return Conversion(source.catalog, convert, {}, wanted, source.decoded)
 
-        def conversion(model: Any) -> Conversion:
-            wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-            return Conversion(source.catalog, convert, {}, wanted, opened)
-
-        with self.load() as load:
-            load.lacks, load.conversion_of = lacks, conversion
-            model = build(checkpoint=opened(lacks)).eval()  # the library forgets it of T5
-            load.finish(model)
-        return model
+    with loading() as load:
+        load.missing_keys, load.conversion_of = missing, conversion
+        model = build(checkpoint=source.decoded(missing)).eval()  # the library forgets it of T5
+        load.finish(model)
+    return model
 
 
 class ConvertedError(Exception):
@@ -221,7 +200,7 @@ def _final_device_map(original: Any, *args: Any, **kwargs: Any) -> Any:
         for name, (library, class_name) in classes.items()
         if placing.needs_sizes(name)
     }
-    placing.decide(list(classes), others, empty, _kept_in_float32(empty))
+    placing.resolve(list(classes), others, empty, _kept_in_float32(empty))
     return placing.reported
 
 
@@ -294,9 +273,7 @@ def _note_moved(model: Any) -> None:
     """The library has placed a component anew, after its load."""
     report = last_report(model) if isinstance(model, torch.nn.Module) else None
     if report is not None:
-        from loadstone import accelerate
-
-        accelerate._note_moved(model, report)
+        accelerate_hooks().note_moved(model, report)
 
 
 def _unless_placing(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -308,19 +285,15 @@ def _unless_placing(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _finish(
-    pipe: Any, components: Deferred, placing: Placing | None, kwargs: Mapping[str, Any]
+    pipe: Any, components: Deferred, placing: Placement | None, kwargs: Mapping[str, Any]
 ) -> None:
     """Plans all components of a file, then reads them."""
     loads = components.loads
     if placing is not None:
-        models = {
-            name: model
-            for name, model in pipe.components.items()
-            if isinstance(model, torch.nn.Module) and name not in kwargs
-        }
+        models = {name: each for name, each in models_of(pipe).items() if name not in kwargs}
         others = {name: "it is no model that is loaded" for name in pipe.components}
         dtypes = {path: dtype for name in loads for path, dtype in _dtypes(name, loads[name])}
-        placing.decide(list(models), others, models, dtypes)
+        placing.resolve(list(models), others, models, dtypes)
     failures: dict[str, PlanError] = {}
     for name, load in loads.items():
         places = placing.components.get(name) if placing is not None else None
@@ -329,7 +302,7 @@ def _finish(
         if places is not None:
             load.device_map = expanded(load.model, places)
         try:
-            load.make_plan(load.device_map).require_ok()
+            load.plan_for(load.device_map).require_ok()
         except PlanError as failure:
             failures[name] = failure
     if failures:
@@ -339,29 +312,14 @@ def _finish(
         load.dispatch()
         load.finish(load.model)
     if placing is not None:
-        _place_the_rest(pipe, loads, placing)
+        placing.place_others(pipe, loads)
+        placing.add_missing_hooks(pipe)
         pipe.hf_device_map = placing.reported
 
 
 def _dtypes(name: str, load: Load) -> Iterator[tuple[str, torch.dtype]]:
     for target, dtype in load.dtypes().items():
         yield f"{name}.{target}", torch_dtype(dtype)
-
-
-def _place_the_rest(pipe: Any, loads: Mapping[str, Load], placing: Placing) -> None:
-    """Components that the file lacks were loaded from a folder, into memory."""
-    from loadstone import accelerate
-
-    for name, places in placing.components.items():
-        model = getattr(pipe, name)
-        if name not in loads and set(map(str, places.values())) != {"cpu"}:
-            accelerate.dispatch_model(
-                model,
-                device_map=places,
-                offload_dir=placing.folder_of(name),
-                skip_keys=skip_keys(model),
-            )
-    placing.settle(pipe)
 
 
 def _joined(failures: Mapping[str, PlanError]) -> PlanError:

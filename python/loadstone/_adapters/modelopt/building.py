@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import modelopt.torch.quantization as mtq
 import torch
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from loadstone._base.errors import make
 from loadstone._skeleton.construction import skeleton_in_turn
 
+Config = PretrainedConfig
+
 
 def skeleton_of(
-    cls: Any, folder: Path, config: Any, dtype: Any, trust_remote_code: bool
+    cls: Any, folder: Path, config: Config | None, dtype: Any, trust_remote_code: bool
 ) -> torch.nn.Module:
     """A model of a class of transformers' for a checkpoint.
 
@@ -20,8 +24,6 @@ def skeleton_of(
         config: the library's; ``None``: the folder's.
         dtype: ``None`` and ``"auto"``: the one that the config names.
     """
-    from transformers import AutoConfig, PreTrainedModel
-
     if config is None:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     wanted = dtype if dtype not in (None, "auto") else getattr(config, "dtype", None)
@@ -32,6 +34,12 @@ def skeleton_of(
         else:
             made = cls.from_config(config, dtype=wanted, trust_remote_code=trust_remote_code)
     return made
+
+
+def place_quantizers(model: torch.nn.Module, quant_cfg: Any, quant_gemm: bool) -> None:
+    """Lets the library quantize and compress a model without memory."""
+    mtq.quantize(model, quant_cfg)
+    mtq.compress(model, config=mtq.CompressConfig(quant_gemm=quant_gemm))
 
 
 def require_blank(model: torch.nn.Module) -> None:

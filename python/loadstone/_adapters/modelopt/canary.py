@@ -1,7 +1,9 @@
-"""The canary of ModelOpt: a model that is compressed while it is read, and one that was loaded."""
+"""The canaries of ModelOpt: a model that is compressed while it is read, and one in memory."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,14 @@ from modelopt.torch.quantization.plugins import accelerate as plugin
 from loadstone._adapters.canaries import Canary
 from loadstone._adapters.patch import patch
 
+# Not int4: the library compiles an extension for it.
+_CONFIGS = ("FP8_DEFAULT_CFG", "INT8_DEFAULT_CFG", "MXFP8_DEFAULT_CFG", "NVFP4_DEFAULT_CFG")
+_NOTE = "against a model that is compressed in memory, without what only a calibration measures"
 
-def canary(folder: Path) -> Canary:
-    """Save a Llama of one layer, and quantize it to FP8."""
-    config = transformers.LlamaConfig(
+
+def canaries(folder: Path) -> Iterator[Canary]:
+    """Save a Llama of one layer, and quantize it to each format."""
+    shape = transformers.LlamaConfig(
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=1,
@@ -24,21 +30,23 @@ def canary(folder: Path) -> Canary:
         num_key_value_heads=2,
         vocab_size=64,
     )
-    model: Any = transformers.LlamaForCausalLM(config)
+    model: Any = transformers.LlamaForCausalLM(shape)
     model.to(torch.bfloat16).save_pretrained(folder)
 
     def read(**extra: Any) -> Any:
         auto = transformers.AutoModelForCausalLM
         return auto.from_pretrained(folder, dtype=torch.bfloat16, **extra)
 
-    def own() -> Any:
-        model = mtq.quantize(read(), mtq.FP8_DEFAULT_CFG)
+    def own(quantization: Any) -> Any:
+        model = mtq.quantize(read(), quantization)
         mtq.compress(model)
         return model
 
-    def ours() -> Any:
-        with patch("modelopt"), plugin.init_quantized_weights(mtq.FP8_DEFAULT_CFG):
+    def ours(quantization: Any) -> Any:
+        with patch("modelopt"), plugin.init_quantized_weights(quantization):
             return read(device_map={"": "cpu"})
 
-    note = "against a model that is compressed in memory, without what only a calibration measures"
-    return Canary(own, ours, uncompared="_amax$", note=note)
+    for name in _CONFIGS:
+        config = getattr(mtq, name)
+        load, reference = functools.partial(ours, config), functools.partial(own, config)
+        yield Canary(reference, load, uncompared="_amax$", note=_NOTE, name=name)

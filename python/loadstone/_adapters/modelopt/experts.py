@@ -55,5 +55,5 @@ class PackedExperts(QTensorWrapper):  # type: ignore[misc]
 
 
 def is_packed(module: torch.nn.Module) -> bool:
-    """Whether a module holds packed experts."""
+    """Tell if a module holds packed experts."""
     return any(isinstance(each, PackedExperts) for each in module._parameters.values())

@@ -41,7 +41,7 @@ class Format:
 
 
 def is_packing(quantizer: Any) -> bool:
-    """Whether a quantizer packs a weight in ``mtq.compress``."""
+    """Tell if a quantizer packs a weight in ``mtq.compress``."""
     return bool(quantizer.is_enabled and not quantizer.fake_quant)
 
 

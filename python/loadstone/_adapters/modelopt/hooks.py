@@ -16,9 +16,13 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from loadstone._adapters.modelopt.loading import DEFAULTS, load_into, resolved
-from loadstone._adapters.patch import Hook, Hooks, gated, held
-from loadstone._base.errors import make
+import transformers
+from modelopt.torch.quantization.plugins import accelerate as plugin
+
+from loadstone._adapters.modelopt.loading import load_into, resolved
+from loadstone._adapters.patch import Hook, Hooks, gated, held, hooked
+from loadstone._base.errors import unknown
+from loadstone._plan.options import DEFAULTS, LoadOptions
 from loadstone._skeleton.construction import skeleton_in_turn
 
 LIBRARY = "modelopt"
@@ -30,13 +34,12 @@ _capacities: ContextVar[dict[Any, Any] | None] = ContextVar(
 
 # Arguments of `from_pretrained` that the library's function would pass to accelerate.
 _OURS = ("device_map", "max_memory", "attn_implementation")
+_KNOWN = (*_OURS, "dtype", "torch_dtype", "revision")
 
 
 @functools.cache
 def hooks() -> Hooks:
     """The functions of ModelOpt's plugin that are replaced."""
-    from modelopt.torch.quantization.plugins import accelerate as plugin
-
     ours: dict[str, Any] = {
         "init_empty_weights": _init_empty_weights,
         "infer_auto_device_map": _infer_auto_device_map,
@@ -44,6 +47,13 @@ def hooks() -> Hooks:
         "init_quantized_weights": _init_quantized_weights,
     }
     return Hooks([Hook(plugin, name, gated(LIBRARY, each)) for name, each in ours.items()], LIBRARY)
+
+
+@contextlib.contextmanager
+def quantizing(options: LoadOptions, *arguments: Any) -> Iterator[None]:
+    """The library's context manager, with these hooks and a caller's options."""
+    with hooked(hooks()), held(OPTIONS, options), plugin.init_quantized_weights(*arguments):
+        yield
 
 
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,10 +75,9 @@ def _load_checkpoint_and_dispatch(
     if chosen.device_map is None and any(name != "cpu" for name in room):
         sizes = {name: int(size) for name, size in room.items()}
         chosen = replace(chosen, device_map="auto", max_memory=chosen.max_memory or sizes)
-    known = {"dtype", "torch_dtype", "revision"}
     for name, value in kwargs.items():
-        if name not in known and value is not None:
-            raise make("plan.options", "this load has no such argument", field=name)
+        if name not in _KNOWN and value is not None:
+            raise unknown(name, "argument of this load", name, _KNOWN)
     load_into(model, resolved(checkpoint, kwargs.get("revision")), chosen)
     return model.eval()
 
@@ -76,8 +85,6 @@ def _load_checkpoint_and_dispatch(
 @contextlib.contextmanager
 def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     """The library's own, in which ``from_pretrained`` takes a device map too."""
-    import transformers
-
     auto: Any = transformers.AutoModelForCausalLM
     before = vars(auto).get("from_pretrained")
     try:

@@ -8,72 +8,54 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from accelerate import dispatch_model
+from huggingface_hub import snapshot_download
 from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 
+from loadstone import _core
 from loadstone._adapters.modelopt import export, formats, targets
 from loadstone._adapters.modelopt.experts import PackedExperts
 from loadstone._adapters.modelopt.targets import Weight
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._execute import execute
-from loadstone._execute.audit import prove
 from loadstone._execute.report import Report
+from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, inspect
-from loadstone._model.model_lock import model_lock, slots_of
+from loadstone._model.model_lock import model_lock
+from loadstone._model.modules import ModuleStates
 from loadstone._model.targets import PlannedTarget
+from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.model_targets import ModelTargets
+from loadstone._plan.options import LoadOptions
 from loadstone._plan.planned_load import PlannedLoad
-from loadstone._plan.planning import make_plan
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.recipes import AdapterRecipes
-
-
-@dataclass(frozen=True)
-class ModelOptOptions:
-    """The arguments of loadstone's own functions that the library's do not have.
-
-    Attributes:
-        mode: ``"modelopt-compat"``, ``"modelopt-export"`` or ``"exact"``.
-        missing: policy for what the checkpoint lacks.
-        device_map, max_memory: as :func:`loadstone.plan` takes them.
-        attn_implementation: of transformers.
-        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
-    """
-
-    mode: str = "modelopt-compat"
-    missing: str | Mapping[str, str] = "error"
-    device_map: Any = None
-    max_memory: Mapping[Any, int | str] | None = None
-    attn_implementation: Any = None
-    progress: bool | Callable[[int, int], object] = False
-    threads: int | None = None
-    receipt: str | None = None
-
-
-DEFAULTS = ModelOptOptions()
+from loadstone._plan.registry import trace
 
 
 def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The folder of a checkpoint; a name that is no folder is one of the hub's."""
     if Path(name).exists():
         return Path(name)
-    from huggingface_hub import snapshot_download
-
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
     return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
 
 
-def check(model: torch.nn.Module, catalog: Catalog, options: ModelOptOptions) -> None:
+def check(model: torch.nn.Module, catalog: Catalog, options: LoadOptions) -> None:
     """Raises if the checkpoint is incomplete, before quantizers are placed in the model."""
-    _planned(model, catalog, options, {}).require_ok()
+    _plan_in_memory(LoadSession(options), model, catalog, []).require_ok()
 
 
-def load_into(model: Any, checkpoint: str | os.PathLike[str], options: ModelOptOptions) -> Report:
+def load_into(
+    model: Any, checkpoint: str | os.PathLike[str], options: LoadOptions
+) -> Report | None:
     """Fills a model that ModelOpt has quantized and compressed on meta.
 
     Raises:
@@ -84,52 +66,34 @@ def load_into(model: Any, checkpoint: str | os.PathLike[str], options: ModelOptO
     if options.attn_implementation is not None:
         model.set_attn_implementation(options.attn_implementation)
     export.register()
+    load = LoadSession(options)
     with model_lock(model):
-        return _loaded(model, targets.find(model, options.mode), inspect(checkpoint), options)
+        weights = targets.find(model, options.mode)
+        catalog = inspect(checkpoint)
+        with _Blank(model) as blank:
+            packed = PackedWeights(weights, options.mode, blank.configured)
+            plan = _plan_in_memory(load, model, catalog, [packed])
+            with load.reading() as filled:
+                execute.install_values(plan, model, filled)
+            blank.keep()
+        _dispatch(model, plan)
+        return load.finish(model)
 
 
-def _loaded(
-    model: Any, weights: list[Weight], catalog: Catalog, options: ModelOptOptions
-) -> Report:
-    with _Blank(model) as blank:
-        quantize = {each.name: each.quantization(options.mode) for each in weights}
-        plan = _planned(model, catalog, options, quantize)
-        filled = execute.read_values(
-            plan,
-            model,
-            progress=options.progress,
-            threads=options.threads or 0,
-            receipt=options.receipt,
-        )
-        packing = _Packing(plan, filled, weights, options.mode)
-        execute.install_values(plan, model, filled)
-        packing.install()
-        blank.keep()
-    _dispatch(model, plan)
-    report = execute.make_report(plan, model, filled.core)
-    packing.add_provenance(report, blank.configured)
-    if report.receipt is not None:
-        report.receipt = report.receipt.with_held(slots_of(model), report.provenance)
-    prove(model, report)
-    return report
-
-
-def _planned(
-    model: Any, catalog: Catalog, options: ModelOptOptions, quantize: Mapping[str, Any]
+def _plan_in_memory(
+    load: LoadSession, model: Any, catalog: Catalog, extensions: list[TargetExtension]
 ) -> PlannedLoad:
-    plan = make_plan(
-        model,
-        catalog,
-        _trace(model, catalog),
-        device_map=options.device_map,
-        max_memory=options.max_memory,
-        missing=options.missing,
-        quantize=quantize,
-    )
+    """Plans, and refuses what is not in memory."""
+    recipes = AdapterRecipes(None)
+    if isinstance(model, transformers.PreTrainedModel):
+        recipes = trace("transformers", model, catalog, None)
+    recipes.extensions += extensions
+    device_map, max_memory = load.options.device_map, load.options.max_memory
+    plan = load.make_plan(model, catalog, recipes, device_map=device_map, max_memory=max_memory)
     for target in plan.targets:
         if target.device in ("disk", "meta"):
             raise make(
-                "plan.core.device_map",
+                "plan.device_map",
                 "packed weights must be in memory: ModelOpt has no hook that loads them with their "
                 "scales",
                 tensor=target.name,
@@ -137,16 +101,6 @@ def _planned(
                 expected="cpu or an accelerator",
             )
     return plan
-
-
-def _trace(model: Any, catalog: Catalog) -> AdapterRecipes | None:
-    from transformers import PreTrainedModel
-
-    if not isinstance(model, PreTrainedModel):
-        return None
-    from loadstone.transformers import trace
-
-    return trace(model, catalog)
 
 
 class _Blank:
@@ -186,30 +140,46 @@ class _Blank:
                 holder[name] = value
 
 
-class _Packing:
-    """Parameters and quantizer states, made before the model changes."""
+class PackedWeights(TargetExtension):
+    """Weights that are packed, and the state of their quantizers. For one load.
+
+    Args:
+        configured: buffers of quantizers that a config set, by name in the model.
+    """
 
     def __init__(
-        self, plan: PlannedLoad, filled: execute.Filled, weights: list[Weight], mode: str
+        self, weights: list[Weight], mode: str, configured: Mapping[str, torch.Tensor]
     ) -> None:
+        self.weights = {each.name: each for each in weights}
         self.mode = mode
-        self.parameters: list[tuple[Weight, Any]] = []
+        self.configured = configured
         self.states: list[tuple[Weight, str, dict[str, torch.Tensor]]] = []
-        indices = {target.name: index for index, target in enumerate(plan.targets)}
-        for weight in weights:
-            index = indices[weight.name]
-            parts, filled.values[index] = filled.values[index], None
-            self._prepare(weight, plan.targets[index], parts)
 
-    def _prepare(self, weight: Weight, target: PlannedTarget, parts: dict[str, Any]) -> None:
+    def expand(self, targets: ModelTargets) -> None:
+        """Quantizes the weights."""
+        named = self.weights.items()
+        targets.quantize |= {name: each.quantization(self.mode) for name, each in named}
+
+    def names(self) -> set[str]:
+        return set(self.weights)
+
+    def installation(
+        self,
+        model: Any,
+        targets: Sequence[PlannedTarget],
+        values: Sequence[Any],
+        offload: _core.OffloadFolder,
+    ) -> _Packing:
+        parameters = [
+            (weight, self._packed(weight, target, parts))
+            for target, parts in zip(targets, values, strict=True)
+            if (weight := self.weights.get(target.name)) is not None
+        ]
+        return _Packing(parameters, self.states)
+
+    def _packed(self, weight: Weight, target: PlannedTarget, parts: Mapping[str, Any]) -> Any:
+        """The library's parameter; the states of its quantizers are noted."""
         dtype = torch_dtype(target.dtype)
-        metadata = {
-            "shape": torch.Size(target.shape),
-            "dtype": dtype,
-            "qtensor_class": weight.form.holder_class(),
-        }
-        kind = PackedExperts if weight.is_stack else QTensorWrapper
-        self.parameters.append((weight, kind(parts["data"], metadata=metadata)))
         scales = {name: part for name, part in parts.items() if name != "data"}
         for index, inside in enumerate(weight.quantizers):
             own = scales
@@ -217,43 +187,59 @@ class _Packing:
                 own = {name: part[index] for name, part in scales.items()}
             made = formats.state(weight.form, own, dtype, self.mode != "modelopt-compat")
             self.states.append((weight, inside, made))
+        metadata = {
+            "shape": torch.Size(target.shape),
+            "dtype": dtype,
+            "qtensor_class": weight.form.holder_class(),
+        }
+        kind = PackedExperts if weight.is_stack else QTensorWrapper
+        return kind(parts["data"], metadata=metadata)
+
+    def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
+        """Adds the origin of the quantizers' state: the weight, or the config that set it."""
+        for weight, inside, state in self.states:
+            for leaf, value in state.items():
+                name = f"{weight.path}.{inside}.{leaf}".lstrip(".")
+                provenance[name] = dataclasses.replace(
+                    provenance[weight.name],
+                    target=name,
+                    kind="persistent_buffer",
+                    bytes_written=value.numel() * value.element_size(),
+                )
+        for name, value in self.configured.items():
+            form = (str(value.device), dtype_name(value.dtype), tuple(value.shape))
+            head = (name, "constructor", "persistent_buffer", "none", ())
+            item = Provenance(*head, *form, reason="set by the config of ModelOpt")
+            provenance.setdefault(name, item)
+
+
+@dataclasses.dataclass
+class _Packing:
+    """Parameters and quantizer states, made before the model changes."""
+
+    parameters: list[tuple[Weight, Any]]
+    states: list[tuple[Weight, str, dict[str, torch.Tensor]]]
+    before: ModuleStates = dataclasses.field(default_factory=ModuleStates)
 
     def install(self) -> None:
         """Changes the model: it reads and computes nothing, and should not fail."""
         for weight, parameter in self.parameters:
+            self.before.keep(weight.module)
             weight.module._parameters[weight.leaf] = parameter
         for weight, inside, made in self.states:
             quantizer = weight.quantizers[inside]
+            self.before.keep(quantizer)
             for name, value in made.items():
                 quantizer._buffers[name] = value
                 quantizer._non_persistent_buffers_set.discard(name)
             quantizer._dequantize = True
 
-    def add_provenance(self, report: Report, configured: Mapping[str, torch.Tensor]) -> None:
-        """Adds the origin of the quantizers' state: the weight, or the config that set it."""
-        made = {
-            f"{weight.path}.{inside}.{name}".lstrip("."): (weight.name, value)
-            for weight, inside, state in self.states
-            for name, value in state.items()
-        }
-        for name, (weight, value) in made.items():
-            report.provenance[name] = dataclasses.replace(
-                report.provenance[weight],
-                target=name,
-                kind="persistent_buffer",
-                bytes_written=value.numel() * value.element_size(),
-            )
-        for name, value in configured.items():
-            form = (str(value.device), dtype_name(value.dtype), tuple(value.shape))
-            head = (name, "constructor", "persistent_buffer", "none", ())
-            item = Provenance(*head, *form, reason="set by the config of ModelOpt")
-            report.provenance.setdefault(name, item)
+    def undo(self) -> None:
+        self.before.undo()
 
 
 def _dispatch(model: torch.nn.Module, plan: PlannedLoad) -> None:
     """Attaches hooks that move activations, if there is more than one device."""
     if len({target.device for target in plan.targets if target.origin != "tie"}) < 2:
         return
-    from accelerate import dispatch_model
-
     dispatch_model(model, dict(plan.core.device_map))

@@ -54,7 +54,7 @@ class Weight:
 
     @property
     def name(self) -> str:
-        """Of the parameter in the model."""
+        """The parameter's name in the model."""
         return f"{self.path}.{self.leaf}" if self.path else self.leaf
 
     def quantization(self, mode: str) -> Quantization:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from loadstone._adapters.canaries import Canary
 
 
-def canary(folder: Path) -> Canary:
+def canaries(folder: Path) -> Iterator[Canary]:
     """Save an adapter of rank 2, and load it into the same model again."""
     config = LoraConfig(r=2, target_modules=["0"], init_lora_weights=False)
     get_peft_model(_model(), config).save_pretrained(str(folder))
@@ -20,7 +21,7 @@ def canary(folder: Path) -> Canary:
         return PeftModel.from_pretrained(_model(), str(folder))
 
     note = "in memory; PEFT's own load leaves an adapter of an offloaded layer on meta"
-    return Canary(load, is_audited=False, note=note)
+    yield Canary(load, is_audited=False, note=note)
 
 
 def _model() -> torch.nn.Module:

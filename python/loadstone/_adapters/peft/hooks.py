@@ -14,7 +14,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import transformers_weight_conversion
 
 from loadstone._adapters.patch import Hook, Hooks, gated
-from loadstone._adapters.peft.offloaded import bring_weights_for, hooks_of
+from loadstone._adapters.peft.offloaded import bring_weights_for, has_offloaded, hooks_of
 from loadstone._adapters.transformers import adapters
 from loadstone._base.errors import Error, counted, make
 
@@ -68,7 +68,7 @@ def _inject(original: Any, tuner: Any, model: Any, *args: Any, **kwargs: Any) ->
     try:
         result = original(tuner, model, *args, **kwargs)
     except RuntimeError as reason:
-        if isinstance(reason, Error) or not _runs_by_hooks(model):
+        if isinstance(reason, Error) or not has_offloaded(model):
             raise
         raise _refused(f"the initialiser needs an offloaded weight: {reason}", "", "") from reason
     low_memory = kwargs.get("low_cpu_mem_usage", args[2] if len(args) > 2 else False)
@@ -175,10 +175,6 @@ def _tuned(model: Any) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
-def _runs_by_hooks(model: Any) -> bool:
-    return any(next(hooks_of(module), None) is not None for module in model.modules())
-
-
 def _execution_device(module: Any) -> torch.device | None:
     """Where a hook brings the weights of an offloaded module; ``None``: no hook does."""
     for hook in hooks_of(module):
@@ -207,7 +203,7 @@ def _require_reachable(model: Any) -> None:
 
 def _require_memory(model: Any) -> None:
     """Of a model that runs by hooks, all tensors of an adapter hold memory."""
-    if not _runs_by_hooks(model):
+    if not has_offloaded(model):
         return  # a model that is on meta by its maker's wish
     for path, layer in _tuned(model):
         for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):

@@ -26,7 +26,7 @@ def bring_weights_for(layer: Any) -> None:
 
     The wrappers stay after the patch, as the hooks do.
     """
-    if vars(layer).get("merge") is not None or not any(map(_is_offloaded, layer.modules())):
+    if vars(layer).get("merge") is not None or not has_offloaded(layer):
         return
     for name in METHODS:
         method = getattr(layer, name)
@@ -34,8 +34,9 @@ def bring_weights_for(layer: Any) -> None:
         setattr(layer, name, functools.update_wrapper(wrapper, method))
 
 
-def _is_offloaded(module: Any) -> bool:
-    return next(hooks_of(module), None) is not None
+def has_offloaded(model: Any) -> bool:
+    """Return whether hooks offload the model or a module in it."""
+    return any(True for module in model.modules() for _ in hooks_of(module))
 
 
 def _with_weights(layer: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -158,9 +158,9 @@ class Sites:
         late = {site.module for site in self.table if site.is_late} & sys.modules.keys()
         if self._lacking is None or late != self._late:
             self._late = late
-            found = [site.lacks() for site in self.sites]
-            if not self.is_since(self.first):
-                found.insert(0, f"all that came up to {self.first}")
+            found = [f"the functions of {self.first}"]
+            if self.is_since(self.first):
+                found = [site.lacks() for site in self.sites]
             self._lacking = tuple(dict.fromkeys(filter(None, found)))
             if self.is_untried():
                 _warn_of_untried(self.library, self.version(), self.newest)

@@ -50,6 +50,7 @@ accelerate
 transformers
     AutoConfig.from_pretrained
     AutoModelForCausalLM.from_pretrained
+    PretrainedConfig
     PreTrainedModel
 """,
 )

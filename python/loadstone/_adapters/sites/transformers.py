@@ -4,7 +4,7 @@ from loadstone._adapters.sites import Sites
 
 SITES = Sites(
     "transformers",
-    "4.51 to 4.57, 5.0 to 5.23",
+    "4.57, 5.0 to 5.23",
     """
 transformers
     CONFIG_MAPPING
@@ -37,7 +37,7 @@ transformers.integrations.peft
     [-5.0] PreTrainedModel.dtype_plan
     PreTrainedModel.named_non_persistent_buffers
     PreTrainedModel.tie_weights
-[5.0-] transformers.initialization
+[5.1-] transformers.initialization
     no_tie_weights()
 [5.0-] transformers.modeling_utils
     get_hf_quantizer(config, quantization_config, device_map, weights_only, user_agent)
@@ -115,8 +115,8 @@ transformers.integrations.peft
     init_empty_weights
     call _infer_parameter_dtype(model, param_name, empty_param, keep_in_fp32_regex)
     _load_state_dict_into_meta_model(model, state_dict)
-    [4.53-] load_shard_file(args)
-    [4.53-] load_shard_files_with_threadpool(args_list)
+    load_shard_file(args)
+    load_shard_files_with_threadpool(args_list)
 """,
-    first="4.51",
+    first="4.57",
 )

@@ -38,9 +38,7 @@ def series_gaps(derivation: Any, first: str) -> tuple[Lacking | None, list[_core
         What the group lacks; or an error, if no missing name can be derived.
     """
     _, members = derivation.groups[first]
-    read = [
-        Series(pattern, keys, derivation) for pattern, keys in members.items() if "*" in pattern
-    ]
+    read = [Series(keys, derivation) for pattern, keys in members.items() if "*" in pattern]
     series = [each for each in read if each.keys]  # the others stand for something else
     counts = {len(each.keys) for each in series}
     if len(counts) < 2 and all(each.is_whole for each in series):
@@ -71,9 +69,7 @@ def absent_keys(derivation: Any, first: str) -> Lacking | None:
     patterns = [pattern for pattern in mapping.source_patterns if "*" in pattern]
     if not patterns:
         return None
-    present = {
-        pattern: Series(pattern, members.get(pattern, ()), derivation) for pattern in patterns
-    }
+    present = {pattern: Series(members.get(pattern, ()), derivation) for pattern in patterns}
     count = _count(derivation, first, present)
     absent = [
         name
@@ -89,14 +85,14 @@ def absent_keys(derivation: Any, first: str) -> Lacking | None:
 
 
 class Series:
-    """The keys that one pattern matched, by their numbers.
+    """The keys that a pattern matched, by their numbers.
 
     Attributes:
         keys: number and key.
         odd: keys without a number, or with one that another key has (``01`` and ``1``).
     """
 
-    def __init__(self, pattern: str, keys: Iterable[str], derivation: Any) -> None:
+    def __init__(self, keys: Iterable[str], derivation: Any) -> None:
         self.keys: dict[int, str] = {}
         self.odd: list[str] = []
         head = tail = ""
@@ -104,7 +100,7 @@ class Series:
             digits = key[len(head) : len(key) - len(tail)]
             is_alike = head and key.startswith(head) and key.endswith(tail)
             if not (is_alike and digits.isascii() and digits.isdigit()):
-                position = _position(pattern, key, derivation)
+                position = _position(key, derivation)
                 if position is None:
                     self.odd.append(key)
                     continue
@@ -147,11 +143,11 @@ def _count(derivation: Any, first: str, present: dict[str, Series]) -> int:
     return highest if largest < highest <= largest + LISTED_MAX else largest
 
 
-def _position(pattern: str, key: str, derivation: Any) -> tuple[int, int] | None:
-    """Where the expert's number stands in a key of the checkpoint.
+def _position(key: str, derivation: Any) -> tuple[int, int] | None:
+    """Find the expert's number in a key of the checkpoint.
 
-    The pattern speaks of the renamed key. The number is the one that can be another without the
-    key going elsewhere; the last such, as layers stand before experts.
+    It is the last number that can be another one without changing the key's target, as the layer's
+    number comes before the expert's.
     """
     target = derivation.rename(key)
     for match in reversed(list(re.finditer(r"(?<=[._])\d+(?=\.)", key))):
@@ -168,25 +164,16 @@ def _expected(
     """The expected name of an absent key, after a present one."""
     like = next(iter(present[pattern].keys.values()), None)
     if like is None:  # none of this pattern in the group: as in another layer
-        like = next(
-            (
-                keys[0]
-                for target, (_, members) in derivation.groups.items()
-                if target != first and (keys := members.get(pattern))
-            ),
-            None,
-        )
-        if like is None:
-            like = _beside(derivation, first, pattern, present)
+        others = (members for target, (_, members) in derivation.groups.items() if target != first)
+        like = next((each[pattern][0] for each in others if each.get(pattern)), None)
+        like = like or _beside(derivation, first, pattern, present)
         if like is None:
             return None
         layer = re.search(r"\.layers?\.(\d+)\.", first)
         if layer is not None:
             like = re.sub(r"(\.layers?\.)\d+\.", rf"\g<1>{layer[1]}.", like, count=1)
-    position = _position(pattern, like, derivation)
-    if position is None:
-        return None
-    return like[: position[0]] + str(index) + like[position[1] :]
+    position = _position(like, derivation)
+    return f"{like[: position[0]]}{index}{like[position[1] :]}" if position is not None else None
 
 
 def _beside(derivation: Any, first: str, pattern: str, present: dict[str, Series]) -> str | None:

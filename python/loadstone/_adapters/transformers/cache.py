@@ -21,9 +21,9 @@ import torch
 import transformers
 from transformers import conversion_mapping, core_model_loading
 
-from loadstone import _core
+from loadstone import _core, tracing
 from loadstone._adapters.sites.transformers import SITES
-from loadstone._adapters.transformers import quantized
+from loadstone._adapters.transformers import quantized, rules
 from loadstone._adapters.transformers.code_key import Code, UndescribedError, digest_of_file
 from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
 from loadstone._base import user_cache
@@ -42,7 +42,7 @@ def folder() -> Path:
     return user_cache.folder("recipes")
 
 
-def derive(catalog: Catalog, question: ConversionInput) -> ConversionResult:
+def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
     """As :func:`rules.derive`, from the cache where it is there.
 
     Code that has no key is traced each time.
@@ -50,41 +50,33 @@ def derive(catalog: Catalog, question: ConversionInput) -> ConversionResult:
     Thread safety: any number of threads and processes may share the folder; files appear whole.
     """
     if SITES.is_untried():  # what its conversion code depends on is not known
-        return _traced(catalog, question)
+        return rules.derive(catalog, conversion)
     try:
-        key = digest(catalog, question)
+        key = digest(catalog, conversion)
     except UndescribedError:
-        return _traced(catalog, question)
+        return rules.derive(catalog, conversion)
     path = folder() / f"{key}.json"
-    derived = _read(path, key, catalog)
-    if derived is not None:
-        for index in derived.used if SITES.is_since("5.6") else ():
-            question.conversions[index]._was_used = True
-        return derived
-    derived = _traced(catalog, question)
-    if not derived.findings:
-        _write(path, key, derived, catalog)
-    return derived
-
-
-def _traced(catalog: Catalog, question: ConversionInput) -> ConversionResult:
-    from loadstone._adapters.transformers import (
-        rules,
-    )  # only now: cached recipes do not need the tracer
-
-    return rules.derive(catalog, question)
+    result = _read(path, key, catalog)
+    if result is not None:
+        for index in result.used if SITES.is_since("5.6") else ():
+            conversion.conversions[index]._was_used = True
+        return result
+    result = rules.derive(catalog, conversion)
+    if not result.findings:
+        _write(path, key, result, catalog)
+    return result
 
 
 # --- the key -------------------------------------------------------------------------------------
 
 
-def digest(catalog: Catalog, question: ConversionInput) -> str:
+def digest(catalog: Catalog, conversion: ConversionInput) -> str:
     """The digest of everything that recipes depend on: 40 hexadecimal digits.
 
     Raises:
         UndescribedError: something of it is in no file, or has no text.
     """
-    model, quantizer = question.model, question.quantizer
+    model, quantizer = conversion.model, conversion.quantizer
     cls = type(model)
     code = Code([(model, "model"), (model.config, "config"), (quantizer, "quantizer")])
     for name in (core_model_loading.__name__, conversion_mapping.__name__):
@@ -96,32 +88,29 @@ def digest(catalog: Catalog, question: ConversionInput) -> str:
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "prefix": model.base_model_prefix,
         "config": model.config.to_dict(),
-        "dtypes": _dtypes(question),
-        "conversions": [code.conversion(each) for each in question.conversions],
-        "quantizer": None if quantizer is None else _quantizer(quantizer, code),
-        "numbers": quantized.digest(catalog) if question.decodes else "",
+        "dtypes": [
+            *(conversion.dtype, conversion.built_dtype, conversion.is_asked, conversion.dtype_plan)
+        ],
+        "conversions": [code.conversion(each) for each in conversion.conversions],
+        "quantizer": None if quantizer is None else _text_of_quantizer(quantizer, code),
+        "numbers": quantized.digest(catalog) if conversion.decodes else "",
         "targets": [(name, list(t.shape), t.dtype) for name, t in model.state_dict().items()],
-        "code": [*code.digests(), *_own_code()],
+        "code": [*code.digests(), *(digest_of_file(str(each)) for each in own_code())],
     }
     text = json.dumps(facts, default=str, sort_keys=True)
     return hashlib.blake2b(f"{text}\n{catalog.digest()}".encode(), digest_size=20).hexdigest()
 
 
-def _dtypes(question: ConversionInput) -> list[Any]:
-    return [question.dtype, question.built_dtype, question.is_asked, question.dtype_plan]
-
-
-def _quantizer(quantizer: Any, code: Code) -> Any:
+def _text_of_quantizer(quantizer: Any, code: Code) -> list[Any]:
     code.of_model([type(quantizer)])
     config = quantizer.quantization_config.to_dict()
     return [type(quantizer).__qualname__, quantizer.pre_quantized, config]
 
 
-def _own_code() -> list[str]:
-    """Digests of the adapter's files and the tracer's."""
-    package = Path(__file__).parent
-    own = sorted([*package.glob("*.py"), *(package.parent / "tracing").glob("*.py")])
-    return [digest_of_file(str(each)) for each in own]
+def own_code() -> list[Path]:
+    """The adapter's files and the tracer's."""
+    packages = (Path(__file__).parent, Path(tracing.__file__).parent)
+    return sorted(file for package in packages for file in package.glob("*.py"))
 
 
 # --- the files -----------------------------------------------------------------------------------
@@ -137,29 +126,21 @@ def _read(path: Path, key: str, catalog: Catalog) -> ConversionResult | None:
         answer = json.loads(head)
         if answer.pop("key") != key or answer.pop("checksum") != _checksum(answer, recipes):
             return None
-        derived = ConversionResult(
-            recipes=_core.Recipes.from_json(catalog._core, recipes.decode()),
-            dtypes=answer["dtypes"],
-            unexpected=[(name, source) for name, source in answer["unexpected"]],
-            mismatched=[(name, tuple(a), tuple(b)) for name, a, b in answer["mismatched"]],
-            used=answer["used"],
-            units=answer["units"],
-            quantized=answer["quantized"],
-            decoded=answer["decoded"],
-            unneeded=answer["unneeded"],
-            recut=answer["recut"],
-        )
+        result = ConversionResult(**answer)
+        result.recipes = _core.Recipes.from_json(catalog._core, recipes.decode())
+        result.unexpected = [(name, source) for name, source in result.unexpected]
+        result.mismatched = [(name, tuple(a), tuple(b)) for name, a, b in result.mismatched]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, Error):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # the files used last are the ones that stay
-    return derived
+    return result
 
 
-def _write(path: Path, key: str, derived: ConversionResult, catalog: Catalog) -> None:
-    answer = dataclasses.asdict(dataclasses.replace(derived, recipes=None))
+def _write(path: Path, key: str, result: ConversionResult, catalog: Catalog) -> None:
+    answer = dataclasses.asdict(dataclasses.replace(result, recipes=None))
     del answer["recipes"], answer["findings"]
-    recipes = derived.recipes.to_json(catalog._core).encode()
+    recipes = result.recipes.to_json(catalog._core).encode()
     answer |= {"checksum": _checksum(answer, recipes), "key": key}
     user_cache.write(path, json.dumps(answer).encode() + b"\n" + recipes)
 

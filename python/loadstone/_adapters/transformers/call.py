@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
+from loadstone._adapters.patch import Hook, gated
 from loadstone._adapters.transformers.from_pretrained_call import FromPretrainedCall
 from loadstone._base.errors import make
 from loadstone._files.catalog import readable
 from loadstone._model.ranks import share_of
+
+# Owner, name and replacement, which takes the load, the library's function and its arguments.
+Place = tuple[Any, str, Callable[..., Any]]
 
 CURRENT: ContextVar[FromPretrainedCall | None] = ContextVar(
     "loadstone_transformers_load", default=None
 )
 
 
-def current() -> FromPretrainedCall | None:
-    """The call in this context."""
-    return CURRENT.get()
+def hooks_of_loads(places: Iterable[Place]) -> list[Hook]:
+    """Return hooks whose replacements run inside of a load; outside the library's own runs."""
+    return [
+        Hook(owner, name, gated("transformers", functools.partial(_in_load, replacement)))
+        for owner, name, replacement in places
+    ]
+
+
+def _in_load(replacement: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
+    load = CURRENT.get()
+    if load is None:
+        return original(*args, **kwargs)
+    return replacement(load, original, *args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ import transformers
 from loadstone._adapters.canaries import Canary
 
 
-def canary(folder: Path) -> Canary:
+def canaries(folder: Path) -> Iterator[Canary]:
     """Save a Mixtral of one layer, and load it in another dtype."""
     config = transformers.MixtralConfig(
         hidden_size=32,
@@ -23,4 +24,4 @@ def canary(folder: Path) -> Canary:
     )
     transformers.MixtralForCausalLM(config).save_pretrained(folder)
     auto = transformers.AutoModelForCausalLM
-    return Canary(lambda: auto.from_pretrained(folder, dtype=torch.bfloat16))
+    yield Canary(lambda: auto.from_pretrained(folder, dtype=torch.bfloat16))

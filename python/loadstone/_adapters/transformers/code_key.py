@@ -111,7 +111,7 @@ class Code:
             return ["partial", *map(self.text, (value.func, value.args, value.keywords))]
         if isinstance(value, types.MethodType):
             return ["method", self.text(value.__self__), self.text(value.__func__)]
-        if isinstance(value, types.FunctionType | type | types.BuiltinFunctionType):
+        if isinstance(value, _NAMED):
             return self._named(value)
         hidden = [each for each in cls.__mro__ if _is_versioned(each) and each not in _BARE]
         if hidden:

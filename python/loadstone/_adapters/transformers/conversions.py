@@ -17,6 +17,7 @@ from transformers import conversion_mapping as library
 from transformers.core_model_loading import WeightTransform
 
 from loadstone._adapters.patch import Hook, Hooks, gated, hooked
+from loadstone._adapters.transformers.kernels import with_globals
 
 
 @functools.cache
@@ -51,8 +52,7 @@ def _noted(build: types.FunctionType) -> dict[str, Any]:
         for name, each in build.__globals__.items()
         if isinstance(each, type) and issubclass(each, WeightTransform)
     }
-    run = types.FunctionType(build.__code__, build.__globals__ | notes, closure=build.__closure__)
-    found: dict[str, Any] = run()
+    found: dict[str, Any] = with_globals(build, **notes)()
     return found
 
 

@@ -84,13 +84,9 @@ class Sample:
         self.sources = {name: tuple(each.shape) for name, each in state.items()}
         self.targets = {name: tuple(each.shape) for name, each in self.model.state_dict().items()}
 
-    def planned(self, rules: list[dict[str, Any]]) -> general.Boxes:
-        """The boxes that the core makes of rules."""
-        return general.boxes_of(plan(self.model, self.file, rules=rules).to_json())
-
     def unlike(self, rules: list[dict[str, Any]]) -> list[str]:
         """Targets that rules make otherwise than the library does."""
-        made = self.planned(rules)
+        made = general.boxes_of(plan(self.model, self.file, rules=rules).to_json())
         names = sorted(self.boxes.keys() | made.keys())
         return [name for name in names if made.get(name) != self.boxes.get(name)]
 
@@ -108,16 +104,18 @@ def require_same(sample: Sample, rules: list[dict[str, Any]]) -> None:
 
 
 def _found(sample: Sample) -> list[dict[str, Any]]:
-    """Tries the proposals of all units side by side; one that gives the traced boxes is kept."""
-    units = general.units_of(sample.boxes)
-    waiting = {at: unit.proposals(sample.sources, sample.targets) for at, unit in enumerate(units)}
+    """Tries the proposals of all families side by side; one that gives the traced boxes is kept."""
+    families = general.families_of(sample.boxes)
+    waiting = {
+        at: each.proposals(sample.sources, sample.targets) for at, each in enumerate(families)
+    }
     chosen: dict[int, dict[str, Any]] = {}
     while waiting := {at: rules for at, rules in waiting.items() if rules}:
         tried = {at: rules.pop(0) for at, rules in waiting.items()}
         both = {**chosen, **tried}
         unlike = set(sample.unlike([both[at] for at in sorted(both)]))
         for at, rule in tried.items():
-            if unlike.isdisjoint(name for each in units[at].members for name in each.targets):
+            if unlike.isdisjoint(name for each in families[at].members for name in each.targets):
                 chosen[at] = rule
                 del waiting[at]
     return [chosen[at] for at in sorted(chosen) if not general.is_kept(chosen[at])]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,100 +12,58 @@ import torch
 from loadstone import _core
 from loadstone._adapters.transformers.stripped_config import StrippedQuantizationConfig
 from loadstone._base.errors import make
-from loadstone._execute import execute, ties
-from loadstone._execute.audit import prove
+from loadstone._execute import ties
+from loadstone._execute.execute import Filled
 from loadstone._execute.report import Report
+from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog
-from loadstone._files.weighted import Adapters
 from loadstone._model.holders import Parameters
-from loadstone._model.model_lock import model_lock, slots_of
+from loadstone._model.model_lock import slots_of
+from loadstone._plan.options import LoadOptions
 from loadstone._plan.planned_load import PlannedLoad
-from loadstone._plan.planning import make_plan
 from loadstone._plan.provenance import OFFLOADED
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
 from loadstone._skeleton.constructor import model_builder, parameter_values
 
+DEFAULTS = LoadOptions(missing="initialise")
 
-@dataclasses.dataclass(frozen=True)
-class TransformersOptions:
-    """The arguments of loadstone's own function that the library's does not have.
+
+class FromPretrainedCall(LoadSession):
+    """One call of ``from_pretrained``, without its reading. For one thread.
 
     Attributes:
-        dequantize: whether a quantized checkpoint is dequantized by loadstone; ``None``: where the
-            library has no quantizer for it, or one that cannot work here.
-        adapters: what is merged into the model; loads by name only.
-        is_direct: loadstone was called by name, so unsupported loads are refused; under a patch
-            they are left to the library.
+        stripped_config: the quantization that the config names and no quantizer took over.
+        initialises_missing: missing tensors get a value here, also where the library reads.
+        offloaded: tied tensors that hooks take from the offload folder.
     """
 
-    missing: str | Mapping[str, str] = "initialise"
-    nested_offset: Mapping[str, float] | None = None
-    quantize_experts: bool = False
-    progress: bool | Callable[[int, int], object] = False
-    threads: int | None = None
-    dequantize: bool | None = None
-    is_direct: bool = False
-    adapters: Adapters | None = None
-    receipt: str | None = None
-
-
-DEFAULTS = TransformersOptions()
-
-
-class FromPretrainedCall:
-    """One call of ``from_pretrained``, without its reading. For one thread."""
-
-    def __init__(self, options: TransformersOptions) -> None:
-        self.options = options
+    def __init__(self, options: LoadOptions) -> None:
+        super().__init__(options)
         self.is_constructing = False
-        self.fills_gaps = False  # missing tensors get a value, also where the library reads
-        self.claim = (
-            StrippedQuantizationConfig()
-        )  # the quantization that the config speaks of, and nobody took over
-        self.model: Any = None
-        self.plan: PlannedLoad | None = None
-        self._core: _core.Report | None = None
+        self.initialises_missing = False
+        self.stripped_config = StrippedQuantizationConfig()
+        self.offloaded: set[str] = set()
         self._before: Parameters | None = None
-        self._is_finished = False
+        self._ties: dict[str, str] = {}
         self._fresh: set[str] = set()  # parameters without a value, to be initialised
         self._constructed: set[str] = set()  # of those, the ones no initialiser wrote to
         self._versions: dict[str, tuple[int, int]] = {}  # of buffers, before the initialisers
         self._rewritten: set[str] = set()  # buffers that an initialiser wrote to
-        self.offloaded: set[str] = set()  # tied tensors that hooks take from the offload folder
 
-    def plan_and_read(
-        self,
-        model: Any,
-        catalog: Catalog,
-        traced: AdapterRecipes,
-        device_map: Any,
-        offload_folder: Any,
-    ) -> execute.Filled:
-        """Makes the plan and reads what it says; the model is left as it is."""
+    def make_plan(
+        self, model: Any, catalog: Catalog, recipes: AdapterRecipes | None, **arguments: Any
+    ) -> PlannedLoad:
         self._before = Parameters(model)
-        with model_lock(model):
-            self.plan = make_plan(
-                model,
-                catalog,
-                traced,
-                adapters=self.options.adapters,
-                device_map=device_map,
-                offload_folder=offload_folder,
-                missing=self.options.missing,
-                initialises=True,
-                allows_unknown_modules=True,
-            )
-            filled = execute.read_values(
-                self.plan,
-                model,
-                progress=self.options.progress,
-                threads=self.options.threads or 0,
-                receipt=self.options.receipt,
-            )
-        self._core = filled.core
-        if self.options.adapters is not None:
-            ties.follow_plan(model, self.plan, traced.ties)
-        return filled
+        self._ties = recipes.ties if recipes is not None else {}
+        chosen = {"initialises": True, "allows_unknown_modules": True}
+        return super().make_plan(model, catalog, recipes, **chosen | arguments)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Filled]:
+        with super().reading() as filled:
+            if self.options.adapters is not None and self.plan is not None:
+                ties.follow_plan(self.model, self.plan, self._ties)
+            yield filled
 
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:
         """Memory for a missing parameter, filled so that a write of an initialiser shows.
@@ -149,24 +108,9 @@ class FromPretrainedCall:
                 tensor.copy_(value)
             self._constructed.add(name)
 
-    # --- proof -----------------------------------------------------------------------------------
-
-    def finish(self, model: Any) -> Report | None:
-        """Makes the report, and proves that every value has an origin.
-
-        Returns:
-            ``None`` if the library did the reading, or after the first call.
-        """
-        if self.plan is None or self._core is None or self._is_finished:
-            return None
-        self._is_finished = True
-        with model_lock(model):
-            return self._proved(model, self.plan, self._core)
-
-    def _proved(self, model: Any, plan: PlannedLoad, core: _core.Report) -> Report:
+    def complete(self, model: Any, report: Report) -> None:
         if self._before is not None:
             self._before.note_replaced(model)
-        report = execute.make_report(plan, model, core)
         known = report.provenance
         for slot in slots_of(model):
             item = known.get(slot.name)
@@ -185,8 +129,6 @@ class FromPretrainedCall:
                 known[slot.name] = dataclasses.replace(item, origin="checkpoint", tie_of="")
         for name in self.offloaded & known.keys():
             known[name] = dataclasses.replace(known[name], reason=OFFLOADED)
-        prove(model)
-        return report
 
 
 def mismatch(
@@ -207,7 +149,7 @@ def _sentinel(dtype: torch.dtype) -> float | int:
 
 
 def _is_unwritten(tensor: torch.Tensor) -> bool:
-    """Whether any element still holds the sentinel."""
+    """Tell if an element still holds the sentinel."""
     if tensor.dtype == torch.bool:
         return True  # bool has no sentinel, and the constructor's value is right anyway
     data = tensor.detach()

@@ -16,7 +16,9 @@ import transformers
 from transformers import core_model_loading, modeling_gguf_pytorch_utils
 
 from loadstone._adapters.transformers.export import model_class
+from loadstone._adapters.transformers.kernels import with_globals
 from loadstone._base.errors import Error, make
+from loadstone._files.catalog import inspect
 
 
 def config_of(path: str) -> Any:
@@ -62,7 +64,7 @@ def _in_names_of_the_model(
 ) -> dict[str, torch.Tensor]:
     library: Any = modeling_gguf_pytorch_utils
     values = library.load_gguf_checkpoint(path, return_tensors=False)["config"]
-    architecture = _architecture(path)
+    architecture = str(inspect(path).metadata["general.architecture"])
     known = library.TENSOR_PROCESSORS.get(architecture, library.TensorProcessor)
     processor = _with_stand_ins(known)(config=values)
     names = library.get_gguf_hf_weights_map(model, processor)
@@ -77,12 +79,6 @@ def _in_names_of_the_model(
         if done.name in names:
             made[names[done.name]] = done.weights
     return {name: _tensor(value, name) for name, value in made.items()}
-
-
-def _architecture(path: str) -> str:
-    from loadstone._files.catalog import inspect
-
-    return str(inspect(path).metadata["general.architecture"])
 
 
 class Array:
@@ -210,15 +206,8 @@ _TORCH = types.SimpleNamespace(
 
 def _with_stand_ins(known: Any) -> Any:
     """A processor of the library's, whose code sees these stand-ins in place of torch."""
-
-    def changed(function: Any) -> Any:
-        seen = function.__globals__ | {"torch": _TORCH}
-        return types.FunctionType(
-            function.__code__, seen, function.__name__, function.__defaults__, function.__closure__
-        )
-
     functions = {
-        name: changed(each)
+        name: with_globals(each, torch=_TORCH)
         for owner in reversed(known.__mro__)
         for name, each in vars(owner).items()
         if isinstance(each, types.FunctionType) and name != "__init__"

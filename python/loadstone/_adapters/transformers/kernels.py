@@ -35,6 +35,13 @@ def is_known(operation: Any) -> bool:
     return _name(operation) in _SUBSTITUTES
 
 
+def with_globals(function: types.FunctionType, **names: Any) -> types.FunctionType:
+    """Return a function of the library whose code finds other objects by these global names."""
+    seen = function.__globals__ | names
+    made = (function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
+    return types.FunctionType(*made)
+
+
 def _name(operation: Any) -> str:
     return f"{type(operation).__module__}.{type(operation).__name__}"
 
@@ -98,15 +105,9 @@ def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
 
 def _has_cut_blocks(shape: Sequence[int], grid: Sequence[int], block: Sequence[int]) -> bool:
     """Return whether each block has one scale, and the last blocks are smaller."""
-    extents = tuple(shape[-2:])
-    is_grid = tuple(grid[-2:]) == tuple(map(_ceil_div, extents, block))
-    return is_grid and any(
-        extent > size and extent % size for extent, size in zip(extents, block, strict=True)
-    )
-
-
-def _ceil_div(extent: int, size: int) -> int:
-    return -(-extent // size)
+    pairs = list(zip(shape[-2:], block, strict=False))
+    is_grid = list(grid[-2:]) == [-(-extent // size) for extent, size in pairs]
+    return is_grid and any(extent > size and extent % size for extent, size in pairs)
 
 
 def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
@@ -117,9 +118,7 @@ def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
         shape = (*leading, groups * width * 2)
         return trace.decode("mxfp4", [blocks, scales], shape, dtype).transpose(1, 2).contiguous()
 
-    own = type(operation).convert
-    names = {**own.__globals__, "dequantize_convertops": dequantize}
-    convert = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__)
+    convert = with_globals(type(operation).convert, dequantize_convertops=dequantize)
     operation.convert = types.MethodType(convert, operation)
     return operation
 
@@ -130,10 +129,9 @@ def _bnb_quantize(operation: Any, trace: Trace) -> Any:
     def kept(value: Any, **_: Any) -> Any:
         return value
 
-    own = type(operation).convert
     parameters = types.SimpleNamespace(Params4bit=kept, Int8Params=kept)
-    names = {**own.__globals__, "bnb": types.SimpleNamespace(nn=parameters)}
-    function = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__)
+    library = types.SimpleNamespace(nn=parameters)
+    function = with_globals(type(operation).convert, bnb=library)
 
     def convert(input_dict: dict[str, Any], model: Any = None, **rest: Any) -> dict[str, Any]:
         """The library pops attributes off the model's weights, which are to stay as they are."""

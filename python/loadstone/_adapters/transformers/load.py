@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.integrations.accelerate import get_device
@@ -17,7 +17,6 @@ from loadstone._adapters.transformers.conversion import ConversionInput, Convers
 from loadstone._adapters.transformers.from_pretrained_call import (
     DEFAULTS,
     FromPretrainedCall,
-    TransformersOptions,
     mismatch,
 )
 from loadstone._base.errors import listed, make
@@ -27,13 +26,12 @@ from loadstone._execute import execute
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._files.weighted import Adapters
 from loadstone._model.contents import keep_object
-from loadstone._model.model_lock import slots_of
+from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.targets import SAVED
+from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import keep_tied_in_memory
 from loadstone._plan.recipes import AdapterRecipes
-
-if TYPE_CHECKING:
-    from loadstone._adapters.bitsandbytes.loading import QuantizedWeights
 
 
 class Load(FromPretrainedCall):
@@ -41,72 +39,76 @@ class Load(FromPretrainedCall):
 
     def read(self, model: Any, files: list[str], config: Any) -> Any:
         """Plans and loads; returns the result of ``_load_pretrained_model``."""
-        self.model = model
-        self.fills_gaps = True
+        self.initialises_missing = True
         catalog = inspect(files, allow_links=True)
         warn_of_findings(catalog.findings)
-        self.claim.check(catalog)
+        self.stripped_config.check(catalog)
         keeps = releases.dtype_plan(model, config.dtype)
-        question = ConversionInput(
-            model, config.dtype, keeps, config.weight_mapping, config.hf_quantizer
+        conversion_result = cache.derive(
+            catalog,
+            ConversionInput(model, config.dtype, keeps, config.weight_mapping, config.hf_quantizer),
         )
-        derived = cache.derive(catalog, question)
-        _warn_of_decoded(derived.decoded)
-        model._weight_conversions = [config.weight_mapping[index] for index in derived.used]
-        info = _loading_info(model, derived)
-        traced = as_traced(model, catalog, derived, config.ignore_mismatched_sizes, self.options)
-        devices = _devices(model, config)
-        weights: Any = next(iter(traced.extensions), None)  # QuantizedWeights
-        if devices is not None and weights is not None:
-            devices = weights.devices(devices)
+        _warn_of_decoded(conversion_result.decoded)
+        model._weight_conversions = [config.weight_mapping[at] for at in conversion_result.used]
+        info = _loading_info(model, conversion_result)
+        recipes = as_recipes(
+            model, catalog, conversion_result, config.ignore_mismatched_sizes, self.options
+        )
+        devices = self.devices(model, config.device_map, config.offload_buffers)
         copied = _tied_in_memory(model, devices, config) if devices is not None else []
-        filled = self.plan_and_read(model, catalog, traced, devices, config.disk_offload_folder)
+        on_disk = config.device_map is not None and "disk" in config.device_map.values()
+        with model_lock(model):
+            self.make_plan(
+                model,
+                catalog,
+                recipes,
+                device_map=devices,
+                offload_folder=config.disk_offload_folder,
+            )
+            with self.reading() as filled:
+                self._install(filled, info, config.hf_quantizer)
+                if on_disk:
+                    self._complete_folder(filled.offload, copied, recipes.ties)
+        _warn_of_recut(conversion_result.recut)
+        return releases.answer(info, self.offload_index if on_disk else None)
+
+    def _install(self, filled: execute.Filled, info: Any, quantizer: Any) -> None:
+        """Gives the model its tensors by the library's own function, unless extensions do."""
         assert self.plan is not None
-        installed = {} if weights is None else self._install_quantized(weights, filled, info)
-        for target, value in zip(self.plan.targets, filled.values, strict=True):
-            if target.kind not in SAVED or target.name in installed:
+        targets, values = self.plan.targets, filled.values
+        extended = self.plan.extension_names()
+        for extension in self.plan.extensions:
+            made = extension.installation(self.model, targets, values, filled.offload)
+            if made is not None:
+                made.install()
+        for name, parameter in self.model.named_parameters() if extended else ():
+            if name in extended:
+                self.model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
+                parameter._is_hf_initialized = True
+                info.missing_keys.discard(name)
+        for target, value in zip(targets, values, strict=True):
+            if target.kind not in SAVED or target.name in extended:
                 continue
             if value is not None:
-                releases.put(model, target.name, value, info, config.hf_quantizer)
+                releases.put(self.model, target.name, value, info, quantizer)
             elif target.device == "disk" and target.origin == "checkpoint":
                 info.missing_keys.discard(target.name)
-        if weights is not None and devices is not None:
-            from loadstone._adapters.bitsandbytes.installing import moves_weights, prepare_hooks
 
-            weights.complete_folder(model, self.plan.targets, filled.offload)
-            if moves_weights(config.device_map):
-                prepare_hooks(model, weights.offsets)
-        on_disk = config.device_map is not None and "disk" in config.device_map.values()
-        if on_disk:
-            _tie_on_disk(model, filled.offload)
-            for name in copied:
-                _offload_copy(model, filled.offload, name, traced.ties)
-            tied = {name for pair in _tied_names(model) for name in pair}
-            self.offloaded = tied & filled.offload.index().keys()
-        filled.offload.commit()
-        _warn_of_recut(derived.recut)
-        return releases.answer(info, filled.offload.index() if on_disk else None)
-
-    def _install_quantized(
-        self, weights: QuantizedWeights, filled: execute.Filled, info: Any
-    ) -> set[str]:
-        """Gives the model bitsandbytes' parameters, marked as initialised.
-
-        Returns:
-            The names of all targets that went into them.
-        """
-        assert self.plan is not None
-        made = weights.parameters(self.model, self.plan.targets, filled.values)
-        from loadstone._adapters.bitsandbytes.installing import put
-
-        for name, parameter in made.items():
-            path, _, leaf = name.rpartition(".")
-            module: Any = self.model.get_submodule(path)
-            put(module, leaf, parameter)
-            module._is_hf_initialized = True
-            parameter._is_hf_initialized = True
-            info.missing_keys.discard(name)
-        return made.keys() | weights.names()
+    def _complete_folder(
+        self, folder: _core.OffloadFolder, copied: list[str], roots: Mapping[str, str]
+    ) -> None:
+        """Adds tied tensors, and copies of those in memory, where modules' hooks look for them."""
+        index = folder.index()
+        pairs = _tied_names(self.model)
+        for target, source in pairs:
+            if source in index and target not in index:
+                folder.tie(target, source)
+        for name in copied:
+            tensors = map(self.model.get_parameter_or_buffer, (name, roots.get(name, name)))
+            value = next((tensor for tensor in tensors if not tensor.is_meta), None)
+            if value is not None:
+                add(folder, name, value)
+        self.offloaded = {name for pair in pairs for name in pair} & folder.index().keys()
 
     def give_memory(self, model: Any, missing: set[str], device_map: Any) -> None:
         """Allocates missing parameters; buffers keep the constructor's values."""
@@ -126,49 +128,48 @@ class Load(FromPretrainedCall):
         self.note_buffers(model)
 
 
-def as_traced(
+def as_recipes(
     model: Any,
     catalog: Catalog,
-    derived: ConversionResult,
+    result: ConversionResult,
     ignores_mismatches: bool,
-    options: TransformersOptions = DEFAULTS,
+    options: LoadOptions = DEFAULTS,
 ) -> AdapterRecipes:
     """The derived recipes, with their findings, as :class:`AdapterRecipes`."""
-    findings = list(derived.findings)
-    if derived.unneeded:
-        findings.append(quantized.unneeded_finding(derived.unneeded))
-    weights = _quantized_weights(model, catalog, derived, options)
-    for name, found, expected in derived.mismatched:
+    findings = list(result.findings)
+    if result.unneeded:
+        findings.append(quantized.unneeded_finding(result.unneeded))
+    for name, found, expected in result.mismatched:
         findings.append(mismatch(name, found, expected, ignores_mismatches))
-    failed = {finding.target for finding in derived.findings} | {*derived.explained}
+    failed = {finding.target for finding in result.findings} | {*result.explained}
     return AdapterRecipes(
-        recipes=derived.recipes,
-        dtypes=derived.dtypes,
-        ties=_ties(model, derived.dtypes.keys(), failed, options.adapters),
-        unexpected=reportable(model, derived.unexpected),
+        recipes=result.recipes,
+        dtypes=result.dtypes,
+        ties=_ties(model, result.dtypes.keys(), failed, options.adapters),
+        unexpected=reportable(model, result.unexpected),
         reported_missing=sorted(failed),
         findings=findings,
-        extensions=[] if weights is None else [weights],
+        extensions=_quantized_weights(model, catalog, result, options),
     )
 
 
 def _quantized_weights(
-    model: Any, catalog: Catalog, derived: ConversionResult, options: TransformersOptions
-) -> QuantizedWeights | None:
+    model: Any, catalog: Catalog, result: ConversionResult, options: LoadOptions
+) -> list[TargetExtension]:
     """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
-    if not derived.units and not derived.quantized and not options.quantize_experts:
-        return None
+    if not result.units and not result.quantized and not options.quantize_experts:
+        return []
     from loadstone._adapters.bitsandbytes import loading, stored_weights
 
-    found = stored_weights.find_weights(catalog, derived.units)
-    quantize = loading.quantizations(model, derived.quantized, options.nested_offset)
+    found = stored_weights.find_weights(catalog, result.units)
+    quantize = loading.quantizations(model, result.quantized, options.nested_offset)
     if options.quantize_experts:
-        quantize |= loading.of_experts(model, derived.dtypes, quantize, options.nested_offset)
+        quantize |= loading.of_experts(model, result.dtypes, quantize, options.nested_offset)
     weights = loading.QuantizedWeights(catalog, found.weights, quantize, found.broken)
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    tied = dict(_tied_names(model))
     unfilled = [each for each in weights.unfilled(model) if each.target not in tied]
     weights.problems = [*found.findings, *weights.misfits(model), *unfilled]
-    return weights
+    return [weights]
 
 
 def reportable(model: Any, unexpected: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -184,9 +185,8 @@ def _ties(model: Any, loaded: Any, failed: set[str], adapters: Adapters | None) 
     """
     keeps = adapters is not None and adapters.keeps_ties
     ties: dict[str, str] = {}
-    pairs: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     groups: dict[str, list[str]] = {}
-    for target, source in pairs.items():
+    for target, source in _tied_names(model):
         groups.setdefault(source, [source]).append(target)
     for source, members in groups.items():
         root = next((name for name in members if name in loaded), source)
@@ -234,32 +234,18 @@ def _warn_once_of(names: list[str], text: str) -> None:
         warn(f"{listed(sorted(set(names)), 1)}: {text}", UserWarning, stacklevel=3)
 
 
-def _loading_info(model: Any, derived: ConversionResult) -> Any:
-    info = releases.empty_info(name for name, _ in derived.unexpected)
+def _loading_info(model: Any, result: ConversionResult) -> Any:
+    info = releases.empty_info(name for name, _ in result.unexpected)
     info.missing_keys |= set(model.state_dict())
     mismatched: set[Any] = info.mismatched_keys
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    for name, found, expected in derived.mismatched:
+    tied = dict(_tied_names(model))
+    for name, found, expected in result.mismatched:
         # The library compares values of ties that are not missing, and these have none. Missing,
         # they are tied to what was loaded or initialised.
         if name not in tied:
             info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))
     return info
-
-
-def _devices(model: Any, config: Any) -> dict[str, Any] | None:
-    """The device of every tensor, by the library's function; ``None``: all on the cpu."""
-    if not config.device_map or set(map(str, config.device_map.values())) == {"cpu"}:
-        return None
-    buffers = {name for name, _ in model.named_buffers()}
-    devices: dict[str, Any] = {"": "cpu"}
-    for name in [*model.state_dict(), *buffers]:
-        device = get_device(config.device_map, name)
-        if device == "disk" and name in buffers and not config.offload_buffers:
-            device = "cpu"
-        devices[name] = device
-    return devices
 
 
 def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[str]:
@@ -287,21 +273,3 @@ def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[st
 def _tied_names(model: Any) -> list[tuple[str, str]]:
     """Each tied name with the one that the library ties it to."""
     return list((getattr(model, "all_tied_weights_keys", None) or {}).items())
-
-
-def _offload_copy(
-    model: Any, folder: _core.OffloadFolder, name: str, ties: Mapping[str, str]
-) -> None:
-    """Adds the value of a tensor in memory to the folder, where the module's hook reads it."""
-    tensors = map(model.get_parameter_or_buffer, (name, ties.get(name, name)))
-    value = next((tensor for tensor in tensors if not tensor.is_meta), None)
-    if value is not None:
-        add(folder, name, value)
-
-
-def _tie_on_disk(model: Any, offload: _core.OffloadFolder) -> None:
-    """Adds the names of tied tensors to the offload index, for ties that the plan lacks."""
-    index = offload.index()
-    for target, source in _tied_names(model):
-        if source in index and target not in index:
-            offload.tie(target, source)

@@ -44,13 +44,13 @@ class Slice:
         return self._encoding
 
 
-def derive(catalog: Catalog, question: ConversionInput) -> ConversionResult:
-    """Derives the recipe of every target of the model. Reads no data.
+def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
+    """Derive the recipe of every target of the model. Reads no data.
 
-    Thread safety: the question's conversions are written to (the library notes in them what
-    matched); nothing else is shared.
+    Thread safety: the library notes in the input's conversions which of them matched; nothing else
+    is shared.
     """
-    return _Derivation(catalog, question).run()
+    return _Derivation(catalog, conversion).run()
 
 
 def _in_order(keys: Iterable[str]) -> list[str]:
@@ -63,30 +63,28 @@ def _in_order(keys: Iterable[str]) -> list[str]:
 
 
 class _Derivation:
-    def __init__(self, catalog: Catalog, question: ConversionInput) -> None:
+    def __init__(self, catalog: Catalog, conversion: ConversionInput) -> None:
         self.catalog = catalog
-        self.question = question
-        self.model = question.model
+        self.conversion = conversion
+        self.model = conversion.model
+        self.quantizer = conversion.quantizer
         self.state: dict[str, Any] = self.model.state_dict()
         self.trace = Trace(catalog)
         self.noted = self.trace.owner = kernels.Noted()
         self.groups: Groups = {}
         self.defective: set[str] = set()  # first targets with a source that cannot be decoded
         self.lacking: list[Lacking] = []
-        self.derived = ConversionResult()
-        is_renaming = library.WeightRenaming
-        self.renamings = [each for each in question.conversions if isinstance(each, is_renaming)]
-        self.converters = [
-            each for each in question.conversions if isinstance(each, library.WeightConverter)
-        ]
+        self.result = ConversionResult()
+        self.renamings = self._of_type(library.WeightRenaming)
+        self.converters = self._of_type(library.WeightConverter)
         self.keys = self._keys()
         self.converters = self._of_single_experts() + self.converters  # the first match counts
         self.by_pattern = {
             pattern: each for each in self.converters for pattern in each.source_patterns
         }
         self.keeps = None
-        if question.dtype_plan:
-            self.keeps = library.build_glob_alternation(list(question.dtype_plan))
+        if conversion.dtype_plan:
+            self.keeps = library.build_glob_alternation(list(conversion.dtype_plan))
 
     def run(self) -> ConversionResult:
         encodings = self.keys.encodings
@@ -94,25 +92,27 @@ class _Derivation:
             self._collect(key, encodings[key])
         for first, (mapping, _) in self.groups.items():
             self._convert(first, mapping)
-        derived = self.derived
-        derived.findings += _core.lacking_findings(self.lacking)
-        derived.explained = [first for first, *_ in self.lacking]
-        derived.recipes = self.trace.finish()
-        derived.unneeded = self.keys.unneeded
-        derived.recut = self.noted.recut
-        derived.used = [
+        result = self.result
+        result.findings += _core.lacking_findings(self.lacking)
+        result.explained = [first for first, *_ in self.lacking]
+        result.recipes = self.trace.finish()
+        result.unneeded = self.keys.unneeded
+        result.recut = self.noted.recut
+        result.used = [
             index
-            for index, each in enumerate(self.question.conversions)
+            for index, each in enumerate(self.conversion.conversions)
             if not SITES.is_since("5.6") or each.was_used()  # before, the library keeps all
         ]
-        return derived
+        return result
+
+    def _of_type(self, cls: type) -> list[Any]:
+        return [each for each in self.conversion.conversions if isinstance(each, cls)]
 
     # --- which key goes where --------------------------------------------------------------------
 
     def _keys(self) -> quantized.Keys:
         """Those of the file; a quantizer of the library knows components, all else values."""
-        question = self.question
-        if not question.decodes:
+        if not self.conversion.decodes:
             return quantized.Keys(self.catalog.encodings())
         leaves = {name.rpartition(".")[2] for name in self.state}
         return quantized.keys_of(self.catalog, self._is_target, leaves, self._takes_codes)
@@ -122,7 +122,7 @@ class _Derivation:
 
     def _takes_codes(self, key: str) -> bool:
         target = self.rename(key)[0]
-        return target in self.state and self.question.takes_codes(target)
+        return target in self.state and self.conversion.takes_codes(target)
 
     def _of_single_experts(self) -> list[Any]:
         """The library's converters for experts that stand one by one, as encodings hold them.
@@ -163,7 +163,7 @@ class _Derivation:
         renamed, pattern = self.rename(key)
         if renamed not in self.state:
             for name in self._unexpected_names(renamed, pattern):
-                self.derived.unexpected.append((name, self.keys.data.get(key, key)))
+                self.result.unexpected.append((name, self.keys.data.get(key, key)))
             return
         if renamed not in self.groups:  # one copy of the converter a target; the library: a key
             mapping = (
@@ -176,7 +176,7 @@ class _Derivation:
             self.groups[renamed] = (mapping, {})
         mapping, members = self.groups[renamed]
         if self.is_quantized_now(renamed) and mapping.quantization_operation is None:
-            mapping.quantization_operation = kernels.quantizing(self.question.quantizer, self.trace)
+            mapping.quantization_operation = kernels.quantizing(self.quantizer, self.trace)
         pattern = pattern if pattern is not None else key
         members.setdefault(pattern, []).append(key)
         dtype = self._dtype(key, renamed, mapping, encoding)
@@ -191,15 +191,15 @@ class _Derivation:
 
     def _numbers(self, key: str, target: str, dtype: torch.dtype | None) -> torch.Tensor | None:
         """The numbers of a quantized tensor, rounded once; a defect of it becomes a finding."""
-        if self.question.is_quantized_already:
-            self.derived.decoded.append(target)
+        if self.conversion.is_quantized_already:
+            self.result.decoded.append(target)
         try:
             return self.trace.numbers(key, dtype or self.state[target].dtype)
         except Error as error:
             self.defective.add(target)
             where = (target, [self.keys.data[key]])
             what = (error.message, "", error.found, error.expected)
-            self.derived.findings.append(_core.Finding("error", error.code, *where, *what))
+            self.result.findings.append(_core.Finding("error", error.code, *where, *what))
             return None
 
     def _unexpected_names(self, renamed: str, pattern: str | None) -> list[str]:
@@ -210,36 +210,31 @@ class _Derivation:
 
     def _dtype(self, key: str, target: str, mapping: Any, encoding: str) -> torch.dtype | None:
         """The dtype in which the library reads a source; ``None``: its own."""
-        question = self.question
-        dtype = question.dtype
+        dtype, plan = self.conversion.dtype, self.conversion.dtype_plan
         match = self.keeps[0].search(target) if self.keeps is not None else None
         if match is not None:
-            dtype = question.dtype_plan[self.keeps[1][match.lastgroup]]  # type: ignore[index]
+            dtype = plan[self.keeps[1][match.lastgroup]]  # type: ignore[index]
         elif not self._is_cast(self.state[target].dtype) and not self.is_quantized_now(target):
             dtype = self.state[target].dtype
-        if question.quantizer is not None and question.quantizer.pre_quantized:
+        if self.conversion.is_quantized_already:
             if SITES.is_since("5.21"):
-                found: torch.dtype | None = question.quantizer.get_new_dtype(
-                    mapping, Slice(encoding), dtype
-                )
-                return found
-            if key != target or not encoding.startswith(("F", "BF")):
+                dtype = self.quantizer.get_new_dtype(mapping, Slice(encoding), dtype)
+            elif key != target or not encoding.startswith(("F", "BF")):
                 return None
         return dtype
 
     def _is_cast(self, built: torch.dtype) -> bool:
         """Return whether a target that was built in a dtype gets the load's."""
-        question = self.question
-        if question.is_asked and question.quantizer is None:  # whose scales have their own
+        conversion = self.conversion
+        if conversion.is_asked and self.quantizer is None:  # whose scales have their own
             return built in PLAIN_FLOATS
-        return built in (question.dtype, question.built_dtype)
+        return built in (conversion.dtype, conversion.built_dtype)
 
     def is_quantized_now(self, target: str) -> bool:
         """Whether the load quantizes a target, by the library's own answer."""
-        quantizer = self.question.quantizer
-        if quantizer is None or quantizer.pre_quantized:
+        if self.quantizer is None or self.quantizer.pre_quantized:
             return False
-        return bool(quantizer.param_needs_quantization(self.model, target))
+        return bool(self.quantizer.param_needs_quantization(self.model, target))
 
     # --- what is done to it ----------------------------------------------------------------------
 
@@ -249,10 +244,10 @@ class _Derivation:
         lacking, findings = series_gaps(self, first)
         if lacking is not None or findings:
             self.lacking += [lacking] if lacking is not None else []
-            self.derived.findings += findings
+            self.result.findings += findings
             return
         try:
-            made = releases.converted(mapping, first, self.model, self.question.quantizer)
+            made = releases.converted(mapping, first, self.model, self.quantizer)
         except Exception as reason:
             self._failed(first, mapping, reason)
             return
@@ -262,22 +257,22 @@ class _Derivation:
         for name, value in made.items():
             value = value[0] if isinstance(value, list) else value
             if name not in self.state:
-                self.derived.unexpected.append((name, self._sources(first)[0]))
+                self.result.unexpected.append((name, self._sources(first)[0]))
             elif tuple(value.shape) != tuple(self.state[name].shape):
                 self._mismatched(first, name, mapping, tuple(value.shape))
             else:
                 self.trace.add(name, value)
-                self.derived.dtypes[name] = dtype_name(value.dtype)
+                self.result.dtypes[name] = dtype_name(value.dtype)
                 if self.is_quantized_now(name):
-                    self.derived.quantized.append(name)
+                    self.result.quantized.append(name)
 
     def _is_unit(self, first: str) -> bool:
         """Whether a weight is stored quantized: it has components, or its module asks for it."""
-        if first in self.derived.decoded:
+        if first in self.result.decoded:
             return False
         if set(self.noted.stored[first]) != {"weight"}:
             return True
-        return bool(self.question.quantizer.param_needs_quantization(self.model, first))
+        return bool(self.quantizer.param_needs_quantization(self.model, first))
 
     def _add_unit(self, first: str) -> None:
         """Adds the components of a quantized weight, unchanged."""
@@ -285,8 +280,8 @@ class _Derivation:
         for inside, symbol in members.items():
             name = f"{path}.{inside}" if path else inside
             self.trace.add(name, symbol)
-            self.derived.dtypes[name] = dtype_name(symbol.dtype)
-        self.derived.units[path] = {inside: each.source for inside, each in members.items()}
+            self.result.dtypes[name] = dtype_name(symbol.dtype)
+        self.result.units[path] = {inside: each.source for inside, each in members.items()}
 
     def _lacks(self, first: str) -> bool:
         """Note what a group lacks, if its names can be derived."""
@@ -300,7 +295,7 @@ class _Derivation:
 
     def _mismatched(self, first: str, name: str, mapping: Any, shape: tuple[int, ...]) -> None:
         if not self._lacks(first):
-            self.derived.mismatched.append((name, shape, tuple(self.state[name].shape)))
+            self.result.mismatched.append((name, shape, tuple(self.state[name].shape)))
 
     def _failed(self, first: str, mapping: Any, reason: Exception) -> None:
         if self._lacks(first):
@@ -315,4 +310,4 @@ class _Derivation:
                 f"{type(reason).__name__}: {reason}"
             )
             what = ("plan.conversion", *where, message, "", "", "")
-        self.derived.findings.append(_core.Finding("error", *what))
+        self.result.findings.append(_core.Finding("error", *what))

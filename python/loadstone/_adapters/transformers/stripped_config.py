@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from transformers.quantizers import auto
+
 from loadstone._adapters.transformers import quantized
 from loadstone._base.terminal import warn
 from loadstone._files.catalog import Catalog
@@ -57,7 +59,7 @@ class StrippedQuantizationConfig:
 def chosen(
     original: Any, wish: bool | None, config: Any, quantization_config: Any, *args: Any, **rest: Any
 ) -> tuple[Any, StrippedQuantizationConfig]:
-    """The result of the library's ``get_hf_quantizer``, and the claim that was taken off.
+    """Return the result of the library's ``get_hf_quantizer``, and the config that was taken off.
 
     Args:
         wish: dequantize, or leave it to the library; ``None``: what gives right numbers here.
@@ -70,12 +72,12 @@ def chosen(
     method = method_of(stored)
     is_alike = quantization_config is not None and method_of(quantization_config) == method
     asks_library = is_alike and not getattr(quantization_config, "dequantize", False)
-    if wish or not _is_known(method) or (method in _DEQUANTIZED and not asks_library):
+    is_known = method in auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+    if wish or not is_known or (method in _DEQUANTIZED and not asks_library):
         take_off(config)
         given = None if is_alike else quantization_config
-        return original(config, given, *args, **rest), StrippedQuantizationConfig(
-            method or "unknown"
-        )
+        stripped = StrippedQuantizationConfig(method or "unknown")
+        return original(config, given, *args, **rest), stripped
     try:
         return original(config, quantization_config, *args, **rest), StrippedQuantizationConfig()
     except Exception as reason:  # a package or a device that is not there
@@ -93,13 +95,6 @@ def take_off(config: Any) -> None:
 
 def _warn(message: str) -> None:
     warn(message, UserWarning, stacklevel=4)
-
-
-def _is_known(method: str) -> bool:
-    """Whether the library has a quantizer of this name."""
-    from transformers.quantizers import auto
-
-    return method in auto.AUTO_QUANTIZATION_CONFIG_MAPPING
 
 
 def _section(config: Any) -> Any:

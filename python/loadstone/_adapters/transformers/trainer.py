@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from loadstone._adapters.patch import Hook, gated
-from loadstone._files.catalog import Catalog
-from loadstone._files.catalog import inspect as open_catalog
+from loadstone._files.catalog import inspect
 
 _MODULE = "transformers.trainer"
 _FILES = ("model.safetensors.index.json", "model.safetensors")
@@ -56,8 +57,6 @@ def load_best_model(original: Any, trainer: Any) -> Any:
 
 def _needs_conversion(trainer: Any, model: Any, folder: Any) -> bool:
     """Whether names in the files are others than the model's, in a load that is plain otherwise."""
-    from transformers import PreTrainedModel
-
     if not isinstance(model, PreTrainedModel) or getattr(model, "_hf_peft_config_loaded", False):
         return False
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
@@ -67,11 +66,11 @@ def _needs_conversion(trainer: Any, model: Any, folder: Any) -> bool:
     files = [Path(folder, name) for name in _FILES if Path(folder, name).is_file()]
     if not files or any(parameter.is_meta for parameter in model.parameters()):
         return False
-    catalog: Catalog = open_catalog(folder)
-    return bool(catalog.tensors.keys() - model.state_dict().keys())
+    return bool(inspect(folder).tensors.keys() - model.state_dict().keys())
 
 
 def _read(model: Any, folder: Any) -> None:
-    from loadstone import accelerate
+    # Imported only now, as accelerate may be absent.
+    from loadstone._adapters.accelerate.loading import load_checkpoint_in_model
 
-    accelerate.load_checkpoint_in_model(model, folder)
+    load_checkpoint_in_model(model, folder)

@@ -1,4 +1,4 @@
-"""Planning and reading in ``from_pretrained`` of releases 4.51 to 4.57, which convert no values.
+"""Planning and reading in ``from_pretrained`` of release 4.57, which converts no values.
 
 Each tensor of the checkpoint becomes one tensor of the model, with the name and dtype that
 functions of the library return. The library's own ``_load_pretrained_model`` runs: it finds
@@ -11,15 +11,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, modeling_utils
 
-from loadstone._adapters.sites.transformers import SITES
+from loadstone._adapters.patch import Hooks
 from loadstone._adapters.transformers import quantized, stripped_config
-from loadstone._adapters.transformers.call import constructing_in, current, reason_against, refused
+from loadstone._adapters.transformers.call import (
+    Place,
+    constructing_in,
+    hooks_of_loads,
+    reason_against,
+    refused,
+)
 from loadstone._adapters.transformers.conversion import PLAIN_FLOATS
 from loadstone._adapters.transformers.from_pretrained_call import FromPretrainedCall, mismatch
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
@@ -28,12 +34,14 @@ from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.contents import keep_object
+from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import walk
-from loadstone._plan.placement import device_of
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._skeleton.skeleton import skeleton
 from loadstone.tracing import Trace
+
+MAKES_DTENSORS = False
 
 _Names = dict[str, str]
 
@@ -75,22 +83,22 @@ class Load(FromPretrainedCall):
         keeps = self.options.adapters is not None and self.options.adapters.keeps_ties
         ties = _both_held(model, self.names) if keeps else {}
         sources = source_of_each(model, self.names, unties=True)
-        traced = as_traced(
-            model, catalog, sources, given.get("keep_in_fp32_regex"), set(mismatched)
-        )
-        traced.ties = ties
+        kept = given.get("keep_in_fp32_regex")
+        recipes = as_recipes(model, catalog, sources, kept, set(mismatched))
+        recipes.ties = ties
         known = {name: key for key, name in self.names.items()}
-        traced.unexpected = [(name, known.get(name, name)) for name in unexpected]
+        recipes.unexpected = [(name, known.get(name, name)) for name in unexpected]
         device_map = given.get("device_map")
-        folder, devices = given.get("disk_offload_folder"), _devices(model, device_map)
-        filled = self.plan_and_read(model, catalog, traced, devices, folder)
-        assert self.plan is not None
-        execute.install(self.plan, model, filled)
-        filled.offload.commit()
-        return filled.offload.index() if "disk" in (device_map or {}).values() else None
+        devices, folder = self.devices(model, device_map), given.get("disk_offload_folder")
+        with model_lock(model):
+            arguments = {"device_map": devices, "offload_folder": folder}
+            plan = self.make_plan(model, catalog, recipes, **arguments)
+            with self.reading() as filled:
+                execute.install(plan, model, filled)
+        return self.offload_index if "disk" in (device_map or {}).values() else None
 
 
-def as_traced(
+def as_recipes(
     model: Any,
     catalog: Catalog,
     sources: _Names,
@@ -108,7 +116,7 @@ def as_traced(
     """
     dtype_of: Any = modeling_utils._infer_parameter_dtype  # type: ignore[attr-defined]
     trace = Trace(catalog)
-    traced = AdapterRecipes(None)
+    recipes = AdapterRecipes(None)
     state = model.state_dict()
     decoded = {row[0] for row in catalog._core.quantized()}
     for name, source in sources.items():
@@ -123,15 +131,15 @@ def as_traced(
             symbol = trace.source(source)
         found, expected = tuple(symbol.shape), tuple(state[name].shape)
         if found != expected:
-            traced.findings.append(mismatch(name, found, expected, name in mismatched))
+            recipes.findings.append(mismatch(name, found, expected, name in mismatched))
             continue
         dtype = final or dtype_of(model, name, symbol, keep_in_fp32)[1]
         if dtype is not None and symbol.dtype != dtype:
             symbol = trace.cast(symbol, dtype, state[name].dtype)
         trace.add(name, symbol)
-        traced.dtypes[name] = dtype_name(symbol.dtype)
-    traced.recipes = trace.finish()
-    return traced
+        recipes.dtypes[name] = dtype_name(symbol.dtype)
+    recipes.recipes = trace.finish()
+    return recipes
 
 
 def _require_own_names(catalog: Catalog) -> None:
@@ -171,7 +179,12 @@ def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
     return found
 
 
-def trace(model: Any, catalog: Catalog, dtype: Any, key_mapping: Any) -> AdapterRecipes:
+def trace(
+    model: Any,
+    catalog: Catalog,
+    dtype: torch.dtype | str | None,
+    key_mapping: Mapping[str, str] | None,
+) -> AdapterRecipes:
     """See :func:`loadstone.transformers.trace`."""
     keys, prefix = list(catalog.encodings()), model.base_model_prefix
     has = bool(prefix) and any(key.startswith(prefix) for key in keys)
@@ -181,39 +194,28 @@ def trace(model: Any, catalog: Catalog, dtype: Any, key_mapping: Any) -> Adapter
     )
     sources = source_of_each(model, names)
     asked = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
-    traced = as_traced(model, catalog, sources, _kept_in_fp32(model, asked), set(), asked)
+    recipes = as_recipes(model, catalog, sources, _kept_in_fp32(model, asked), set(), asked)
     state = model.state_dict()
-    traced.unexpected = [(names.get(key, key), key) for key in keys if names.get(key) not in state]
-    return traced
+    recipes.unexpected = [(names.get(key, key), key) for key in keys if names.get(key) not in state]
+    return recipes
 
 
 def _kept_in_fp32(model: Any, dtype: torch.dtype | None) -> re.Pattern[str] | None:
     """The names that the library's loader keeps in float32 in a load of a dtype."""
-    half = (torch.float16,)
-    names = list(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype in half else []
-    if dtype in (*half, torch.bfloat16):
-        names += getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    names: list[str] = []
+    if dtype == torch.float16:
+        names += model._keep_in_fp32_modules or ()
+    if dtype in (torch.float16, torch.bfloat16):
+        names += model._keep_in_fp32_modules_strict or ()
     return re.compile("|".join(rf"(?:^|\.){name}(?:$|\.)" for name in names)) if names else None
 
 
-def _devices(model: Any, device_map: Any) -> dict[str, Any] | None:
-    """The device of every tensor; ``None``: all on the cpu. Buffers stay in memory."""
-    if device_map is None:
-        return None
-    buffers = [name for name, _ in model.named_buffers()]
-    places = {"": "cpu"}
-    for name in [*model.state_dict(), *buffers]:
-        device = device_of(name, device_map, "cpu")
-        places[name] = "cpu" if device == "disk" and name in buffers else device
-    return places
+# --- the functions of the library ----------------------------------------------------------------
 
 
-# --- where that stands in the library ------------------------------------------------------------
-
-
-def middle() -> list[tuple[Any, str, Any]]:
-    """The functions of these releases that are replaced."""
-    places: list[tuple[Any, str, Any]] = [
+def hooks() -> Hooks:
+    """The functions of this release that are replaced."""
+    places: list[Place] = [
         (modeling_utils, "init_empty_weights", _init_empty_weights),
         (modeling_utils, "_load_state_dict_into_meta_model", _load_state_dict),
         (PreTrainedModel, "_load_pretrained_model", _load_pretrained_model),
@@ -221,24 +223,19 @@ def middle() -> list[tuple[Any, str, Any]]:
         (PreTrainedModel, "_move_missing_keys_from_meta_to_cpu", _move_missing_keys),
         (PreTrainedModel, "_load_from_tf", _load_from_another),
         (PreTrainedModel, "_load_from_flax", _load_from_another),
+        (modeling_utils, "load_shard_files_with_threadpool", _in_this_thread),
     ]
-    if SITES.is_since("4.53"):
-        places.append((modeling_utils, "load_shard_files_with_threadpool", _in_this_thread))
-    return places
-
-
-def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
-    load = current()
-    return original(*args, **kwargs) if load is None else _building(load)
+    return Hooks(hooks_of_loads(places), "transformers")
 
 
 @contextlib.contextmanager
-def _building(load: FromPretrainedCall) -> Iterator[None]:
+def _init_empty_weights(load: Load, original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     with skeleton(), constructing_in(load):
         yield
 
 
 def _load_pretrained_model(
+    load: Load,
     original: Any,
     cls: Any,
     model: Any,
@@ -247,8 +244,7 @@ def _load_pretrained_model(
     *args: Any,
     **given: Any,
 ) -> Any:
-    load: Any = current()
-    if load is None or load.model is not None:
+    if load.model is not None:
         return original(cls, model, state_dict, checkpoint_files, *args, **given)
     reason = reason_against(model, state_dict, checkpoint_files, given.get("device_mesh"))
     names = map(str, checkpoint_files or ())
@@ -259,8 +255,8 @@ def _load_pretrained_model(
         reason = "quantization_config (of transformers before 5.0)"
     if reason is not None and load.options.is_direct:
         raise refused(reason)
-    load.fills_gaps = given.get("hf_quantizer") is None
-    if not load.fills_gaps:
+    load.initialises_missing = given.get("hf_quantizer") is None
+    if not load.initialises_missing:
         warn(f"{reason}: the library loads it by itself", UserWarning, stacklevel=2)
     load.model = model if reason is None else None
     result = original(cls, model, state_dict, checkpoint_files, *args, **given)
@@ -270,39 +266,36 @@ def _load_pretrained_model(
     return *before, load.read(model, checkpoint_files, given, result), errors
 
 
-def _get_key_renaming_mapping(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _get_key_renaming_mapping(
+    load: Load, original: Any, model: Any, *args: Any, **kwargs: Any
+) -> Any:
     names = original(model, *args, **kwargs)
-    load: Any = current()
-    if load is not None and load.model is model and not load.names:
+    if load.model is model and not load.names:
         load.names = dict(names)
     return names
 
 
-def _move_missing_keys(original: Any, model: Any, missing: Any, *args: Any) -> Any:
-    load: Any = current()
-    if load is None or not load.fills_gaps:
-        return original(model, missing, *args)
-    return load.give_memory(model, missing, args[-2])
+def _move_missing_keys(
+    load: Load, original: Any, model: Any, missing: Any, dtype: Any, *args: Any
+) -> Any:
+    if not load.initialises_missing:
+        return original(model, missing, dtype, *args)
+    return load.give_memory(model, missing, dtype)
 
 
-def _load_state_dict(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    load: Any = current()
-    if load is None or load.model is not model:
-        return original(model, *args, **kwargs)
-    return None if SITES.is_since("4.57") else (None, None)  # indices of offload folders
+def _load_state_dict(load: Load, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    # The result is the index of the offload folder.
+    return None if load.model is model else original(model, *args, **kwargs)
 
 
-def _in_this_thread(original: Any, shards: Any) -> Any:
+def _in_this_thread(load: Load, original: Any, shards: Any) -> Any:
     """Reads in this thread: the library's threads do not inherit the context variable."""
-    if current() is None:
-        return original(shards)
     load_one: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
     results = [load_one(each) for each in shards]
     return [], *results[-1][1:]
 
 
-def _load_from_another(original: Any, *args: Any, **kwargs: Any) -> Any:
-    load = current()
-    if load is not None and load.options.is_direct:
+def _load_from_another(load: Load, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if load.options.is_direct:
         raise refused("from_tf or from_flax")
     return original(*args, **kwargs)

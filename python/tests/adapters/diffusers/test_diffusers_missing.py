@@ -26,8 +26,8 @@ from transformers_models import own_state
 
 import loadstone
 import loadstone.diffusers
-from loadstone._adapters.diffusers.absent import Conversion, rehearse
 from loadstone._adapters.diffusers.checkpoint import Checkpoint
+from loadstone._adapters.diffusers.missing_keys import Conversion, find_missing_keys
 from loadstone._execute.audit import last_report
 
 diffusers = pytest.importorskip("diffusers")
@@ -289,7 +289,7 @@ def test_what_cannot_be_worked_out_is_refused_by_its_key(tmp_path: Path) -> None
 
     conversion = Conversion(checkpoint.catalog, convert, {}, {"b": (7, 11, 13)}, checkpoint.fresh)
     with pytest.raises(loadstone.PlanError) as raised:
-        rehearse(conversion)
+        find_missing_keys(conversion)
     assert raised.value.code == "plan.missing"
     named = {source for item in raised.value.findings for source in item.sources}
     assert named == set(file.gone)

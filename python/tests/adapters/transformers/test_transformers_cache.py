@@ -44,6 +44,13 @@ def test_recipes_are_cached_privately_and_used(
     assert_same_state(second, library.model, info, library.info)
 
 
+def test_the_key_has_the_code_of_the_adapter_and_of_the_tracer():
+    from loadstone._adapters.transformers import cache
+
+    names = {f"{file.parent.name}/{file.name}" for file in cache.own_code()}
+    assert {"transformers/rules.py", "tracing/_trace.py"} <= names
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "foreign"])
 def test_a_corrupt_cache_is_ignored_and_rewritten(damage: str, mixtral: Path, cache_folder: Path):
     cls = by_name("mixtral").cls

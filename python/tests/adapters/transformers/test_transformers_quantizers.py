@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import loadstone
 
 transformers = pytest.importorskip("transformers")
-from loadstone._adapters.transformers import hooks  # noqa: E402
+from loadstone._adapters.transformers import v5  # noqa: E402
 
 CONFIG = {
     "vocab_size": 64,
@@ -105,7 +105,7 @@ def test_a_direct_call_is_refused_and_its_advice_works(folder: Path) -> None:
 def test_control_modules_of_the_quantizer_are_not_filled_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "_READ_HERE", (*hooks._READ_HERE, "bitnet"))
+    monkeypatch.setattr(v5, "_READ_HERE", (*v5._READ_HERE, "bitnet"))
     section = json.loads((folder / "config.json").read_text())["quantization_config"]
     if section["linear_class"] != "bitlinear":
         pytest.skip("plain layers")

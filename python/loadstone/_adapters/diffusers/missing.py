@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._adapters.diffusers.absent import Conversion, Shape
 from loadstone._adapters.diffusers.checkpoint import Checkpoint
 from loadstone._adapters.diffusers.expected import expected_keys, prefix
+from loadstone._adapters.diffusers.missing_keys import Conversion, Shape
 from loadstone._adapters.diffusers.supplements import supplements
 from loadstone._base.dtypes import dtype_name
 from loadstone._execute.report import human_bytes
@@ -21,7 +21,7 @@ from loadstone._plan.recipes import AdapterRecipes
 from loadstone.tracing._absent import AbsentSymbol, leaves
 
 
-class Gaps:
+class MissingTensors:
     """The tensors of a model that a converted checkpoint lacks. For one plan.
 
     Args:
@@ -47,7 +47,7 @@ class Gaps:
 
     def report(
         self,
-        traced: AdapterRecipes,
+        recipes: AdapterRecipes,
         checkpoint: Checkpoint,
         keys: Mapping[str, str],
         conversion: Conversion | None,
@@ -59,19 +59,19 @@ class Gaps:
             conversion: of the file; ``None``: it has the model's names.
         """
         for name in self.absent.keys() & set(self.names):
-            self._report_absent(traced, checkpoint, name)
+            self._report_absent(recipes, checkpoint, name)
         others = [name for name in self.names if name not in self.absent]
         if others and conversion is not None:
             for key, target in supplements().items():
                 if target in others:
-                    traced.expected[target] = prefix(keys) + key
-            traced.expected |= expected_keys(others, keys, conversion, checkpoint.lacks)
+                    recipes.expected[target] = prefix(keys) + key
+            recipes.expected |= expected_keys(others, keys, conversion, checkpoint.missing_keys)
         used = {key for name in self.absent if name in self.state for key in self._lacks(name)}
-        for key in (*checkpoint.lacks.asked, *checkpoint.lacks.held):
+        for key in (*checkpoint.missing_keys.requested, *checkpoint.missing_keys.assumed):
             if key not in used:
-                traced.findings.append(_unused(checkpoint.file_key(key)))
+                recipes.findings.append(_unused(checkpoint.file_key(key)))
 
-    def pair(self, traced: AdapterRecipes, shapes: Mapping[str, Shape]) -> None:
+    def pair(self, recipes: AdapterRecipes, shapes: Mapping[str, Shape]) -> None:
         """Pairs a missing and an unexpected tensor that alone have the same shape.
 
         Args:
@@ -79,28 +79,28 @@ class Gaps:
         """
         wanted = {name: tuple(self.state[name].shape) for name in self.names}
         missing, unexpected = Counter(wanted.values()), Counter(shapes.values())
-        sources = dict(traced.unexpected)
+        sources = dict(recipes.unexpected)
         for name, shape in wanted.items():
-            if missing[shape] != 1 or unexpected[shape] != 1 or name in traced.reported_missing:
+            if missing[shape] != 1 or unexpected[shape] != 1 or name in recipes.reported_missing:
                 continue
             other = next(each for each in shapes if shapes[each] == shape)
             source = sources[other]
-            traced.pairs[other] = name
+            recipes.pairs[other] = name
             if self._policies[name] != "error":
                 continue
             message = (
                 f"{self._words(name)} is not in the checkpoint; {source!r}, which nothing in the "
                 "model is made of, has the same shape"
             )
-            traced.reported_missing.append(name)
+            recipes.reported_missing.append(name)
             hint = f"if they are one, rename {source!r} in the file"
             finding = _core.Finding("error", "plan.missing", name, [source], message, hint)
-            traced.findings.append(finding)
+            recipes.findings.append(finding)
 
-    def _report_absent(self, traced: AdapterRecipes, checkpoint: Checkpoint, name: str) -> None:
+    def _report_absent(self, recipes: AdapterRecipes, checkpoint: Checkpoint, name: str) -> None:
         present, lacks = leaves(self.absent[name])
         names = [checkpoint.file_key(key) for key in lacks]
-        traced.expected[name] = names[0]
+        recipes.expected[name] = names[0]
         if not present and len(names) == 1:
             return
         listed = ", ".join(map(repr, names))
@@ -108,11 +108,11 @@ class Gaps:
         made = f"'{name}' is made of {there + ', which is there, and of ' if present else ''}"
         message = f"{made}{listed}, which the checkpoint lacks"
         if self._policies[name] == "error":
-            traced.reported_missing.append(name)
-            traced.findings.append(_core.Finding("error", "plan.missing", name, names, message))
+            recipes.reported_missing.append(name)
+            recipes.findings.append(_core.Finding("error", "plan.missing", name, names, message))
         else:
             message += ": all of it is filled"
-            traced.findings.append(_core.Finding("info", "plan.missing", name, names, message))
+            recipes.findings.append(_core.Finding("info", "plan.missing", name, names, message))
 
     def _lacks(self, name: str) -> list[str]:
         return leaves(self.absent[name])[1]

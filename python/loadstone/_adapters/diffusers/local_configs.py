@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ BESIDE_MAX = 200
 
 
 @dataclass(frozen=True)
-class Known:
+class LocalConfig:
     """A config that is at hand.
 
     Attributes:
@@ -33,14 +33,14 @@ class Known:
         return f"config={self.name!r}{rest}"
 
 
-def at_hand(cls: Any, files: list[str], given: str | None, cache: str | None) -> list[Known]:
+def find(cls: Any, files: list[str], given: str | None, cache: str | None) -> list[LocalConfig]:
     """Configs of a class: of the folder that was given, beside the files, in the hub's cache.
 
     Args:
         given: what the caller named as the config, where that is a folder.
         cache: the hub's cache folder, where it is not the usual one.
     """
-    found: dict[str, Known] = {}
+    found: dict[str, LocalConfig] = {}
     for known in (*_near(given, files), *_cached(cache)):
         made_by = str(known.config.get("_class_name", ""))
         text = json.dumps(known.config, sort_keys=True, default=str)
@@ -49,7 +49,7 @@ def at_hand(cls: Any, files: list[str], given: str | None, cache: str | None) ->
     return list(found.values())
 
 
-def by_name(checkpoint: Any, cache: str | None) -> list[str]:
+def uncached(checkpoint: Any, cache: str | None) -> list[str]:
     """Repositories, not cached, of the family of models that diffusers takes a file for.
 
     The family is all that stands before the first dash of the names in the library's own table.
@@ -72,36 +72,34 @@ def by_name(checkpoint: Any, cache: str | None) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in cached]
 
 
-def _near(given: str | None, files: list[str]) -> Iterator[Known]:
+def _near(given: str | None, files: list[str]) -> Iterator[LocalConfig]:
     roots = [Path(given)] if given is not None and Path(given).is_dir() else []
     roots += [Path(file).absolute().parent for file in files]
     for root in dict.fromkeys(roots):
-        found = [*root.glob("config.json"), *root.glob("*/config.json")]
-        found += root.glob("*/*/config.json")
-        for path in sorted(found)[:BESIDE_MAX]:
-            config = _read(path)
-            if config is not None:
-                parts = path.parent.relative_to(root).parts
-                yield Known(str(root.joinpath(*parts[:1])), "/".join(parts[1:]), config)
+        for parts, config in _configs(root, ("", "*/", "*/*/"), BESIDE_MAX):
+            yield LocalConfig(str(root.joinpath(*parts[:1])), "/".join(parts[1:]), config)
 
 
-def _cached(cache: str | None) -> Iterator[Known]:
+def _cached(cache: str | None) -> Iterator[LocalConfig]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    root = Path(cache or HF_HUB_CACHE)
-    found = [*root.glob("models--*/snapshots/*/config.json")]
-    found += root.glob("models--*/snapshots/*/*/config.json")
-    for path in sorted(found)[:FILES_MAX]:
-        config = _read(path)
-        if config is not None:
-            repository, _, _, *parts = path.parent.relative_to(root).parts
-            name = repository.removeprefix("models--").replace("--", "/")
-            yield Known(name, "/".join(parts), config)
+    folders = ("models--*/snapshots/*/", "models--*/snapshots/*/*/")
+    for (repository, _, _, *parts), config in _configs(
+        Path(cache or HF_HUB_CACHE), folders, FILES_MAX
+    ):
+        name = repository.removeprefix("models--").replace("--", "/")
+        yield LocalConfig(name, "/".join(parts), config)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config if isinstance(config, dict) else None
+def _configs(
+    root: Path, folders: Iterable[str], most: int
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield the configs below a folder, each with the parts of its path there."""
+    paths = [path for folder in folders for path in root.glob(f"{folder}config.json")]
+    for path in sorted(paths)[:most]:
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(config, dict):
+            yield path.parent.relative_to(root).parts, config

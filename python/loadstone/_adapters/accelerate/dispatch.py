@@ -1,0 +1,100 @@
+"""Attaches accelerate's hooks to a model whose tensors have values."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import accelerate
+import accelerate.big_modeling
+import accelerate.hooks
+import accelerate.utils
+import torch
+
+from loadstone._adapters.accelerate import offload
+from loadstone._base.keywords import names_keywords
+from loadstone._execute import audit
+from loadstone._execute.report import Report
+from loadstone._model.modules import named_modules
+from loadstone._model.walk import walk
+from loadstone._plan.placement import Device, DeviceMap, expanded
+from loadstone._plan.provenance import OFFLOADED
+
+
+@names_keywords
+def dispatch_model(
+    model: torch.nn.Module,
+    device_map: DeviceMap,
+    main_device: Device | None = None,
+    state_dict: dict[str, torch.Tensor] | None = None,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: dict[str, Any] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    force_hooks: bool = False,
+) -> torch.nn.Module:
+    """Run :func:`accelerate.dispatch_model`, after a check that every tensor has a value.
+
+    The hooks are accelerate's own. They find values on disk through ``offload_dir``, which may be
+    the offload folder of :func:`loadstone.load`.
+
+    Returns:
+        The same model, with hooks.
+
+    Raises:
+        PlanError: a tensor is on meta and no hook would find a value for it (``plan.missing``,
+            ``plan.device_map``).
+    """
+    device_map = expanded(model, device_map)
+    offload.require_modules(model, device_map)
+    index = offload_index if offload_index is not None else offload.read_index(offload_dir)
+    offload.require_values(model, device_map, index, state_dict or {}, offload_buffers)
+    accounted = audit.audit(model)
+    dispatched: torch.nn.Module = accelerate.big_modeling.dispatch_model(
+        model,
+        device_map=device_map,
+        main_device=main_device,
+        state_dict=state_dict,
+        offload_dir=offload_dir,
+        offload_index=offload_index,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes,
+        force_hooks=force_hooks,
+    )
+    report = audit.last_report(model)
+    if report is not None and accounted.ok:
+        note_moved(model, report)
+    return dispatched
+
+
+def note_moved(model: torch.nn.Module, report: Report) -> None:
+    """Update the audit's record of tensors that were moved after the load."""
+    slots = walk(model)
+    hooked = _held_by_hooks(model)
+    for slot in slots:
+        item = report.provenance.get(slot.name)
+        if item is not None and (slot.name in hooked or slot.tensor.is_meta):
+            reason = item.reason if item.origin == "excluded" else OFFLOADED
+            report.provenance[slot.name] = dataclasses.replace(item, reason=reason)
+    audit.remember(model, report, slots)
+
+
+def _held_by_hooks(model: torch.nn.Module) -> set[str]:
+    """Names of tensors that accelerate's hooks load for a forward pass and remove again."""
+    names: set[str] = set()
+    for path, module in named_modules(model):
+        hook = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):
+            if not isinstance(each, accelerate.hooks.AlignDevicesHook) or not each.offload:
+                continue
+            inside = accelerate.utils.named_module_tensors(
+                module,
+                include_buffers=each.offload_buffers,
+                recurse=each.place_submodules,
+                remove_non_persistent=True,
+            )
+            names.update(f"{path}.{name}" if path else name for name, _ in inside)
+    return names

@@ -1,0 +1,256 @@
+"""accelerate's loads into a model, planned and carried out by loadstone."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import accelerate.utils
+import accelerate.utils.modeling
+import torch
+
+from loadstone import _core
+from loadstone._adapters.accelerate import checkpoint as files
+from loadstone._adapters.accelerate import offload, planning
+from loadstone._adapters.accelerate.dispatch import dispatch_model, note_moved
+from loadstone._adapters.patch import suspended
+from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._base.errors import counted, listed, make, unknown
+from loadstone._base.keywords import names_keywords
+from loadstone._base.machine import MODES
+from loadstone._base.terminal import printable
+from loadstone._base.warn import warn_of_findings
+from loadstone._execute import audit, execute
+from loadstone._execute.report import Report
+from loadstone._files.catalog import readable
+from loadstone._plan.options import Progress
+from loadstone._plan.placement import DeviceMap, expanded
+from loadstone._plan.planned_load import PlannedLoad
+
+_logger = logging.getLogger("loadstone.accelerate")
+
+
+@names_keywords
+def load_checkpoint_in_model(
+    model: torch.nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: DeviceMap | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool = False,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: list[str] | None = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+    *,
+    missing: str = "keep",
+    progress: Progress = False,
+    threads: int | None = None,
+    receipt: str | None = None,
+) -> None:
+    """Run :func:`accelerate.load_checkpoint_in_model`, planned, read and proved by loadstone.
+
+    >>> loadstone.accelerate.load_checkpoint_in_model(model, "folder", device_map={"": "cpu"})
+
+    All checks come before the first byte of data is read. A tensor that would stay on meta is an
+    error; a tensor with memory that the checkpoint lacks keeps its value. Checkpoints of models of
+    transformers are converted as that library converts them.
+
+    Args:
+        device_map: devices, or ``"disk"``, by paths of modules; ``None``: each tensor stays where
+            it is, on the CPU instead of meta.
+        offload_folder: required if anything is on disk.
+        dtype: for floating-point parameters and saved buffers; ``None``: the model's own. Without
+            a device map a model on meta takes those of the file.
+        offload_state_dict: has no effect: no more than the model itself is ever held.
+        strict: every tensor of the model must be in the checkpoint, and nothing else.
+        missing: policy for tensors that the checkpoint lacks: ``"keep"`` (see above; an error with
+            ``strict``), or one that :func:`loadstone.plan` lists.
+        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
+
+    Raises:
+        PlanError: something is missing or does not fit; all findings are attached.
+        FormatError, LoadError: see :func:`loadstone.inspect` and :meth:`loadstone.Plan.execute`.
+    """
+    arguments = dict(locals())
+    for ours in ("model", "checkpoint", "missing", "progress", "threads", "receipt"):
+        del arguments[ours]
+    paths = files.find(checkpoint)
+    reason = files.left_to_library(model, arguments)
+    catalog = None
+    if not reason:
+        catalog, reason = readable(paths)
+    if catalog is not None and files.holds_bitsandbytes(catalog.tensors):
+        reason = "the checkpoint was quantized by bitsandbytes"
+    if reason or catalog is None:
+        _leave_to_library(model, checkpoint, reason, arguments)
+        return
+    warn_of_findings(catalog.findings)
+    if device_map is not None:
+        device_map = expanded(model, device_map)
+        if offload_folder is None and "disk" in device_map.values():
+            raise make("plan.offload_folder", "tensors are placed on disk", field="offload_folder")
+        tied = accelerate.utils.find_tied_parameters(model)
+        accelerate.utils.modeling.check_tied_parameters_on_same_device(tied, device_map)
+    plan = planning.plan_load(
+        model,
+        catalog,
+        device_map=device_map,
+        offload_folder=offload_folder,
+        dtype=None if dtype is None else torch_dtype(dtype_argument(dtype)),
+        offload_buffers=offload_buffers,
+        keep_in_fp32_modules=keep_in_fp32_modules,
+        strict=strict,
+        missing=missing,
+    )
+
+    def finalize_offload(folder: _core.OffloadFolder, report: Report) -> None:
+        _name_kept(plan)
+        audit.prove(model, report)
+        if device_map is not None and offload_folder is not None:
+            offload.finalize_offload(model, plan, device_map, folder, offload_buffers)
+            note_moved(model, report)
+
+    execute.run(
+        plan,
+        model,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
+        finalize_offload=finalize_offload,
+    )
+    _warn_unexpected(model, checkpoint, plan)
+
+
+@names_keywords
+def load_checkpoint_and_dispatch(
+    model: torch.nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: str | DeviceMap | None = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    no_split_module_classes: list[str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    offload_buffers: bool = False,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool | None = None,
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    force_hooks: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+    *,
+    missing: str = "keep",
+    progress: Progress = False,
+    threads: int | None = None,
+    receipt: str | None = None,
+) -> torch.nn.Module:
+    """Load as :func:`load_checkpoint_in_model` does, then add hooks as :func:`dispatch_model` does.
+
+    Args:
+        device_map: also ``"auto"``, ``"balanced"``, ``"balanced_low_0"`` or ``"sequential"``, from
+            which accelerate computes one.
+        max_memory: for these: bytes, or a size such as ``"6GiB"``, by device.
+
+    Returns:
+        The same model, with hooks if a device map is given.
+    """
+    places = _device_map(
+        model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers
+    )
+    if places is not None:
+        offload.require_modules(model, places)
+    load_checkpoint_in_model(
+        model,
+        checkpoint,
+        device_map=places,
+        offload_folder=offload_folder,
+        dtype=dtype,
+        offload_state_dict=bool(offload_state_dict),
+        offload_buffers=offload_buffers,
+        strict=strict,
+        full_state_dict=full_state_dict,
+        broadcast_from_rank0=broadcast_from_rank0,
+        missing=missing,
+        progress=progress,
+        threads=threads,
+        receipt=receipt,
+    )
+    if places is None:
+        return model
+    return dispatch_model(
+        model,
+        device_map=places,
+        offload_dir=offload_folder,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes,
+        force_hooks=force_hooks,
+    )
+
+
+def _device_map(
+    model: torch.nn.Module,
+    device_map: str | DeviceMap | None,
+    max_memory: Mapping[int | str, int | str] | None,
+    no_split_module_classes: list[str] | None,
+    dtype: str | torch.dtype | None,
+    offload_buffers: bool,
+) -> dict[str, Any] | None:
+    """Compute a device map by accelerate's own functions, from its arguments."""
+    if not isinstance(device_map, str):
+        return expanded(model, device_map) if device_map is not None else None
+    if device_map not in MODES:
+        raise unknown("device_map", "device map", device_map, MODES)
+    common = {"no_split_module_classes": no_split_module_classes, "dtype": dtype}
+    if device_map != "sequential":
+        low_zero = device_map == "balanced_low_0"
+        max_memory = accelerate.utils.get_balanced_memory(
+            model, max_memory=max_memory, low_zero=low_zero, **common
+        )
+    places: dict[str, Any] = accelerate.utils.infer_auto_device_map(
+        model, max_memory=max_memory, offload_buffers=offload_buffers, **common
+    )
+    return places
+
+
+def _leave_to_library(
+    model: torch.nn.Module,
+    checkpoint: str | os.PathLike[str],
+    reason: str,
+    arguments: dict[str, Any],
+) -> None:
+    """Load by accelerate's own function; a tensor that it leaves on meta is an error."""
+    line = f"{os.fsdecode(checkpoint)} is loaded by accelerate itself: {reason}"
+    _logger.warning("%s", printable(line))
+    with suspended("accelerate"):
+        path = os.fspath(checkpoint)  # it takes no other kind of path
+        accelerate.utils.modeling.load_checkpoint_in_model(model, path, **arguments)
+    device_map = arguments["device_map"] or {"": "cpu"}
+    index = offload.read_index(arguments["offload_folder"])
+    offload.require_values(model, device_map, index, {}, arguments["offload_buffers"])
+
+
+def _name_kept(plan: PlannedLoad) -> None:
+    kept = [target.name for target in plan.targets if target.origin == "kept"]
+    if kept:
+        some = listed(kept, 5, more=", ...")
+        count = counted(len(kept), "tensor is", "tensors are")
+        _logger.warning("%s not in the checkpoint and kept: %s", count, printable(some))
+
+
+def _warn_unexpected(
+    model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: PlannedLoad
+) -> None:
+    """Warn through accelerate's own logger, so that its settings apply."""
+    found = (each.sources for each in plan.findings if each.code == "plan.unexpected")
+    names = sorted(name for sources in found for name in sources)
+    if names:
+        accelerate.utils.modeling.logger.warning(
+            f"Some weights of the model checkpoint at {checkpoint} were not used when "
+            f"initializing {type(model).__name__}: {names}"
+        )

@@ -1,0 +1,27 @@
+"""The call of the library that runs on loadstone, in this context."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from loadstone._adapters.diffusers.load import Load
+from loadstone._adapters.patch import held
+from loadstone._base.torch_modes import ordinary_tensors
+from loadstone._plan.options import DEFAULTS
+
+OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
+_current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
+
+
+def current() -> Load | None:
+    """Return the load of this context."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[Load]:
+    """Begin a load, which is the current one inside the block."""
+    with ordinary_tensors(), held(_current, Load(OPTIONS.get())) as load:
+        yield load

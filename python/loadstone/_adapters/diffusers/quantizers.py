@@ -1,0 +1,132 @@
+"""Hooks on the library's quantizers of bitsandbytes.
+
+The library's own code builds the layers. Its quantizers refuse machines without a GPU and places on
+cpu and disk, where loadstone can quantize.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from loadstone._adapters.diffusers.call import current
+from loadstone._adapters.diffusers.quantized import quantizing_layers
+from loadstone._adapters.patch import suspended
+from loadstone._base.errors import make
+
+_METHOD = "bitsandbytes"
+
+
+def places() -> list[tuple[Any, str, Any]]:
+    """Return owner, name and replacement of each hook."""
+    from diffusers.quantizers.bitsandbytes import bnb_quantizer
+
+    replacements: dict[str, Any] = {
+        "validate_environment": _validate_environment,
+        "update_device_map": _update_device_map,
+        "adjust_target_dtype": _adjust_target_dtype,
+        "adjust_max_memory": _adjust_max_memory,
+        "_process_model_before_weight_loading": _replace_layers,
+    }
+    owners = (bnb_quantizer.BnB4BitDiffusersQuantizer, bnb_quantizer.BnB8BitDiffusersQuantizer)
+    return [(owner, name, each) for owner in owners for name, each in replacements.items()]
+
+
+def _validate_environment(original: Any, quantizer: Any, *args: Any, **kwargs: Any) -> None:
+    """Allows machines without a GPU, and cpu and disk in device maps."""
+    if current() is None:
+        original(quantizer, *args, **kwargs)
+    elif _has_accelerator():
+        kwargs.pop("device_map", None)
+        original(quantizer, *args, **kwargs)
+    else:
+        importlib.import_module(_METHOD)  # the only other requirement of the original
+
+
+def _update_device_map(original: Any, quantizer: Any, device_map: Any) -> Any:
+    """No map without an accelerator: the library would ask CUDA for the device."""
+    if device_map is None and current() is not None and not _has_accelerator():
+        return None
+    return original(quantizer, device_map)
+
+
+def _adjust_target_dtype(original: Any, quantizer: Any, dtype: Any) -> Any:
+    """The dtype given: the library counts all tensors as quantized; see :func:`quantized_sizes`."""
+    return dtype if current() is not None else original(quantizer, dtype)
+
+
+def _adjust_max_memory(original: Any, quantizer: Any, max_memory: Any) -> Any:
+    """The memory given; the library's own reserves some for quantizing on a device."""
+    return max_memory if current() is not None else original(quantizer, max_memory)
+
+
+def _replace_layers(
+    original: Any, quantizer: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Hides the device map, as the library refuses quantized modules on cpu and disk."""
+    stays = quantizer.quantization_config.llm_int8_enable_fp32_cpu_offload
+    places = None if current() is not None and not stays else device_map
+    return original(quantizer, model, places, *args, **kwargs)
+
+
+def _has_accelerator() -> bool:
+    return any(each.is_available() for each in (torch.cuda, torch.xpu, torch.mps))
+
+
+def is_bitsandbytes(quantizer: Any) -> bool:
+    """Whether the library quantizes by bitsandbytes; also asked of a quantization config."""
+    config = getattr(quantizer, "quantization_config", quantizer)
+    return str(getattr(getattr(config, "quant_method", None), "value", "")) == _METHOD
+
+
+def is_known(quantizer: Any) -> bool:
+    """Whether loadstone supports a quantizer of the library."""
+    if not is_bitsandbytes(quantizer):
+        return False
+    return not getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
+
+
+def check_for_library(quantizer: Any, device_map: Any, is_direct: bool) -> None:
+    """Makes up for the library's own checks, before the library quantizes by itself.
+
+    Raises:
+        Error: ``plan.options``: loadstone was called by name.
+    """
+    if not is_bitsandbytes(quantizer):
+        return
+    if is_direct:
+        kept = getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
+        raise make(
+            "plan.options",
+            "this load is not supported: call the class's own from_pretrained",
+            field="quantization_config",
+            found="llm_int8_has_fp16_weight" if kept else "files that are not safetensors",
+        )
+    with suspended("diffusers"):
+        quantizer.validate_environment(device_map=device_map)
+
+
+@contextlib.contextmanager
+def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
+    """Gives weights on meta the sizes of their quantized bytes, for accelerate's counting."""
+    layers = quantizing_layers(model)
+    held = {path: layer._parameters["weight"] for path, layer in layers.items()}
+    sizes = {path: _size(model, f"{path}.weight" if path else "weight") for path in layers}
+    try:
+        for path, layer in layers.items():
+            blank = torch.empty(sizes[path], dtype=torch.uint8, device="meta")
+            layer._parameters["weight"] = torch.nn.Parameter(blank, requires_grad=False)
+        yield
+    finally:
+        for path, layer in layers.items():
+            layer._parameters["weight"] = held[path]
+
+
+def _size(model: torch.nn.Module, name: str) -> int:
+    from loadstone._adapters.bitsandbytes.loading import quantized_bytes
+
+    return quantized_bytes(model, name)

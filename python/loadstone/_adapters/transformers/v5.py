@@ -1,0 +1,250 @@
+"""Hooks on ``from_pretrained`` of releases from 5.0 on, and recipes for a model of theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, core_model_loading, initialization, modeling_utils
+from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
+
+from loadstone._adapters.patch import Hook, Hooks, held
+from loadstone._adapters.sites import is_known, sites_of
+from loadstone._adapters.sites.transformers import SITES
+from loadstone._adapters.transformers import (
+    cache,
+    conversions,
+    kernels,
+    load,
+    quantized,
+    releases,
+    stripped_config,
+    trainer,
+)
+from loadstone._adapters.transformers.call import (
+    Place,
+    constructing_in,
+    hooks_of_loads,
+    reason_against,
+    refused,
+)
+from loadstone._adapters.transformers.conversion import ConversionInput
+from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._base.torch_modes import in_turn
+from loadstone._files.catalog import Catalog, readable
+from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.ties import untied_findings
+from loadstone._skeleton.rebuild import construction_dtype
+from loadstone._skeleton.skeleton import skeleton
+
+Load = load.Load
+
+# The release spreads a model over ranks before it is loaded.
+MAKES_DTENSORS = hasattr(core_model_loading, "DtensorShardOperation")
+
+# False while the library constructs a model in this thread.
+_TIES = ContextVar("loadstone_transformers_ties", default=True)
+
+# Quantizers of the library whose modules loadstone fills: these hold plain values, or
+# bitsandbytes' weights. The library reads all others.
+_READ_HERE = ("bitsandbytes", "fp8", "mxfp4", "mxfp8")
+
+
+def trace(
+    model: Any,
+    catalog: Catalog,
+    dtype: torch.dtype | str | None,
+    key_mapping: Mapping[str, str] | None,
+) -> AdapterRecipes:
+    """See :func:`loadstone.transformers.trace`."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    built = construction_dtype(model)
+    is_asked = dtype not in (None, "auto")
+    wanted = torch_dtype(dtype_argument(dtype)) if is_asked else built
+    keeps = releases.dtype_plan(model, wanted)
+    registered = conversions.registered(model, key_mapping, quantizer)
+    conversion = ConversionInput(model, wanted, keeps, registered, quantizer, built, is_asked)
+    result = cache.derive(catalog, conversion)
+    recipes = load.as_recipes(model, catalog, result, ignores_mismatches=False)
+    recipes.untied = load.untied(model, recipes.dtypes)
+    recipes.findings += untied_findings(recipes.untied)
+    return recipes
+
+
+def hooks() -> Hooks:
+    """The functions of these releases that are replaced."""
+    loading = _load_pretrained_model if SITES.is_since("5.1") else _load_by_class
+    places: list[Place] = [
+        (PreTrainedModel, "get_init_context", _get_init_context),
+        (PreTrainedModel, "init_weights", _init_weights),
+        (PreTrainedModel, "_load_pretrained_model", loading),
+        (PreTrainedModel, "_move_missing_keys_from_meta_to_device", _move_missing_keys),
+        (modeling_utils, "get_hf_quantizer", _get_hf_quantizer),
+        (modeling_utils, "_get_dtype", _get_dtype),
+        *(
+            (quantizer, name, each)
+            for quantizer in (Bnb4BitHfQuantizer, Bnb8BitHfQuantizer)
+            for name, each in _OF_QUANTIZERS.items()
+        ),
+    ]
+    found = hooks_of_loads(places)
+    if SITES.is_since("5.1"):  # a construction suspends ties in its own thread, and not in all
+        found.append(Hook(initialization, "no_tie_weights", lambda original: _no_ties))
+        found.append(Hook(PreTrainedModel, "tie_weights", in_turn(_tie_weights)))
+    return Hooks(found + conversions.hooks(), "transformers", trainer.hooks)
+
+
+@contextlib.contextmanager
+def _no_ties() -> Iterator[None]:
+    with held(_TIES, False):
+        yield
+
+
+def _tie_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs) if _TIES.get() else None
+
+
+def _get_init_context(call: Load, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    contexts = original(cls, *args, **kwargs)
+    if not any(isinstance(each, torch.device) for each in contexts):
+        return contexts
+    ours = [skeleton() if isinstance(each, torch.device) else each for each in contexts]
+    return [*ours, constructing_in(call)]
+
+
+def _get_hf_quantizer(call: Load, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """None where codecs dequantize the checkpoint, of which the model knows nothing then."""
+    wish = call.options.dequantize
+    quantizer, call.stripped_config = stripped_config.chosen(original, wish, *args, **kwargs)
+    return quantizer
+
+
+def _get_dtype(
+    call: Load,
+    original: Any,
+    dtype: Any,
+    checkpoint_files: Any,
+    config: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The dtype of values: where the config has none the library takes that of the codes."""
+    is_asked = dtype == "auto" and getattr(config, "dtype", None) is None
+    if call.stripped_config.method and is_asked and checkpoint_files:
+        catalog, _ = readable(checkpoint_files, allow_links=True)
+        if catalog is not None and quantized.is_decodable(catalog):
+            dtype = torch_dtype(quantized.dtype_of_numbers(catalog))
+    return original(dtype, checkpoint_files, config, *args, **kwargs)
+
+
+def _validate_environment(
+    call: Load, original: Any, quantizer: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Allows cpu and disk in device maps, which the library refuses; weights stay quantized."""
+    kwargs.pop("device_map", None)
+    original(quantizer, *args, **kwargs)
+
+
+def _adjust_max_memory(call: Load, original: Any, quantizer: Any, max_memory: Any) -> Any:
+    """The memory given; the library's own reserves some for quantizing on a device."""
+    return max_memory
+
+
+def _param_element_size(
+    call: Load, original: Any, quantizer: Any, model: Any, name: str, parameter: torch.Tensor
+) -> float:
+    """Bytes per element with the scales, which the library does not count."""
+    if not quantizer.param_needs_quantization(model, name):
+        return float(original(quantizer, model, name, parameter))
+    # Imported only now, as bitsandbytes may be absent.
+    from loadstone._adapters.bitsandbytes.loading import quantized_bytes
+
+    return quantized_bytes(model, name) / max(int(parameter.numel()), 1)
+
+
+_OF_QUANTIZERS: dict[str, Callable[..., Any]] = {
+    "validate_environment": _validate_environment,
+    "adjust_max_memory": _adjust_max_memory,
+    "param_element_size": _param_element_size,
+}
+
+
+def _init_weights(call: Load, original: Any, model: Any) -> Any:
+    """Skipped during construction: the library asks the default device, which is not meta here."""
+    return None if call.is_constructing else original(model)
+
+
+def _load_pretrained_model(
+    call: Load,
+    original: Any,
+    model: Any,
+    state_dict: Any,
+    checkpoint_files: list[str] | None,
+    load_config: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if call.model is None:  # else an adapter for a model that is loaded
+        mesh = load_config.device_mesh
+        reason = reason_against(model, state_dict, checkpoint_files, mesh)
+        if reason is None and load_config.hf_quantizer is not None:
+            reason = _reason_against_quantizer(load_config, checkpoint_files)
+        if reason is None and checkpoint_files is not None:
+            return call.read(model, checkpoint_files, load_config)
+        if call.options.is_direct:
+            raise refused(reason or "no files")
+        call.initialises_missing = load_config.hf_quantizer is None and mesh is None
+    return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+
+
+def _load_by_class(call: Load, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return _load_pretrained_model(call, functools.partial(original, cls), *args, **kwargs)
+
+
+def _move_missing_keys(
+    call: Load,
+    original: Any,
+    model: Any,
+    missing_keys: Any,
+    device_map: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if not call.initialises_missing:
+        return original(model, missing_keys, device_map, *args, **kwargs)
+    return call.give_memory(model, set(missing_keys), device_map)
+
+
+def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str | None:
+    quantizer = config.hf_quantizer
+    method = stripped_config.method_of(quantizer.quantization_config).partition("_")[0]
+    if method not in _READ_HERE:
+        catalog = readable(files, allow_links=True)[0] if files else None
+        is_decodable = catalog is not None and quantized.is_decodable(catalog)
+        hint = "; or dequantize=True" if is_decodable else ""
+        return f"quantization_config ({method}: the library's quantizer reads it by itself{hint})"
+    if method == "bitsandbytes" and not is_known("bitsandbytes"):
+        known = sites_of("bitsandbytes")
+        return f"quantization_config (bitsandbytes {known.version()}; known: {known.tested})"
+    if not quantizer.pre_quantized and not kernels.is_known(_operation(quantizer)):
+        return f"quantization_config ({type(quantizer).__name__} quantizes while it loads)"
+    if getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False):
+        return "quantization_config (llm_int8_has_fp16_weight leaves weights as they are)"
+    for mapping in config.weight_mapping or ():
+        for operation in getattr(mapping, "operations", ()):
+            if hasattr(operation, "hf_quantizer") and not kernels.is_known(operation):
+                return f"quantization_config ({type(operation).__name__} has no kernel)"
+    return None
+
+
+def _operation(quantizer: Any) -> Any:
+    """The operation that a quantizer applies to a weight while the library loads."""
+    try:
+        return quantizer.get_quantize_ops()
+    except NotImplementedError:
+        return None

@@ -1,0 +1,114 @@
+"""A load of an adapter: nothing is handed out before it is whole, and it ends once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import loadstone
+from loadstone._execute import execute
+from loadstone._execute.session import LoadSession
+from loadstone._files.catalog import inspect
+from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.options import LoadOptions
+from loadstone._plan.recipes import AdapterRecipes
+
+
+class Seen(TargetExtension):
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def devices(self, devices: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.asked.append(dict(devices))
+        return devices
+
+    def prepare_hooks(self, model: Any, device_map: Mapping[str, Any]) -> None:
+        self.asked.append((all(each.is_meta for each in model[1].parameters()), device_map))
+
+
+def blank() -> torch.nn.Module:
+    with loadstone.skeleton():
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    state = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).state_dict()
+    save_file(state, path)
+    return path
+
+
+PLACES = {"0": "cpu", "1": "disk"}
+
+
+def planned(file: Path, folder: Path, *extensions: TargetExtension) -> LoadSession:
+    session, model = LoadSession(LoadOptions()), blank()
+    recipes = AdapterRecipes(None, extensions=list(extensions))
+    session.make_plan(
+        model,
+        inspect(file),
+        recipes,
+        device_map=session.devices(model, PLACES),
+        offload_folder=folder,
+    )
+    return session
+
+
+def test_a_load_is_proved_once(file: Path, tmp_path: Path) -> None:
+    session = planned(file, tmp_path / "offload")
+    model, plan = session.model, session.plan
+    assert plan is not None and session.finish(model) is None and session.offload_index == {}
+    with session.reading() as filled:
+        assert all(each.is_meta for each in model.parameters())
+        execute.install_values(plan, model, filled)
+    assert sorted(session.offload_index) == ["1.bias", "1.weight"]
+    report = session.finish(model)
+    assert report is not None and report.provenance["0.weight"].origin == "checkpoint"
+    assert loadstone.audit(model, report).ok and session.finish(model) is None
+
+
+def test_a_load_that_is_not_installed_leaves_the_folder(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "offload"
+    session = planned(file, folder)
+    with pytest.raises(ZeroDivisionError), session.reading():
+        raise ZeroDivisionError
+    assert not (folder / "index.json").exists()
+    assert session.finish(session.model) is None and session.offload_index == {}
+    again = planned(file, folder)
+    with again.reading() as filled:
+        assert again.plan is not None
+        execute.install_values(again.plan, again.model, filled)
+    assert sorted(json.loads((folder / "index.json").read_text())) == ["1.bias", "1.weight"]
+
+
+def test_extensions_learn_of_devices_and_of_the_map_of_modules(file: Path, tmp_path: Path) -> None:
+    seen = Seen()
+    session = planned(file, tmp_path / "offload", seen)
+    devices = {"": "cpu", "0.weight": "cpu", "0.bias": "cpu", "1.weight": "disk", "1.bias": "disk"}
+    assert seen.asked == [devices]
+    with session.reading() as filled:
+        assert session.plan is not None
+        execute.install_values(session.plan, session.model, filled)
+    assert seen.asked[1:] == [(True, PLACES)]
+
+
+@pytest.mark.parametrize("places", [None, {}, {"": "cpu"}, {"0": "cpu", "1": torch.device("cpu")}])
+def test_a_model_in_memory_needs_no_map(file: Path, places: Any) -> None:
+    assert LoadSession(LoadOptions()).devices(blank(), places) is None
+
+
+def test_buffers_stay_in_memory_unless_they_are_offloaded() -> None:
+    model, session = torch.nn.BatchNorm1d(2), LoadSession(LoadOptions())
+    kept = session.devices(model, {"": "disk"}) or {}
+    assert (kept["weight"], kept["running_mean"]) == ("disk", "cpu")
+    moved = session.devices(model, {"": "disk"}, offload_buffers=True) or {}
+    assert moved["running_mean"] == "disk"
