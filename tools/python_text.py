@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,33 +12,6 @@ from typing import NamedTuple
 PACKAGE = (
     *("_base", "_model", "_skeleton", "_files", "tracing", "_plan", "_execute", "_convert"),
     *("_adapters", "", "_command"),
-)
-# Files of the package that break these rules still, each with its reason.
-STILL_UP = dict.fromkeys(
-    (
-        "_adapters/bitsandbytes/installing.py",
-        "_adapters/bitsandbytes/patching.py",
-        "_adapters/diffusers/checkpoint.py",
-        "_adapters/diffusers/components.py",
-        "_adapters/diffusers/load.py",
-        "_adapters/diffusers/quantized.py",
-        "_adapters/diffusers/quantizers.py",
-        "_adapters/llama_cpp/arrays.py",
-        "_adapters/llama_cpp/files.py",
-        "_adapters/llama_cpp/weights.py",
-        "_adapters/serving/copies.py",
-        "_adapters/serving/deferred.py",
-        "_adapters/transformers/load.py",
-        "_adapters/transformers/trainer.py",
-        "_adapters/transformers/v5.py",
-        "diffusers.py",
-        "llama_cpp.py",
-        "peft.py",
-        "sglang.py",
-        "transformers.py",
-        "vllm.py",
-    ),
-    "being moved",
 )
 
 
@@ -117,32 +91,54 @@ def level_of(module: str) -> int:
 def package_points_down(texts: dict[str, str]) -> Iterator[str]:
     """Breaches of the package's direction: imports upward, hidden, or in a circle.
 
-    All imports count: those inside functions and under TYPE_CHECKING too.
+    All imports count: those inside functions and under TYPE_CHECKING too. Inside a function stands
+    only what imports a library that its file does not need.
 
     Args:
         texts: by path, from the repository.
     """
     paths = {module_of(path): path for path in texts}
-    graph: dict[str, set[str]] = {}
+    found = {own: list(imports(texts[path], set(paths))) for own, path in paths.items()}
+    graph = {own: {each.module for each in found[own]} for own in paths}
+    needs = libraries_needed(texts, found)
     for own, path in sorted(paths.items()):
-        graph[own] = set()
-        is_excused = path.removeprefix("python/loadstone/") in STILL_UP
         said: dict[int, str] = {}
         for node in ast.walk(ast.parse(texts[path])):
             if is_for_types(node):
                 said[getattr(node, "lineno", 1)] = "import at the top: types have a direction too"
-        for line, module, where in imports(texts[path], set(paths)):
+        for line, module, where in found[own]:
             if level_of(module) > level_of(own):
                 said[line] = f"{module} is above"
-                continue
-            if where == "function":
+            elif where == "function" and needs[module] <= needs[own]:
                 said[line] = f"import {module} at the top of the file"
-            if where == "top" or not is_excused:
-                graph[own].add(module)
-        for line, message in () if is_excused else sorted(said.items()):
-            yield f"{path}:{line}: {message}"
+        yield from (f"{path}:{line}: {message}" for line, message in sorted(said.items()))
     for own, others in sorted(circles(graph).items()):
         yield f"{paths[own]}:1: imports in a circle: {', '.join(sorted(others))}"
+
+
+def libraries_needed(texts: dict[str, str], found: dict[str, list[Import]]) -> dict[str, set[str]]:
+    """By module, the packages that importing it imports, besides Python's own."""
+    needs: dict[str, set[str]] = {}
+    for path, text in texts.items():
+        top = ast.Module([each for each in ast.parse(text).body if not is_for_types(each)], [])
+        for node in ast.walk(top):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                node.body = [ast.Pass()]
+        names = {name for _, name in libraries_imported(ast.unparse(top))}
+        if path.endswith("/__init__.py") and ".require()" in text:
+            names.add(f"a known release of {Path(path).parent.name}")
+        needs[module_of(path)] = names - {"loadstone", ""} - sys.stdlib_module_names
+    below = {
+        own: {each.module for each in rows if each.where == "top"} | {own.rpartition(".")[0]}
+        for own, rows in found.items()
+    }
+    while True:
+        more = {
+            own: needs[own].union(*(needs.get(each, ()) for each in below[own])) for own in needs
+        }
+        if more == needs:
+            return needs
+        needs = more
 
 
 def circles(graph: dict[str, set[str]]) -> dict[str, set[str]]:

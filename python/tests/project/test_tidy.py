@@ -270,13 +270,24 @@ def test_imports_in_a_circle_are_found() -> None:
     assert list(python_text.package_points_down(texts)) == []
 
 
-def test_a_file_that_is_excused_is_not_in_the_way_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_what_needs_a_further_library_is_imported_inside_a_function() -> None:
+    hidden = "def f():\n    from loadstone._adapters.b import c\n"
     texts = {
-        "python/loadstone/_base/a.py": "from loadstone._model import b\n",
-        "python/loadstone/_model/b.py": "from loadstone._base import a\n",
+        "python/loadstone/_adapters/a.py": hidden,
+        "python/loadstone/_adapters/b/__init__.py": "",
+        "python/loadstone/_adapters/b/c.py": "from loadstone._adapters import d\n",
+        "python/loadstone/_adapters/d.py": "import peft\n",
     }
-    assert len(list(python_text.package_points_down(texts))) == 1
-    monkeypatch.setattr(python_text, "STILL_UP", {"_base/a.py": "being moved"})
+    said = [
+        "python/loadstone/_adapters/a.py:2: import loadstone._adapters.b.c at the top of the file"
+    ]
     assert list(python_text.package_points_down(texts)) == []
+    for text in ("", "def g():\n    import peft\n"):  # the controls
+        texts["python/loadstone/_adapters/d.py"] = text
+        assert list(python_text.package_points_down(texts)) == said
+    texts["python/loadstone/_adapters/b/__init__.py"] = "sites_of('b').require()\n"
+    assert list(python_text.package_points_down(texts)) == []
+    texts["python/loadstone/_adapters/a.py"] = f"import torch\n{hidden}"
+    texts["python/loadstone/_adapters/b/__init__.py"] = ""
+    texts["python/loadstone/_adapters/d.py"] = "import torch\n"
+    assert len(list(python_text.package_points_down(texts))) == 1
