@@ -9,6 +9,8 @@ from loadstone import _core
 from loadstone._base.errors import make
 from loadstone._base.late import torch
 
+# Counts of elements that may share a scale in nf4 and fp4.
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 # torch has two values of F4 in one element. Checkpoints count the values.
 _PAIRS = "float4_e2m1fn_x2"
 

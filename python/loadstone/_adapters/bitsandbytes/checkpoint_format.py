@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loadstone._base.dtypes import torch_dtype
+from loadstone._base.dtypes import BLOCK_SIZES, torch_dtype
 from loadstone._base.errors import make
-from loadstone._convert.quantize import BLOCK_SIZES
 
 FOUR_BIT = ("nf4", "fp4")
 STATE = "weight.quant_state.bitsandbytes__"  # and the quant type
