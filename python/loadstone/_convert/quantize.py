@@ -16,10 +16,10 @@ from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make, unknown
 from loadstone._convert import quantize_scaled
 from loadstone._model.memory import bytes_of
+from loadstone._plan.quantization import BLOCK_SIZES
 
 BNB_ENCODINGS = _core.bnb.ENCODINGS
 ENCODINGS = (*BNB_ENCODINGS, *quantize_scaled.ENCODINGS)
-BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _NESTED_BLOCK = 256
 
 

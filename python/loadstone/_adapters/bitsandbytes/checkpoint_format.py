@@ -14,7 +14,7 @@ from typing import Any
 
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import make
-from loadstone._convert.quantize import BLOCK_SIZES
+from loadstone._plan.quantization import BLOCK_SIZES
 
 FOUR_BIT = ("nf4", "fp4")
 STATE = "weight.quant_state.bitsandbytes__"  # and the quant type
