@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # of nf4 and fp4
-
 
 @dataclass(frozen=True)
 class Quantization:

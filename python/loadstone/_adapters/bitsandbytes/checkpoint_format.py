@@ -14,10 +14,6 @@ from typing import Any
 
 from loadstone._base.dtypes import BLOCK_SIZES, torch_dtype
 from loadstone._base.errors import make
-<<<<<<< HEAD
-=======
-from loadstone._plan.quantization import BLOCK_SIZES
->>>>>>> w7
 
 FOUR_BIT = ("nf4", "fp4")
 STATE = "weight.quant_state.bitsandbytes__"  # and the quant type
