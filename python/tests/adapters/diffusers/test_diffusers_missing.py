@@ -27,6 +27,7 @@ from transformers_models import own_state
 import loadstone
 import loadstone.diffusers
 from loadstone._adapters.diffusers.checkpoint import Checkpoint
+from loadstone._adapters.diffusers.expected import prefix
 from loadstone._adapters.diffusers.missing_keys import Conversion, find_missing_keys
 from loadstone._execute.audit import last_report
 
@@ -482,3 +483,9 @@ def test_names_of_a_case_with_one_layer(tmp_path: Path) -> None:
     gone = f"{COMFY}blocks.0.cross_attn.norm_k.weight"
     (sources,) = errors(File(tmp_path, case, gone).refused()).values()
     assert sources in ([gone], ["blocks.0.attn2.norm_k.weight"])
+
+
+def test_the_prefix_of_a_file_with_one_key() -> None:
+    assert prefix({"a.weight": "model.diffusion.b.weight"}) == "model.diffusion.b."
+    assert prefix({"a.weight": "model.a.weight"}) == "model."
+    assert prefix({}) == ""
