@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loadstone._base.adapters import ADAPTERS, follow, has_modules_of
 from loadstone._files.catalog import Catalog
 
 
@@ -20,28 +21,17 @@ def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]
     paths = quantizing_layers(model).keys()
     if not paths:
         return None
-    from loadstone._adapters.bitsandbytes.checkpoint_format import full
-    from loadstone._adapters.bitsandbytes.loading import QuantizedWeights, quantizations
-    from loadstone._adapters.bitsandbytes.stored_weights import find_weights, groups_by_path
-
-    found = find_weights(catalog, groups_by_path(catalog, paths))
-    taken = {unit.name for unit in found.weights.values()} | found.broken.keys()
-    names = [full(path, "weight") for path in paths]
-    free = [name for name in names if name in converted and name not in taken]
-    weights = QuantizedWeights(catalog, found.weights, quantizations(model, free), found.broken)
-    weights.problems = [*found.findings, *weights.misfits(model), *weights.unfilled(model)]
-    return weights
+    names = (f"{path}.weight" if path else "weight" for path in paths)
+    free = [name for name in names if name in converted]
+    return follow(ADAPTERS["bitsandbytes"].quantizer).traced_weights(model, catalog, paths, free)
 
 
 def quantizing_layers(model: Any) -> dict[str, Any]:
     """The layers of bitsandbytes in a model; nothing is imported if there are none."""
-    classes = {type(module) for module in model.modules()}
-    bases = (base.__module__ for cls in classes for base in cls.__mro__)
-    if not any(base.startswith("bitsandbytes.") for base in bases):
+    if not has_modules_of(model, "bitsandbytes"):
         return {}
-    from loadstone._adapters.bitsandbytes.choosing import _is_quantizing
-
-    return {path: module for path, module in model.named_modules() if _is_quantizing(module)}
+    is_quantizing = follow(ADAPTERS["bitsandbytes"].quantizer).is_quantizing
+    return {path: module for path, module in model.named_modules() if is_quantizing(module)}
 
 
 def parts_of(weights: Any, names: Mapping[str, Any]) -> set[str]:

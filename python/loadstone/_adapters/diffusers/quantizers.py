@@ -16,6 +16,7 @@ import torch
 from loadstone._adapters.diffusers.call import current
 from loadstone._adapters.diffusers.quantized import quantizing_layers
 from loadstone._adapters.patch import suspended
+from loadstone._base.adapters import ADAPTERS, follow
 from loadstone._base.errors import make
 
 _METHOD = "bitsandbytes"
@@ -115,7 +116,8 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     """Gives weights on meta the sizes of their quantized bytes, for accelerate's counting."""
     layers = quantizing_layers(model)
     held = {path: layer._parameters["weight"] for path, layer in layers.items()}
-    sizes = {path: _size(model, f"{path}.weight" if path else "weight") for path in layers}
+    size: Any = follow(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes if layers else None
+    sizes = {path: size(model, f"{path}.weight" if path else "weight") for path in layers}
     try:
         for path, layer in layers.items():
             blank = torch.empty(sizes[path], dtype=torch.uint8, device="meta")
@@ -124,9 +126,3 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for path, layer in layers.items():
             layer._parameters["weight"] = held[path]
-
-
-def _size(model: torch.nn.Module, name: str) -> int:
-    from loadstone._adapters.bitsandbytes.loading import quantized_bytes
-
-    return quantized_bytes(model, name)
