@@ -10,30 +10,27 @@ vocabulary too. There is no table of models here. See ``docs/gguf-models.md``.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from loadstone import _core
+import torch
+
+from loadstone._adapters.llama_cpp.converter import converter_at
+from loadstone._adapters.llama_cpp.metadata import MetadataEntry as MetadataEntry
+from loadstone._adapters.llama_cpp.model_folder import is_model_folder
+from loadstone._adapters.llama_cpp.tracing import GgufTraced as GgufTraced
+from loadstone._adapters.llama_cpp.tracing import require_no_code, trace_model
 from loadstone._base.errors import make
 from loadstone._files.catalog import inspect
 
-if TYPE_CHECKING:
-    from loadstone._adapters.llama_cpp.metadata import MetadataEntry as MetadataEntry
-    from loadstone._adapters.llama_cpp.tracing import GgufTraced as GgufTraced
-
 __all__ = ["save_recipes", "trace"]
-
-# :func:`loadstone.convert` lets the converter compute with so much: what constants may have in all.
-COMPUTED_BYTES_MAX = 16 << 20
 
 
 def trace(
     model_folder: str | os.PathLike[str],
     *,
     converter: str | os.PathLike[str] | None = None,
-    dtype: Any = None,
+    dtype: torch.dtype | str | None = None,
     computed_bytes_max: int = 0,
     trust_code: bool = False,
     allow_links: bool = False,
@@ -67,9 +64,6 @@ def trace(
 
     Thread safety: any thread; one trace runs at a time.
     """
-    from loadstone._adapters.llama_cpp.converter import converter_at
-    from loadstone._adapters.llama_cpp.tracing import require_no_code, trace_model
-
     folder = Path(os.fsdecode(model_folder)).absolute()
     if not is_model_folder(folder):
         message = "llama.cpp's converter takes a folder with a language model's config.json"
@@ -86,7 +80,7 @@ def save_recipes(
     name: str | os.PathLike[str],
     *,
     converter: str | os.PathLike[str] | None = None,
-    dtype: Any = None,
+    dtype: torch.dtype | str | None = None,
     computed_bytes_max: int = 0,
     trust_code: bool = False,
     allow_links: bool = False,
@@ -116,32 +110,3 @@ def save_recipes(
         allow_links=allow_links,
     )
     return traced.save(name)
-
-
-def concerns(source: object, target: str | os.PathLike[str]) -> bool:
-    """Whether a conversion is one of a language model's folder to a GGUF file."""
-    return _core.format_of_target(os.fsdecode(target)) == "gguf" and is_model_folder(source)
-
-
-def conversion(
-    source: Any, target: str | os.PathLike[str], dtype: Any = None, **options: Any
-) -> GgufTraced | None:
-    """The trace that :func:`loadstone.convert` asks for; None: it does without."""
-    if not concerns(source, target):
-        return None
-    dtype = None if dtype == "auto" else dtype
-    return trace(source, dtype=dtype, computed_bytes_max=COMPUTED_BYTES_MAX, **options)
-
-
-def is_model_folder(path: object) -> bool:
-    """Whether a path is of a model whose ``config.json`` names an architecture of transformers.
-
-    Those of diffusers name a class, and their GGUF files keep the names of the checkpoint.
-    """
-    if not isinstance(path, str | bytes | os.PathLike):
-        return False
-    try:
-        config = json.loads((Path(os.fsdecode(path)) / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "_class_name" not in config

@@ -35,7 +35,7 @@ register(
         ),
         filled_modules=("bitsandbytes.nn.modules",),
     ),
-    Adapter("llama_cpp", gguf="loadstone.llama_cpp:conversion"),
+    Adapter("llama_cpp", gguf="loadstone._adapters.llama_cpp.model_folder:conversion"),
     Adapter(
         "modelopt",
         tensor_classes=(

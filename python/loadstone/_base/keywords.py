@@ -54,8 +54,7 @@ def refuse_misspelled(
     if config is not None:
         known.update(dir(config), _parameters(config) if isinstance(config, type) else ())
     for name in given:
-        near = difflib.get_close_matches(name, known - {name}, 1, LIKENESS_MIN)
-        if near and name not in known:
+        if name not in known and (near := difflib.get_close_matches(name, known, 1, LIKENESS_MIN)):
             raise unknown(name, "argument", name, near)
 
 

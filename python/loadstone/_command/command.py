@@ -21,16 +21,20 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from loadstone import llama_cpp
+from loadstone._adapters.llama_cpp import model_folder
+from loadstone._base import adapters
 from loadstone._base.errors import Error, make
-from loadstone._command import doctor, export_rules
 
 # The command's exit statuses: docs/cli.md.
 _USAGE = 2
 _INTERRUPTED = 130
 
 # Commands that the C++ program does not have.
-_OWN = {"doctor": doctor.main, "export-rules": export_rules.main}
+# By references: they import frameworks.
+_OWN = {
+    "doctor": "loadstone._command.doctor:main",
+    "export-rules": "loadstone._command.export_rules:main",
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -55,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 def _own(name: str, *arguments: str) -> int:
     try:
-        return _OWN[name](list(arguments))
+        return int(adapters.follow(_OWN[name])(list(arguments)))
     except Error as error:
         print(f"loadstone: {error}", file=sys.stderr)
         return _USAGE
@@ -76,11 +80,10 @@ def prepared(arguments: list[str], folder: Path) -> list[str]:
     own.add_argument("--trust-code", action="store_true")
     own.add_argument("--dtype")  # the converter's, which gives each tensor its own
     ours, rest = own.parse_known_args(arguments)
-    traced = llama_cpp.trace(
+    traced = model_folder.trace(
         arguments[1],
         converter=ours.converter,
         dtype=ours.dtype,
-        computed_bytes_max=llama_cpp.COMPUTED_BYTES_MAX,
         trust_code=ours.trust_code,
         allow_links="--allow-links" in rest,
     )
@@ -101,7 +104,7 @@ def _is_traced(arguments: list[str]) -> bool:
     if len(arguments) < 3 or arguments[0] != "convert":
         return False
     given = _has(arguments, "--rules") or _has(arguments, "--metadata")
-    return not given and llama_cpp.concerns(arguments[1], arguments[2])
+    return not given and model_folder.is_for_converter(arguments[1], arguments[2])
 
 
 def _has(arguments: list[str], option: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from loadstone._base.adapters import ADAPTERS, follow, has_modules_of
 from loadstone._files.catalog import Catalog
 
@@ -32,6 +34,13 @@ def quantizing_layers(model: Any) -> dict[str, Any]:
         return {}
     is_quantizing = follow(ADAPTERS["bitsandbytes"].quantizer).is_quantizing
     return {path: module for path, module in model.named_modules() if is_quantizing(module)}
+
+
+def size_of_weight(model: torch.nn.Module, path: str) -> int:
+    """Return the bytes of the weight of a layer of bitsandbytes, with its scales."""
+    name = f"{path}.weight" if path else "weight"
+    nbytes: int = follow(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
+    return nbytes
 
 
 def parts_of(weights: Any, names: Mapping[str, Any]) -> set[str]:

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from loadstone._adapters.diffusers.call import current
-from loadstone._adapters.diffusers.quantized import quantizing_layers
+from loadstone._adapters.diffusers.quantized import quantizing_layers, size_of_weight
 from loadstone._adapters.patch import suspended
-from loadstone._base.adapters import ADAPTERS, follow
 from loadstone._base.errors import make
 
 _METHOD = "bitsandbytes"
@@ -116,8 +115,7 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     """Gives weights on meta the sizes of their quantized bytes, for accelerate's counting."""
     layers = quantizing_layers(model)
     held = {path: layer._parameters["weight"] for path, layer in layers.items()}
-    size: Any = follow(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes if layers else None
-    sizes = {path: size(model, f"{path}.weight" if path else "weight") for path in layers}
+    sizes = {path: size_of_weight(model, path) for path in layers}
     try:
         for path, layer in layers.items():
             blank = torch.empty(sizes[path], dtype=torch.uint8, device="meta")

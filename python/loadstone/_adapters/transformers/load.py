@@ -45,32 +45,23 @@ class Load(FromPretrainedCall):
         warn_of_findings(catalog.findings)
         self.stripped_config.check(catalog)
         keeps = releases.dtype_plan(model, config.dtype)
-        conversion_result = cache.derive(
-            catalog,
-            ConversionInput(model, config.dtype, keeps, config.weight_mapping, config.hf_quantizer),
-        )
-        _warn_of_decoded(conversion_result.decoded)
-        model._weight_conversions = [config.weight_mapping[at] for at in conversion_result.used]
-        info = _loading_info(model, conversion_result)
-        recipes = as_recipes(
-            model, catalog, conversion_result, config.ignore_mismatched_sizes, self.options
-        )
+        given = config.weight_mapping, config.hf_quantizer
+        result = cache.derive(catalog, ConversionInput(model, config.dtype, keeps, *given))
+        _warn_once_of(result.decoded, _DECODED)
+        model._weight_conversions = [config.weight_mapping[at] for at in result.used]
+        info = _loading_info(model, result)
+        recipes = as_recipes(model, catalog, result, config.ignore_mismatched_sizes, self.options)
         devices = self.devices(model, config.device_map, config.offload_buffers)
         copied = _tied_in_memory(model, devices, config) if devices is not None else []
         on_disk = config.device_map is not None and "disk" in config.device_map.values()
         with model_lock(model):
-            self.make_plan(
-                model,
-                catalog,
-                recipes,
-                device_map=devices,
-                offload_folder=config.disk_offload_folder,
-            )
+            folder = config.disk_offload_folder
+            self.make_plan(model, catalog, recipes, device_map=devices, offload_folder=folder)
             with self.reading() as filled:
                 self._install(filled, info, config.hf_quantizer)
                 if on_disk:
                     self._complete_folder(filled.offload, copied, recipes.ties)
-        _warn_of_recut(conversion_result.recut)
+        _warn_once_of(result.recut, _RECUT)
         return releases.answer(info, self.offload_index if on_disk else None)
 
     def _install(self, filled: execute.Filled, info: Any, quantizer: Any) -> None:
@@ -142,12 +133,13 @@ def as_recipes(
         findings.append(quantized.unneeded_finding(result.unneeded))
     for name, found, expected in result.mismatched:
         findings.append(mismatch(name, found, expected, ignores_mismatches))
+    left = releases.reportable(model, {name for name, _ in result.unexpected})
     failed = {finding.target for finding in result.findings} | {*result.explained}
     return AdapterRecipes(
         recipes=result.recipes,
         dtypes=result.dtypes,
         ties=_ties(model, result.dtypes.keys(), failed, options.adapters),
-        unexpected=reportable(model, result.unexpected),
+        unexpected=[each for each in result.unexpected if each[0] in left],
         reported_missing=sorted(failed),
         findings=findings,
         extensions=_quantized_weights(model, catalog, result, options),
@@ -170,12 +162,6 @@ def _quantized_weights(
         tied=dict(_tied_names(model)),
     )
     return [weights]
-
-
-def reportable(model: Any, unexpected: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Unexpected names without those that the model or the library tells to ignore."""
-    left = releases.reportable(model, {name for name, _ in unexpected})
-    return [(name, source) for name, source in unexpected if name in left]
 
 
 def _ties(model: Any, loaded: Any, failed: set[str], adapters: Adapters | None) -> dict[str, str]:
@@ -211,27 +197,20 @@ def untied(model: Any, loaded: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _warn_of_decoded(targets: list[str]) -> None:
-    _warn_once_of(
-        targets,
-        "the checkpoint holds it quantized, and the model's module has no place for codes: "
-        "dequantized",
-    )
-
-
-def _warn_of_recut(sources: list[str]) -> None:
-    _warn_once_of(
-        sources,
-        "its last blocks are cut. It is decoded by the config's weight_block_size; transformers "
-        "itself derives other blocks from the number of scales, so that its values are wrong or "
-        "it refuses the checkpoint",
-    )
+_DECODED = (
+    "the checkpoint holds it quantized, and the model's module has no place for codes: dequantized"
+)
+_RECUT = (
+    "its last blocks are cut. It is decoded by the config's weight_block_size; transformers itself "
+    "derives other blocks from the number of scales, so that its values are wrong or it refuses "
+    "the checkpoint"
+)
 
 
 def _warn_once_of(names: list[str], text: str) -> None:
     """One warning that names the first tensor and counts the others."""
     if names:
-        warn(f"{listed(sorted(set(names)), 1)}: {text}", UserWarning, stacklevel=3)
+        warn(f"{listed(sorted(set(names)), 1)}: {text}", UserWarning, stacklevel=2)
 
 
 def _loading_info(model: Any, result: ConversionResult) -> Any:
