@@ -23,6 +23,7 @@ register(
     Adapter(
         "bitsandbytes",
         extend="loadstone._adapters.bitsandbytes.choosing:extend",
+        quantizer="loadstone._adapters.bitsandbytes.choosing",
         is_supported="loadstone._adapters.sites:is_supported",
         components="loadstone._adapters.bitsandbytes.parameters:components_of",
         not_held="loadstone._adapters.bitsandbytes.accounts:reasons",

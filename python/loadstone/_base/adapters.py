@@ -1,6 +1,6 @@
-"""Adapters of libraries, and the parts that each has in lower layers.
+"""Adapters of libraries, and the parts that each has in lower layers and in other adapters.
 
-They register references, ``module:name``, which are followed when a model or a call needs them: a
+They register references, ``module:name``, that are followed when a model or a call needs them: a
 library is not imported because it may be there.
 """
 
@@ -24,6 +24,7 @@ class Adapter:
         recipes: a reference to ``(model, catalog, dtype=) -> AdapterRecipes``.
         extend: a reference to ``(recipes, model, catalog, dtype, quantize)``, which adds a
             :class:`TargetExtension` where a plan needs one.
+        quantizer: a reference to the module by which adapters of models have weights quantized.
         is_supported: a reference to ``(library) -> bool``: whether the release at hand is.
         components: a reference to ``(tensor) -> {name: tensor}``: scales of a quantized one ...
         not_held: a reference to ``(model, slots) -> {name: reason}``: values that are elsewhere.
@@ -38,6 +39,7 @@ class Adapter:
     skeleton_builder: str = ""
     gguf: str = ""
     extend: str = ""
+    quantizer: str = ""
     is_supported: str = ""
     components: str = ""
     not_held: str = ""
@@ -60,9 +62,10 @@ def offering(part: str) -> dict[str, Adapter]:
 
 
 def follow(reference: str) -> Any:
-    """The object that a reference means."""
+    """The object that a reference means, or the module where it has no name."""
     module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found
 
 
 def is_of(cls: type, package: str) -> bool:

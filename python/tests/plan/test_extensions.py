@@ -127,7 +127,9 @@ def test_a_failure_after_it_was_installed_undoes_it(model, values, tmp_path, mon
     assert model[1].weight is before and before.is_meta
 
 
-@pytest.mark.parametrize("part", ["recipes", "extend", "components", "not_held", "is_supported"])
+@pytest.mark.parametrize(
+    "part", ["recipes", "rules", "gguf", "extend", "components", "not_held", "is_supported"]
+)
 def test_references_of_adapters_lead_somewhere(part):
     for library, adapter in offering(part).items():
         if importlib.util.find_spec(library) is not None:

@@ -1,17 +1,23 @@
-"""The weights that ``quantize=`` selects, and their encodings."""
+"""The weights that are loaded quantized: by ``quantize=``, or by the library of the model."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import bitsandbytes as bnb
 import torch
 
 from loadstone import _core
 from loadstone._adapters.bitsandbytes.checkpoint_format import full
 from loadstone._adapters.bitsandbytes.experts import stacks
-from loadstone._adapters.bitsandbytes.loading import QuantizedWeights, quantizations
+from loadstone._adapters.bitsandbytes.loading import (
+    NESTED_BLOCK,
+    QuantizedWeights,
+    of_experts,
+    quantizations,
+)
 from loadstone._adapters.bitsandbytes.stored_weights import find_weights, groups_by_path
 from loadstone._base.errors import make, unknown
 from loadstone._files.catalog import Catalog
@@ -41,7 +47,7 @@ def extend(
     if not isinstance(model, torch.nn.Module):
         raise _refused("quantizing needs a model, not a skeleton file")
     wanted = _wanted(model, quantize)
-    known = {path: module for path, module in named_modules(model) if _is_quantizing(module)}
+    known = {path: module for path, module in named_modules(model) if is_quantizing(module)}
     if not wanted and not known:
         return
     for traced in recipes.extensions:
@@ -62,7 +68,53 @@ def extend(
     recipes.extensions.append(weights)
 
 
-def _is_quantizing(module: torch.nn.Module) -> bool:
+def traced_weights(
+    model: Any,
+    catalog: Catalog,
+    stored: Mapping[str, Mapping[str, str]] | Iterable[str],
+    names: Iterable[str],
+    *,
+    nested_offset: Mapping[str, float] | None = None,
+    experts: Iterable[str] | None = None,
+    tied: Iterable[str] = (),
+) -> QuantizedWeights:
+    """The quantized weights of a model whose library has made layers for them.
+
+    Args:
+        stored: tensors of the checkpoint by their names in each module, by its path; or paths of
+            modules whose tensors have the same names in the checkpoint.
+        names: weights that the load quantizes where the checkpoint has plain numbers.
+        nested_offset: offsets of nested scales, by the weight's name.
+        experts: tensors among which stacks of experts are quantized too.
+        tied: weights that may be missing.
+    """
+    groups = stored if isinstance(stored, Mapping) else groups_by_path(catalog, stored)
+    found = find_weights(catalog, groups)
+    taken = {each.name for each in found.weights.values()} | found.broken.keys()
+    quantize = quantizations(model, (name for name in names if name not in taken), nested_offset)
+    if experts is not None:
+        quantize |= of_experts(model, experts, quantize, nested_offset)
+    weights = QuantizedWeights(catalog, found.weights, quantize, found.broken)
+    unfilled = [each for each in weights.unfilled(model) if each.target not in tied]
+    weights.problems = [*found.findings, *weights.misfits(model), *unfilled]
+    return weights
+
+
+def quantized_bytes(model: torch.nn.Module, name: str) -> int:
+    """Bytes of a weight with its scales, quantized as its module of bitsandbytes asks."""
+    module = owner_of(model, name)
+    count = module.out_features * module.in_features
+    if not isinstance(module, bnb.nn.Linear4bit):
+        return int(count + 4 * module.out_features)
+    weight: Any = module.weight
+    blocks = -(-count // weight.blocksize)
+    size = -(-count // 2) + 4 * 16
+    if not weight.compress_statistics:
+        return int(size + 4 * blocks)
+    return int(size + blocks + 4 * -(-blocks // NESTED_BLOCK) + 4 * 256 + 4)
+
+
+def is_quantizing(module: torch.nn.Module) -> bool:
     """Whether a module is of bitsandbytes, without importing it."""
     return any(
         base.__module__.startswith("bitsandbytes.") and base.__name__ in _CLASSES
@@ -121,7 +173,7 @@ def _refused(message: str, found: str = "", expected: str = "") -> Exception:
 def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Linear layers that can be replaced; subclasses of ``Linear`` may compute otherwise."""
     for path, module in named_modules(model):
-        if path and (type(module) is torch.nn.Linear or _is_quantizing(module)):
+        if path and (type(module) is torch.nn.Linear or is_quantizing(module)):
             yield path, module
 
 

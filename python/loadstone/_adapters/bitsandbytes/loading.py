@@ -49,7 +49,7 @@ _PLACES = {
     "SCB": "SCB",
     "CB": "weight",
 }
-_NESTED_BLOCK = 256
+NESTED_BLOCK = 256
 _CONSTANTS = ("quant_state.code", "quant_state.state2.code")
 
 
@@ -272,7 +272,7 @@ class QuantizedWeights(TargetExtension):
         weight.code = functional.get_4bit_type(how.encoding, device=data.device)
         if how.nested:
             weight.nested_absmax, weight.offset = parts["nested_absmax"], parts["nested_offset"]
-            weight.nested_blocksize = _NESTED_BLOCK
+            weight.nested_blocksize = NESTED_BLOCK
             weight.nested_code = functional.create_dynamic_map().to(data.device)
         return weight
 
@@ -361,20 +361,6 @@ def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
         dtype=dtype_name(slot.tensor.dtype),
         shape=tuple(slot.tensor.shape),
     )
-
-
-def quantized_bytes(model: torch.nn.Module, name: str) -> int:
-    """Bytes of a weight with its scales, quantized as its module of bitsandbytes asks."""
-    module = owner_of(model, name)
-    count = module.out_features * module.in_features
-    if not isinstance(module, bnb.nn.Linear4bit):
-        return int(count + 4 * module.out_features)
-    weight: Any = module.weight
-    blocks = -(-count // weight.blocksize)
-    size = -(-count // 2) + 4 * 16
-    if not weight.compress_statistics:
-        return int(size + 4 * blocks)
-    return int(size + blocks + 4 * -(-blocks // _NESTED_BLOCK) + 4 * 256 + 4)
 
 
 def quantizations(

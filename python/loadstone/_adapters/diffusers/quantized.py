@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from loadstone._base.adapters import ADAPTERS, follow, has_modules_of
 from loadstone._files.catalog import Catalog
 
 
@@ -22,35 +23,24 @@ def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]
     paths = quantizing_layers(model).keys()
     if not paths:
         return None
-    from loadstone._adapters.bitsandbytes.checkpoint_format import full
-    from loadstone._adapters.bitsandbytes.loading import QuantizedWeights, quantizations
-    from loadstone._adapters.bitsandbytes.stored_weights import find_weights, groups_by_path
-
-    found = find_weights(catalog, groups_by_path(catalog, paths))
-    taken = {unit.name for unit in found.weights.values()} | found.broken.keys()
-    names = [full(path, "weight") for path in paths]
-    free = [name for name in names if name in converted and name not in taken]
-    weights = QuantizedWeights(catalog, found.weights, quantizations(model, free), found.broken)
-    weights.problems = [*found.findings, *weights.misfits(model), *weights.unfilled(model)]
-    return weights
+    names = (f"{path}.weight" if path else "weight" for path in paths)
+    free = [name for name in names if name in converted]
+    return follow(ADAPTERS["bitsandbytes"].quantizer).traced_weights(model, catalog, paths, free)
 
 
 def quantizing_layers(model: Any) -> dict[str, Any]:
     """The layers of bitsandbytes in a model; nothing is imported if there are none."""
-    classes = {type(module) for module in model.modules()}
-    bases = (base.__module__ for cls in classes for base in cls.__mro__)
-    if not any(base.startswith("bitsandbytes.") for base in bases):
+    if not has_modules_of(model, "bitsandbytes"):
         return {}
-    from loadstone._adapters.bitsandbytes.choosing import _is_quantizing
-
-    return {path: module for path, module in model.named_modules() if _is_quantizing(module)}
+    is_quantizing = follow(ADAPTERS["bitsandbytes"].quantizer).is_quantizing
+    return {path: module for path, module in model.named_modules() if is_quantizing(module)}
 
 
 def size_of_weight(model: torch.nn.Module, path: str) -> int:
     """Return the bytes of the weight of a layer of bitsandbytes, with its scales."""
-    from loadstone._adapters.bitsandbytes.loading import quantized_bytes
-
-    return quantized_bytes(model, f"{path}.weight" if path else "weight")
+    name = f"{path}.weight" if path else "weight"
+    nbytes: int = follow(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
+    return nbytes
 
 
 def parts_of(weights: Any, names: Mapping[str, Any]) -> set[str]:

@@ -19,6 +19,7 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     FromPretrainedCall,
     mismatch,
 )
+from loadstone._base.adapters import ADAPTERS, follow
 from loadstone._base.errors import listed, make
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
@@ -151,16 +152,15 @@ def _quantized_weights(
     """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
     if not result.units and not result.quantized and not options.quantize_experts:
         return []
-    from loadstone._adapters.bitsandbytes import loading, stored_weights
-
-    found = stored_weights.find_weights(catalog, result.units)
-    quantize = loading.quantizations(model, result.quantized, options.nested_offset)
-    if options.quantize_experts:
-        quantize |= loading.of_experts(model, result.dtypes, quantize, options.nested_offset)
-    weights = loading.QuantizedWeights(catalog, found.weights, quantize, found.broken)
-    tied = dict(_tied_names(model))
-    unfilled = [each for each in weights.unfilled(model) if each.target not in tied]
-    weights.problems = [*found.findings, *weights.misfits(model), *unfilled]
+    weights = follow(ADAPTERS["bitsandbytes"].quantizer).traced_weights(
+        model,
+        catalog,
+        result.units,
+        result.quantized,
+        nested_offset=options.nested_offset,
+        experts=result.dtypes if options.quantize_experts else None,
+        tied=dict(_tied_names(model)),
+    )
     return [weights]
 
 

@@ -34,6 +34,7 @@ from loadstone._adapters.transformers.call import (
     refused,
 )
 from loadstone._adapters.transformers.conversion import ConversionInput
+from loadstone._base.adapters import ADAPTERS, follow
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.torch_modes import in_turn
 from loadstone._files.catalog import Catalog, readable
@@ -161,10 +162,8 @@ def _param_element_size(
     """Bytes per element with the scales, which the library does not count."""
     if not quantizer.param_needs_quantization(model, name):
         return float(original(quantizer, model, name, parameter))
-    # Imported only now, as bitsandbytes may be absent.
-    from loadstone._adapters.bitsandbytes.loading import quantized_bytes
-
-    return quantized_bytes(model, name) / max(int(parameter.numel()), 1)
+    nbytes: int = follow(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
+    return nbytes / max(int(parameter.numel()), 1)
 
 
 _OF_QUANTIZERS: dict[str, Callable[..., Any]] = {
