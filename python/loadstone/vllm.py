@@ -3,8 +3,8 @@
 >>> llm = vllm.LLM("folder", load_format="loadstone")
 
 vLLM finds :func:`register` by itself, as the entry point ``loadstone`` of ``vllm.general_plugins``,
-in each of its processes. Where the format is not asked for, one thing changes: other loaders refuse
-layers that were made for codes which only this one makes. See docs/vllm.md.
+in each of its processes. With another load format one thing changes: layers for codes that only
+loadstone makes are refused. See docs/vllm.md.
 """
 
 from __future__ import annotations

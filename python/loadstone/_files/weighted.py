@@ -38,7 +38,7 @@ def joined(catalogs: Sequence[Catalog]) -> _core.Catalog:
 
 
 @dataclass(frozen=True)
-class Adapters:
+class MergedAdapters:
     """Adapters that a load merges into its model, in order.
 
     Attributes:
@@ -65,13 +65,13 @@ def adapters(
     ignore: str | Sequence[str] = (),
     allow_links: bool = False,
     tie: str = "split",
-) -> Adapters:
+) -> MergedAdapters:
     """Opens the adapters that a caller names as for :func:`loadstone.merge`."""
     pairs = weighted(lora, "lora")
     patterns = ignored_by(pairs, ignore)
     catalogs = tuple(opened(source, allow_links=allow_links) for source, _ in pairs)
     rows = tuple((float(factor), patterns) for _, factor in pairs)
-    return Adapters(catalogs, rows, tie_argument(tie))
+    return MergedAdapters(catalogs, rows, tie_argument(tie))
 
 
 def patterns_of(patterns: str | Sequence[str]) -> list[str]:

@@ -88,7 +88,7 @@ class TensorSlot:
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether the value that is there stays where the checkpoint does not name it.
+        """Whether a tensor that the checkpoint lacks keeps its value.
 
         So it is for real tensors that the state dict of the model lacks: those of modules that are
         not registered (a teacher in a list), and buffers and attributes that no value can be read

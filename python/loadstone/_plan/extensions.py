@@ -24,8 +24,8 @@ class Installation(Protocol):
 class TargetExtension(Protocol):
     """A kind of target. A plan has a list of them, and calls each in its turn.
 
-    What a kind does not need stays as it is here. Those of libraries come from their adapters:
-    see ``_base/adapters.py``.
+    The methods here do nothing: a kind overrides those that it needs. Adapters make the extensions
+    of their libraries: see ``_base/adapters.py``.
     """
 
     def expand(self, targets: ModelTargets) -> None:

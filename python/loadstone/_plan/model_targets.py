@@ -27,10 +27,10 @@ class ModelTargets:
     """The core's targets of a model; for a module at hand its values too.
 
     Attributes:
-        outside: real tensors that the model's state dict lacks: what the checkpoint does not hold
-            of them keeps its value, whatever the policy.
+        not_in_state_dict: real tensors that the model's state dict lacks. One that the checkpoint
+            lacks keeps its value, whatever the policy.
         quantize: targets that become several tensors, by name.
-        explained: missing targets that a finding names already.
+        already_reported: missing targets that a finding names already.
         keeps_dtypes: no option of the load changes them.
         forms: dtype and tie of each tensor.
         whole_shapes: of the tensors that are spread over ranks.
@@ -40,10 +40,10 @@ class ModelTargets:
     module: Any = None
     findings: list[_core.Finding] = field(default_factory=list)
     constructor_values: dict[str, Any] = field(default_factory=dict)
-    outside: list[str] = field(default_factory=list)
+    not_in_state_dict: list[str] = field(default_factory=list)
     overlapping: list[Region] = field(default_factory=list)
     quantize: dict[str, Quantization] = field(default_factory=dict)
-    explained: list[str] = field(default_factory=list)
+    already_reported: list[str] = field(default_factory=list)
     keeps_dtypes: bool = False
     forms: dict[str, tuple[Any, str]] = field(default_factory=dict)
     slots: list[TensorSlot] = field(default_factory=list)
@@ -91,7 +91,7 @@ def targets_of(model: Any) -> ModelTargets:
         module=model,
         findings=findings,
         constructor_values=values,
-        outside=[slot.name for slot in slots if slot.may_be_kept],
+        not_in_state_dict=[slot.name for slot in slots if slot.may_be_kept],
         overlapping=overlap.overlapping(slots),
         forms={slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots},
         slots=slots,

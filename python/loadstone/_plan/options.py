@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loadstone._base.errors import unknown
-from loadstone._files.weighted import Adapters, Weighted, adapters
+from loadstone._files.weighted import MergedAdapters, Weighted, adapters
 
 Missing = str | Mapping[str, str]
 Progress = bool | Callable[[int, int], object]
@@ -40,7 +40,7 @@ class LoadOptions:
     device_map: Any = None
     max_memory: Mapping[Any, int | str] | None = None
     offload_folder: str | os.PathLike[str] | None = None
-    adapters: Adapters | None = None
+    adapters: MergedAdapters | None = None
     is_direct: bool = False
     dequantize: bool | None = None
     nested_offset: Mapping[str, float] | None = None

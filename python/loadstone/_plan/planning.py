@@ -13,7 +13,7 @@ from loadstone import _core
 from loadstone._base import collector, machine
 from loadstone._base.errors import count_argument, make
 from loadstone._files.catalog import Catalog
-from loadstone._files.weighted import Adapters
+from loadstone._files.weighted import MergedAdapters
 from loadstone._model import modules
 from loadstone._model.ranks import local_ranks, mesh_device
 from loadstone._plan import load_hooks, ties
@@ -37,7 +37,7 @@ def make_plan(
     catalog: Catalog,
     traced: AdapterRecipes | None,
     *,
-    adapters: Adapters | None = None,
+    adapters: MergedAdapters | None = None,
     rules: Rules | None = None,
     dtype: Any = None,
     device_map: Any = None,
@@ -65,13 +65,13 @@ def make_plan(
         runs_hooks: hooks and overrides of ``load_state_dict`` have their effect.
         options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
     """
-    traced, merged = traced or AdapterRecipes(None), adapters or Adapters()
+    traced, merged = traced or AdapterRecipes(None), adapters or MergedAdapters()
     model_targets = _expanded_targets(model, traced, merged.keeps_ties, quantize or {})
     if model_targets.keeps_dtypes and dtype != "auto":
         dtype = None
     model_targets.findings += traced.findings + traced.unexpected_findings(unexpected)
     default, patterns = missing_policies(missing)
-    single = dict.fromkeys(model_targets.outside, "keep") | dict(missing_of or {})
+    single = dict.fromkeys(model_targets.not_in_state_dict, "keep") | dict(missing_of or {})
     prefixes, (text, recipes) = _prefixes(strip_prefix), rules_or_recipes(rules, catalog._core)
     make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
@@ -88,7 +88,7 @@ def make_plan(
         allow_non_finite=allow_non_finite,
         knows_all_sources=traced.recipes is not None,
         expected_sources=list(traced.expected.items()),
-        explained=[*traced.reported_missing, *model_targets.explained],
+        explained=[*traced.already_reported, *model_targets.already_reported],
         quantize=[(name, *astuple(how)) for name, how in model_targets.quantize.items()],
         adapters=list(merged.rows),
         tie=merged.tie,

@@ -18,20 +18,20 @@ class AdapterRecipes:
         dtypes: final dtype of each such target, by its safetensors name.
         ties: target, and the target that it is tied to; for models whose ties are not made yet.
         unexpected: the library's name and the checkpoint's name of each unused tensor.
-        reported_missing: missing targets that a finding names already.
+        already_reported: missing targets that a finding names already.
         expected: missing target, and the name that it should have in the checkpoint.
         pairs: the library's name of an unused tensor, and the missing target that it may be.
         findings: problems found before anything is read.
-        untied: names that the model ties and the checkpoint holds values of their own for, each
-            with its root: both are loaded, and tied again if they are equal.
-        extensions: each a ``TargetExtension``, which needs torch as conversions do not.
+        untied: names that the model ties, with their roots, where the checkpoint has a value for
+            both: both are loaded, and tied again if they are equal.
+        extensions: each a ``TargetExtension``, a class that cannot be imported without torch.
     """
 
     recipes: Any  # _core.Recipes, once they are there
     dtypes: dict[str, str] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
     unexpected: list[tuple[str, str]] = field(default_factory=list)
-    reported_missing: list[str] = field(default_factory=list)
+    already_reported: list[str] = field(default_factory=list)
     expected: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, str] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)

@@ -38,4 +38,5 @@ def extended(
 def _has_modules_of(model: Any, library: str, is_supported: str) -> bool:
     if library not in sys.modules or isinstance(model, str | os.PathLike):
         return False
-    return adapters.has_modules_of(model, library) and adapters.follow(is_supported)(library)
+    has_modules = adapters.has_modules_of(model, library)
+    return has_modules and (not is_supported or adapters.follow(is_supported)(library))

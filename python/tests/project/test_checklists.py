@@ -250,7 +250,7 @@ def lacking_of_adapter(name: str) -> list[str]:
     if name not in project["optional-dependencies"] and name != "llama_cpp":
         lacking.append("an extra in pyproject.toml")
     if name not in WITHOUT_SITES and name not in LIBRARIES:
-        lacking.append(f"_sites/{name}.py")
+        lacking.append(f"_adapters/sites/{name}.py")
     return lacking
 
 

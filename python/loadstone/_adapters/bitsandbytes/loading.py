@@ -87,7 +87,7 @@ class QuantizedWeights(TargetExtension):
         targets.findings = [each for each in targets.findings if not self.is_state(each.target)]
         targets.findings += self.problems
         targets.quantize |= self.quantize
-        targets.explained += self.broken
+        targets.already_reported += self.broken
         targets.keeps_dtypes = bool(self.stored)  # with another dtype scales would be cast
 
     def _expanded(self, targets: Iterable[_core.Target]) -> list[_core.Target]:

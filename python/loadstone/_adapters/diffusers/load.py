@@ -178,7 +178,7 @@ class Load(LoadSession):
                 raise WrongConfigError(fitting)
             return AdapterRecipes(
                 recipes=request.checkpoint.trace.finish(),
-                reported_missing=list(state),
+                already_reported=list(state),
                 findings=[mismatch.finding()],
             )
         trace = request.checkpoint.trace
@@ -203,7 +203,7 @@ class Load(LoadSession):
             if symbol.shape != state[name].shape and not is_packed(symbol):
                 shapes = (symbol.shape, state[name].shape)
                 recipes.findings.append(shape_mismatch(name, *shapes, [_source(symbol)]))
-                recipes.reported_missing.append(name)
+                recipes.already_reported.append(name)
                 continue
             if is_packed(symbol):
                 _make_room(request.model, name, symbol)

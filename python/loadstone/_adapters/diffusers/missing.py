@@ -81,7 +81,7 @@ class MissingTensors:
         missing, unexpected = Counter(wanted.values()), Counter(shapes.values())
         sources = dict(recipes.unexpected)
         for name, shape in wanted.items():
-            if missing[shape] != 1 or unexpected[shape] != 1 or name in recipes.reported_missing:
+            if missing[shape] != 1 or unexpected[shape] != 1 or name in recipes.already_reported:
                 continue
             other = next(each for each in shapes if shapes[each] == shape)
             source = sources[other]
@@ -92,7 +92,7 @@ class MissingTensors:
                 f"{self._words(name)} is not in the checkpoint; {source!r}, which nothing in the "
                 "model is made of, has the same shape"
             )
-            recipes.reported_missing.append(name)
+            recipes.already_reported.append(name)
             hint = f"if they are one, rename {source!r} in the file"
             finding = _core.Finding("error", "plan.missing", name, [source], message, hint)
             recipes.findings.append(finding)
@@ -108,7 +108,7 @@ class MissingTensors:
         made = f"'{name}' is made of {there + ', which is there, and of ' if present else ''}"
         message = f"{made}{listed}, which the checkpoint lacks"
         if self._policies[name] == "error":
-            recipes.reported_missing.append(name)
+            recipes.already_reported.append(name)
             recipes.findings.append(_core.Finding("error", "plan.missing", name, names, message))
         else:
             message += ": all of it is filled"

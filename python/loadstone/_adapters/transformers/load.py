@@ -140,7 +140,7 @@ def as_recipes(
         dtypes=result.dtypes,
         ties=_ties(model, result.dtypes.keys(), failed, options.adapters),
         unexpected=[each for each in result.unexpected if each[0] in left],
-        reported_missing=sorted(failed),
+        already_reported=sorted(failed),
         findings=findings,
         extensions=_quantized_weights(model, catalog, result, options),
     )
