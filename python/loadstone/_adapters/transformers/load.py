@@ -25,7 +25,7 @@ from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
 from loadstone._files.catalog import Catalog, inspect
-from loadstone._files.weighted import Adapters
+from loadstone._files.weighted import MergedAdapters
 from loadstone._model.contents import keep_object
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.targets import SAVED
@@ -164,7 +164,9 @@ def _quantized_weights(
     return [weights]
 
 
-def _ties(model: Any, loaded: Any, failed: set[str], adapters: Adapters | None) -> dict[str, str]:
+def _ties(
+    model: Any, loaded: Any, failed: set[str], adapters: MergedAdapters | None
+) -> dict[str, str]:
     """Ties that the library will make after the load, to the tensor that was loaded.
 
     Names that are loaded too are untied, unless adapters keep all ties.
