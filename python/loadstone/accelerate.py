@@ -24,7 +24,7 @@ from loadstone._adapters.accelerate.loading import (
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
 )
-from loadstone._adapters.patch import Hook, Hooks, gated
+from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
 from loadstone._base.errors import make
 
 __all__ = ["dispatch_model", "load_checkpoint_and_dispatch", "load_checkpoint_in_model", "patches"]
@@ -39,12 +39,14 @@ def patches() -> Hooks:
     }
     utils, big = accelerate.utils, accelerate.big_modeling
     hooks = [
-        Hook(module, name, gated("accelerate", _instead(function)))
+        Hook(module, name, wrap_if_active("accelerate", _instead(function)))
         for module in (utils.modeling, utils, utils.bnb, accelerate, big)
         for name, function in ours.items()
         if name in vars(module)
     ]
-    hooks.append(Hook(accelerate.Accelerator, "prepare", gated("accelerate", sharded.prepare)))
+    hooks.append(
+        Hook(accelerate.Accelerator, "prepare", wrap_if_active("accelerate", sharded.prepare))
+    )
     return Hooks(hooks, "accelerate")
 
 

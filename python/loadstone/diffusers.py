@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.patch import Hooks, held, hooked
+from loadstone._adapters.patch import Hooks, hooked, set_variable
 from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import make
 from loadstone._base.keywords import refuse_misspelled
@@ -159,12 +159,12 @@ def trace(
     import diffusers
 
     from loadstone._adapters.diffusers import checkpoint as files
-    from loadstone._adapters.diffusers import expected, hooks, load
+    from loadstone._adapters.diffusers import expected_keys, hooks, load
 
     if not isinstance(model, diffusers.ModelMixin):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of diffusers", field="rules", found=found)
-    checkpoint = files.Checkpoint(catalog)
+    checkpoint = files.SymbolicCheckpoint(catalog)
     checkpoint.decode()
     wanted = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     keeps = hooks.kept_in_float32(model, wanted)
@@ -173,8 +173,8 @@ def trace(
         made, used, conversion = load.convert(model, checkpoint, missing)
         request = load.Request(model, made, used, wanted, keeps, conversion=conversion)
         try:
-            return load.Load(LoadOptions()).trace(request)
-        except expected.RetryError as retry:
+            return load.DiffusersSession(LoadOptions()).trace(request)
+        except expected_keys.RetryError as retry:
             missing = retry.missing_keys
     raise AssertionError("a converter passes over tensors again and again")
 
@@ -195,8 +195,8 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
     with (
         hooked(encoders.hooks()),
         hooked(hooks.hooks()),
-        held(encoders.OPTIONS, of_encoders),
-        held(call.OPTIONS, options),
+        set_variable(encoders.OPTIONS, of_encoders),
+        set_variable(call.OPTIONS, options),
     ):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 

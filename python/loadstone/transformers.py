@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.patch import Hooks, held, hooked
+from loadstone._adapters.patch import Hooks, hooked, set_variable
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._files.weighted import Weighted
@@ -97,7 +97,7 @@ def from_pretrained(
         threads=threads,
         receipt=receipt,
     )
-    with hooked(hooks.hooks()), held(hooks.OPTIONS, chosen):
+    with hooked(hooks.hooks()), set_variable(hooks.OPTIONS, chosen):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
 
 

@@ -33,7 +33,8 @@ class Hook:
         name: the attribute's name.
         wrap: takes the present value (for classes the raw descriptor, so that a ``classmethod``
             object stays one) and returns its replacement. It is called again when another hook on
-            the same attribute is removed, and must have no side effects. See :func:`gated`.
+            the same attribute is removed, and must have no side effects. See
+            :func:`wrap_if_active`.
 
     Thread safety: ``install`` and ``uninstall`` may be called from any thread; one lock guards all.
     """
@@ -203,7 +204,7 @@ def _entered(entry: _Entry) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
+def set_variable(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
     """Sets a context variable inside the block."""
     token = variable.set(value)
     try:
@@ -234,7 +235,7 @@ def suspended(*libraries: str) -> contextlib.AbstractContextManager[None]:
     return _entered(_Entry(libraries, on=False))
 
 
-def gated(library: str, replacement: Callable[..., Any]) -> Callable[[Any], Any]:
+def wrap_if_active(library: str, replacement: Callable[..., Any]) -> Callable[[Any], Any]:
     """Return the ``wrap`` of a :class:`Hook` for a function, ``classmethod`` or ``staticmethod``.
 
     Code that dynamo traces (``torch.compile``, ``torch.export``) gets the library's own function:

@@ -56,12 +56,12 @@ def register(*adapters: Adapter) -> None:
     ADAPTERS.update({each.library: each for each in adapters})
 
 
-def offering(part: str) -> dict[str, Adapter]:
+def adapters_with(part: str) -> dict[str, Adapter]:
     """The adapters that have a part, by their library."""
     return {library: each for library, each in ADAPTERS.items() if getattr(each, part)}
 
 
-def follow(reference: str) -> Any:
+def resolve(reference: str) -> Any:
     """The object that a reference means, or the module where it has no name."""
     module, _, name = reference.partition(":")
     found = importlib.import_module(module)

@@ -120,7 +120,7 @@ def constructing(dtype: torch.dtype | None = None) -> Iterator[None]:
         yield
 
 
-def in_turn(wrap_call: Callable[..., Any]) -> Callable[[Any], Any]:
+def wrap_always(wrap_call: Callable[..., Any]) -> Callable[[Any], Any]:
     """The ``wrap`` of a hook that concerns all callers, patched or not: they share the lock.
 
     Args:

@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 def _own(name: str, *arguments: str) -> int:
     try:
-        return int(adapters.follow(_OWN[name])(list(arguments)))
+        return int(adapters.resolve(_OWN[name])(list(arguments)))
     except Error as error:
         print(f"loadstone: {error}", file=sys.stderr)
         return _USAGE

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import sys
 
-from loadstone._base.adapters import follow, offering
+from loadstone._base.adapters import adapters_with, resolve
 from loadstone._base.errors import make
 from loadstone._base.text import write_text
 
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
         description="Write the conversions of a model type as rules, for checkpoints of any depth "
         "and number of experts. The rules are proven in models of two sizes first.",
     )
-    parser.add_argument("--library", required=True, choices=list(offering("rules")))
+    parser.add_argument("--library", required=True, choices=list(adapters_with("rules")))
     parser.add_argument("--model-type", required=True, help="as config.json has it: mixtral")
     parser.add_argument(
         "--config",
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if importlib.util.find_spec("transformers") is None:
         raise make("plan.options", "transformers is not installed", field="library")
-    export = follow(offering("rules")[options.library].rules)
+    export = resolve(adapters_with("rules")[options.library].rules)
     text = json.dumps(export(options.model_type, options.config), indent=1) + "\n"
     if options.output is None:
         sys.stdout.write(text)

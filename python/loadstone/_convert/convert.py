@@ -20,7 +20,7 @@ from loadstone._convert.output import (
     form_of,
     settings_of,
 )
-from loadstone._files.catalog import Catalog, Checkpoint, opened
+from loadstone._files.catalog import Catalog, CheckpointPath, opened
 from loadstone._files.gguf_metadata import Metadata, metadata_text
 from loadstone._plan import rules as _rules
 from loadstone._plan.rules import RulesText, rules_or_recipes, rules_text
@@ -38,7 +38,7 @@ Rules = _rules.Rules | TracedRecipes
 
 
 def convert(
-    source: Checkpoint | Catalog,
+    source: CheckpointPath | Catalog,
     target: str | os.PathLike[str],
     *,
     rules: Rules | None = None,
@@ -257,7 +257,7 @@ def _resolved(
     """Recipes and keys for the core; those of a language model are llama.cpp's converter's."""
     traced: Any = None
     if rules is None:
-        convert_to_gguf = adapters.follow(adapters.ADAPTERS["llama_cpp"].gguf)
+        convert_to_gguf = adapters.resolve(adapters.ADAPTERS["llama_cpp"].gguf)
         options = {"converter": converter, "trust_code": trust_code, "allow_links": allow_links}
         traced = convert_to_gguf(source, target, dtype=dtype, **options)
     if traced is not None:

@@ -7,14 +7,14 @@ from typing import Any
 
 from loadstone._base.errors import make
 from loadstone._base.text import write_text
-from loadstone._files.catalog import Catalog, Checkpoint, opened
+from loadstone._files.catalog import Catalog, CheckpointPath, opened
+from loadstone._plan.from_adapters import trace
 from loadstone._plan.planning import make_plan
-from loadstone._plan.registry import trace
 
 
 def save_recipes(
     model: Any,
-    checkpoint: Checkpoint | Catalog,
+    checkpoint: CheckpointPath | Catalog,
     path: str | os.PathLike[str],
     *,
     rules: str = "diffusers",

@@ -189,7 +189,7 @@ class LoadRecords:
         holders.restore_replaced(self._model, self._replaced)
 
 
-def forget(tensors: Iterable[Any]) -> None:
+def drop_records(tensors: Iterable[Any]) -> None:
     """No load accounts for what stands in the memory of these any longer."""
     keys = {storage_key(tensor) for tensor in tensors}
     for ref in _last_load.keyrefs():  # a copy: other threads load meanwhile
@@ -402,10 +402,10 @@ def _borrowed(loaded: _LoadRecord, slot: TensorSlot, lent: dict[int, str]) -> Pr
 def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
     """Tensors that hooks bring up whole, with the reason for their having no value here."""
     found: dict[str, str] = {}
-    for adapter in adapters.offering("not_held").values():
+    for adapter in adapters.adapters_with("not_held").values():
         package = adapter.not_held.rpartition(".")[0]  # with the classes of modules that do so
         if package in sys.modules and adapters.has_modules_of(model, package):
-            found |= adapters.follow(adapter.not_held)(model, slots)
+            found |= adapters.resolve(adapter.not_held)(model, slots)
     return found
 
 

@@ -134,7 +134,7 @@ class Destinations:
         ]
         for slot in written:
             _note_write(slot.tensor)
-        audit.forget([slot.tensor for slot in written])
+        audit.drop_records([slot.tensor for slot in written])
         roots = {slot.name for slot in written}
         half_written.note(s for s, _ in self._pairs if (s.tie_of or s.name) in roots)
         names = [slot.name for slot in written]

@@ -84,7 +84,7 @@ def run(
         try:
             splits = may_split(plan.targets, plan.findings)
             split = ties.split_names(model, slots, plan.targets) if splits else []
-            install_values(plan, model, filled, made)
+            initialise_and_install(plan, model, filled, made)
             untied = untied_by(plan.targets, plan.findings) if split else {}
             tied_again, different = ties.restore(model, untied)
             if split or tied_again:
@@ -227,7 +227,7 @@ def read_values(
 
 @collector.paused()
 @ordinary_tensors()
-def install_values(
+def initialise_and_install(
     plan: PlannedLoad,
     model: Any,
     filled: Filled,

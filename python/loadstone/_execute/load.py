@@ -16,7 +16,7 @@ from loadstone._execute.audit import prove
 from loadstone._execute.plan import Plan, plan
 from loadstone._execute.read_once import session
 from loadstone._execute.report import Report
-from loadstone._files.catalog import Checkpoint
+from loadstone._files.catalog import CheckpointPath
 from loadstone._files.weighted import Weighted
 from loadstone._model.model_lock import model_lock
 from loadstone._plan.rules import Rules
@@ -25,7 +25,7 @@ from loadstone._plan.rules import Rules
 @names_keywords
 def load(
     model: Any,
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointPath,
     *,
     rules: Rules | None = None,
     dtype: Any = None,

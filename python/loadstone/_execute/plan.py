@@ -11,7 +11,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base import machine
-from loadstone._base.adapters import offering
+from loadstone._base.adapters import adapters_with
 from loadstone._base.errors import count_argument, make
 from loadstone._base.keywords import names_keywords
 from loadstone._base.text import read_text, write_text
@@ -19,13 +19,13 @@ from loadstone._execute import execute
 from loadstone._execute.audit import warn_of_replaced
 from loadstone._execute.report import Report
 from loadstone._files import remote
-from loadstone._files.catalog import Checkpoint, inspect
+from loadstone._files.catalog import CheckpointPath, inspect
 from loadstone._files.weighted import Weighted, adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
+from loadstone._plan.from_adapters import extended, trace
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
-from loadstone._plan.registry import extended, trace
 from loadstone._plan.rules import Rules, is_file, is_json
 
 # A page of more would make a notebook of megabytes.
@@ -261,7 +261,7 @@ class Plan:
 @names_keywords
 def plan(
     model: Any,
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointPath,
     *,
     rules: Rules | None = None,
     dtype: Any = None,
@@ -352,7 +352,7 @@ def plan(
             message = "strict stands for missing and unexpected; pass it, or these"
             raise make("plan.options", message, field="strict", found=str(strict))
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
-    traced_by = offering("recipes").get(rules) if isinstance(rules, str) else None
+    traced_by = adapters_with("recipes").get(rules) if isinstance(rules, str) else None
     rank_max = (traced_by and traced_by.gguf_rank_max) or _core.GGUF_RANK_MAX
     catalog = inspect(checkpoint, allow_links=allow_links, gguf_rank_max=rank_max)
     is_written = isinstance(rules, str) and (is_json(rules) or is_file(rules))

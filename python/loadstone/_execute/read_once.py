@@ -97,7 +97,7 @@ def _agreed(
     peers: Peers, whole: SharedReadPlan, targets: Sequence[PlannedTarget]
 ) -> list[dict[int, Slice]]:
     """What each rank holds of each tensor; raises where they load different things."""
-    own = {i: (*targets[i].place, targets[i].shape) for i in whole.exchanged}
+    own = {i: (*targets[i].slice_position, targets[i].shape) for i in whole.exchanged}
     told = peers.gather((whole.terms(), own))
     for number, (terms, _) in enumerate(told):
         for what, term in terms.items():

@@ -23,8 +23,8 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
     slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
     for extension in plan.extensions:
         slots = extension.slots(slots)
-    found = [(slot.name, tuple(slot.tensor.shape), _place(slot)) for slot in slots]
-    planned = [(target.name, target.shape, target.place) for target in plan.targets]
+    found = [(slot.name, tuple(slot.tensor.shape), _slice_position(slot)) for slot in slots]
+    planned = [(target.name, target.shape, target.slice_position) for target in plan.targets]
     if found != planned:
         changed = sorted(set(found).symmetric_difference(planned)) or [
             ("order of tensors", (), ((), ()))
@@ -50,9 +50,9 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
     return slots
 
 
-def _place(slot: TensorSlot) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where a rank's slice is, as :attr:`PlannedTarget.place`."""
-    return ((), ()) if slot.share is None else (slot.share.begin, slot.share.groups)
+def _slice_position(slot: TensorSlot) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where a rank's slice is, as :attr:`PlannedTarget.slice_position`."""
+    return ((), ()) if slot.shard is None else (slot.shard.begin, slot.shard.groups)
 
 
 def _changed(what: str, slot: TensorSlot, found: str, expected: str) -> Exception:

@@ -34,7 +34,7 @@ class LoadSession:
         self.options = options
         self.model: Any = None
         self.plan: PlannedLoad | None = None
-        self._places: Mapping[str, Any] | None = None  # of modules, if not all are on the cpu
+        self._device_map: Mapping[str, Any] | None = None  # of modules, if not all are on the cpu
         self._core: _core.Report | None = None
         self._is_finished = False
 
@@ -48,7 +48,7 @@ class LoadSession:
         """
         if not device_map or {str(device) for device in device_map.values()} == {"cpu"}:
             return None
-        self._places = device_map
+        self._device_map = device_map
         buffers = {name for name, _ in model.named_buffers()}
         devices: dict[str, Any] = {"": "cpu"}
         for name in (*model.state_dict(), *buffers):
@@ -63,7 +63,7 @@ class LoadSession:
         """Plan by the options and by more arguments for the planner; reads nothing."""
         self.model = model
         chosen = {"missing": self.options.missing, "adapters": self.options.adapters}
-        if self._places is not None and recipes is not None:
+        if self._device_map is not None and recipes is not None:
             for extension in recipes.extensions:
                 arguments["device_map"] = extension.devices(arguments["device_map"])
         self.plan = make_plan(model, catalog, recipes, **chosen | arguments)
@@ -81,9 +81,9 @@ class LoadSession:
             receipt=self.options.receipt,
         )
         yield filled
-        if self._places is not None:
+        if self._device_map is not None:
             for extension in self.plan.extensions:
-                extension.prepare_hooks(self.model, self._places)
+                extension.prepare_hooks(self.model, self._device_map)
         filled.offload.commit()
         self._core = filled.core
 

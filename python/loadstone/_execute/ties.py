@@ -19,7 +19,7 @@ from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.ties import is_split
 
 
-def forget(model: Any, names: Sequence[str]) -> None:
+def unlist_ties(model: Any, names: Sequence[str]) -> None:
     """Takes split names out of transformers' own list of ties, so that it does not tie them."""
     tied = _listed(model)
     for name in names:
@@ -56,7 +56,7 @@ def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> N
         names: untied by an adapter; the model's config declares it too.
         different: with values of their own in the checkpoint.
     """
-    forget(model, [*names, *different])
+    unlist_ties(model, [*names, *different])
     if names and _tying(getattr(model, "config", None)):
         for part in _tying(_own_config(model)):
             with contextlib.suppress(AttributeError, TypeError):

@@ -13,7 +13,7 @@ from loadstone import _core
 from loadstone._base.errors import FormatError, make
 from loadstone._files import hub, remote
 
-Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
+CheckpointPath = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
 # GGUF files of video models hold patch embeddings of five dims, one more than ggml knows: what is
 # made for such models passes this on.
@@ -127,7 +127,7 @@ class Catalog:
 
 
 def inspect(
-    path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int = _core.GGUF_RANK_MAX
+    path: CheckpointPath, *, allow_links: bool = False, gguf_rank_max: int = _core.GGUF_RANK_MAX
 ) -> Catalog:
     """Opens a checkpoint and reads its headers, no data.
 
@@ -159,14 +159,14 @@ def inspect(
     return Catalog(core, opened)
 
 
-def opened(source: Checkpoint | Catalog, *, allow_links: bool) -> Catalog:
+def opened(source: CheckpointPath | Catalog, *, allow_links: bool) -> Catalog:
     """A catalog as it is; else that of a checkpoint, whose tensors may have any rank."""
     if isinstance(source, Catalog):
         return source
     return inspect(source, allow_links=allow_links, gguf_rank_max=RANK_MAX)
 
 
-def readable(paths: Checkpoint, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
+def readable(paths: CheckpointPath, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
     """The catalog; or the reason why a file of torch is unsupported, which torch may read.
 
     Raises:

@@ -12,7 +12,7 @@ from loadstone._base.errors import make
 from loadstone._base.indexing import select, take
 from loadstone._base.late import torch
 from loadstone._base.warn import warn_of_findings
-from loadstone._files.catalog import Catalog, Checkpoint, inspect
+from loadstone._files.catalog import Catalog, CheckpointPath, inspect
 from loadstone._files.read import Entry, TensorReader, device_argument, wanted_dtype
 
 
@@ -248,7 +248,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
 
 
 def open(
-    path: Checkpoint,
+    path: CheckpointPath,
     *,
     device: Any = "cpu",
     dtype: Any = None,
@@ -276,7 +276,7 @@ def open(
 
 
 def load_file(
-    path: Checkpoint,
+    path: CheckpointPath,
     device: Any = "cpu",
     dtype: Any = None,
     *,

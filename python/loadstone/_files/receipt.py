@@ -17,9 +17,9 @@ from loadstone._base.text import require_local, write_text
 
 def held_tensors(tensor: Any) -> dict[str, Any]:
     """The tensors that a quantized parameter holds beside its data, by the codec's names."""
-    for library, adapter in adapters.offering("components").items():
+    for library, adapter in adapters.adapters_with("components").items():
         if adapters.is_of(type(tensor), library):
-            return dict(adapters.follow(adapter.components)(tensor))
+            return dict(adapters.resolve(adapter.components)(tensor))
     return {}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from loadstone._base.errors import make, unknown
 from loadstone._base.indexing import select, take
-from loadstone._files.catalog import Checkpoint, inspect
+from loadstone._files.catalog import CheckpointPath, inspect
 from loadstone._files.read import Entry, TensorReader, device_argument
 
 _FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
@@ -55,7 +55,7 @@ class safe_open:  # noqa: N801
 
     def __init__(
         self,
-        filename: Checkpoint,
+        filename: CheckpointPath,
         framework: str = "pt",
         device: Any = "cpu",
         *,

@@ -29,7 +29,7 @@ def may_change(slot: TensorSlot) -> bool:
     change, as in ``Module.to``. A place that shares its tensor with an earlier one is given what
     the earlier one has, or a tensor of its own.
     """
-    if slot.share is not None or slot.obstacle or slot.tie_of is not None:
+    if slot.shard is not None or slot.obstacle or slot.tie_of is not None:
         return False
     return slot.tensor.is_meta or slot.kind == "parameter"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from loadstone._model.ranks import share_of
+from loadstone._model.ranks import shard_of
 from loadstone._model.walk import TensorSlot
 
 Refs = list[tuple[str, weakref.ref[torch.Tensor]]]
@@ -87,7 +87,7 @@ class _Suspect:
 def note_replaced(model: Any, slot: TensorSlot) -> None:
     """Remembers, weakly, a tensor that is about to be replaced in the model."""
     wanted = slot.tensor.is_meta or slot.kind == "parameter"
-    if wanted and slot.share is None and slot.tie_of is None:
+    if wanted and slot.shard is None and slot.tie_of is None:
         _note(model, slot.name, slot.tensor)
 
 
@@ -102,7 +102,7 @@ class Parameters:
         self._names: list[str] = []
         self._tensors = Own()
         for name, parameter in model.named_parameters():
-            if parameter.is_meta and share_of(parameter) is None:
+            if parameter.is_meta and shard_of(parameter) is None:
                 self._names.append(name)
                 self._tensors.append(parameter)
 
@@ -164,7 +164,7 @@ def _shared(slots: Iterable[TensorSlot]) -> list[_Suspect]:
     """Tensors with more references than the places that the walk has found."""
     groups: dict[int, list[TensorSlot]] = defaultdict(list)
     for slot in slots:
-        if slot.tensor.is_meta and slot.share is None:
+        if slot.tensor.is_meta and slot.shard is None:
             groups[id(slot.tensor)].append(slot)
     found = []
     for group in groups.values():

@@ -108,7 +108,7 @@ def _swapped(owner: Any, made: Any) -> bool:
     return True
 
 
-def share_of(tensor: Any) -> LocalShard | None:
+def shard_of(tensor: Any) -> LocalShard | None:
     """Of a DTensor; ``None``: it is an ordinary tensor."""
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not isinstance(tensor, module.DTensor):

@@ -50,7 +50,7 @@ class PlannedTarget:
     slice_groups: tuple[int, ...] = ()
 
     @property
-    def place(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def slice_position(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Where a rank's part is in the whole tensor; empty where it holds all of it."""
         return self.slice_begin, self.slice_groups
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from loadstone._model.modules import is_left_out
-from loadstone._model.ranks import LocalShard, share_of
+from loadstone._model.ranks import LocalShard, shard_of
 from loadstone._model.targets import SAVED
 from loadstone._model.tensor_classes import obstacle
 
@@ -56,7 +56,7 @@ class TensorSlot:
         is_registered: in a parameter or buffer of the model's own tree of modules, as its state
             dict has them; not in a module that a list, dictionary or plain attribute holds.
         obstacle: why no value can be read into it, or ``""``; see ``_tensor_classes``.
-        share: of a tensor that is spread over ranks.
+        shard: of a tensor that is spread over ranks.
     """
 
     name: str
@@ -67,19 +67,19 @@ class TensorSlot:
     _key: str | None = None
     is_registered: bool = True
     obstacle: str = ""
-    share: LocalShard | None = None
+    shard: LocalShard | None = None
     # Weak: an error's traceback has slots, and would keep a module that a load replaced.
     _owner: weakref.ReferenceType[torch.nn.Module] | None = None
 
     @property
     def held(self) -> Any:
         """The object that stands there."""
-        return self.tensor if self.share is None else self.share.holding(self.tensor)
+        return self.tensor if self.shard is None else self.shard.holding(self.tensor)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the whole tensor, as checkpoints have it."""
-        return tuple(self.tensor.shape) if self.share is None else self.share.shape
+        return tuple(self.tensor.shape) if self.shard is None else self.shard.shape
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -99,13 +99,13 @@ class TensorSlot:
         return not self.is_registered if self.kind in SAVED else bool(self.obstacle)
 
     @property
-    def place(self) -> tuple[int, str] | None:
+    def slot_key(self) -> tuple[int, str] | None:
         """The registry and key that hold it: one for all paths of a module."""
         return None if self._key is None else (id(self._home), self._key)
 
     def replace(self, tensor: torch.Tensor) -> None:
         """Puts another tensor there. A parameter stays one."""
-        is_bare = self.share is None and not isinstance(tensor, torch.nn.Parameter)
+        is_bare = self.shard is None and not isinstance(tensor, torch.nn.Parameter)
         if self.kind == "parameter" and is_bare:
             tensor = torch.nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
         self.put_back(tensor)
@@ -170,7 +170,7 @@ class _Walk:
     def __init__(self, model: torch.nn.Module) -> None:
         self.slots: list[TensorSlot] = []
         self._first: dict[int, str] = {}  # tensor object: its first name
-        self._shares: dict[int, LocalShard] = {}  # by tensor object
+        self._shards: dict[int, LocalShard] = {}  # by tensor object
         self._seen: set[int] = set()  # modules and containers
         self._keep: list[Any] = []  # what `_seen` and `_first` know by address
         self._tuples: dict[int, _Tuple] = {}
@@ -314,16 +314,16 @@ class _Walk:
         if tie_of is None:
             self._first[id(tensor)] = name
             self._keep.append(tensor)
-        if (share := self._shares.get(id(tensor))) is None and (share := share_of(tensor)):
-            self._shares[id(tensor)] = share
-        found = tensor if share is None else share.local
-        problem = (share.obstacle if share is not None else "") or obstacle(found)
+        if (shard := self._shards.get(id(tensor))) is None and (shard := shard_of(tensor)):
+            self._shards[id(tensor)] = shard
+        found = tensor if shard is None else shard.local
+        problem = (shard.obstacle if shard is not None else "") or obstacle(found)
         owner = None
         if key is not None:
             owner = weakref.ref(home)
             home = home._parameters if kind == "parameter" else home._buffers
         slot = TensorSlot(
-            name, kind, found, tie_of, home, key, is_registered, problem, share, owner
+            name, kind, found, tie_of, home, key, is_registered, problem, shard, owner
         )
         self.slots.append(slot)
 

@@ -36,7 +36,7 @@ class TargetExtension(Protocol):
         """The model's tensors, replaced in the same way."""
         return slots
 
-    def names(self) -> set[str]:
+    def installed_targets(self) -> set[str]:
         """Targets that :meth:`installation` gives to the model."""
         return set()
 

@@ -33,7 +33,7 @@ from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.state_symbols import StateSymbols
 from loadstone._skeleton.stand_in import Writes, stand_in
 from loadstone.tracing import Symbol, Trace
-from loadstone.tracing._absent import leaves
+from loadstone.tracing._absent_symbol import leaves
 
 _Module = torch.nn.Module
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -114,7 +114,7 @@ class LoadHookTracer:
         self.core = core
         self.targets = {each.name: each for each in planned_targets(core)}
         for slot in slots_of(model):  # code sees whole tensors, and the plan cuts what it does
-            if slot.share is not None and slot.name in self.targets:
+            if slot.shard is not None and slot.name in self.targets:
                 whole = dataclasses.replace(self.targets[slot.name], shape=slot.shape)
                 self.targets[slot.name] = whole
         self.trace = Trace(catalog)

@@ -95,7 +95,7 @@ def targets_of(model: Any) -> ModelTargets:
         overlapping=overlap.overlapping(slots),
         forms={slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots},
         slots=slots,
-        whole_shapes={slot.name: slot.shape for slot in slots if slot.share is not None},
+        whole_shapes={slot.name: slot.shape for slot in slots if slot.shard is not None},
     )
 
 
@@ -116,5 +116,5 @@ def _target(slot: TensorSlot, is_made: bool) -> _core.Target:
         slot.tie_of or "",
         is_real or is_made,
         str(tensor.device) if is_real else "",
-        None if slot.share is None else (slot.share.begin, tensor.shape, slot.share.groups),
+        None if slot.shard is None else (slot.shard.begin, tensor.shape, slot.shard.groups),
     )

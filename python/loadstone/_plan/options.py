@@ -24,8 +24,8 @@ class LoadOptions:
         device_map, max_memory, offload_folder: as :func:`loadstone.plan` takes them, where the
             library's function has none of its own.
         adapters: what is merged into the model; ``None`` under a patch, which merges nothing.
-        is_direct: loadstone was called by name, so unsupported loads are refused; under a patch
-            they are left to the library.
+        refuses_unsupported: loadstone was called by name, so it refuses unsupported loads; under a
+            patch they are left to the library.
         dequantize: whether a quantized checkpoint is dequantized by loadstone; ``None``: where the
             library has no quantizer for it, or one that cannot work here.
         nested_offset, quantize_experts: see :func:`loadstone.transformers.from_pretrained`.
@@ -41,7 +41,7 @@ class LoadOptions:
     max_memory: Mapping[Any, int | str] | None = None
     offload_folder: str | os.PathLike[str] | None = None
     adapters: MergedAdapters | None = None
-    is_direct: bool = False
+    refuses_unsupported: bool = False
     dequantize: bool | None = None
     nested_offset: Mapping[str, float] | None = None
     quantize_experts: bool = False
@@ -67,13 +67,13 @@ class LoadOptions:
             if name not in NAMES:
                 raise unknown(name, "option", name, NAMES)
         merged = adapters(lora, lora_ignore, tie=tie)
-        return cls(adapters=merged, is_direct=True, **named)
+        return cls(adapters=merged, refuses_unsupported=True, **named)
 
 
 DEFAULTS = LoadOptions()  # under a patch
 
 # The keywords of loadstone's functions.
 NAMES = sorted(
-    {each.name for each in dataclasses.fields(LoadOptions)} - {"adapters", "is_direct"}
+    {each.name for each in dataclasses.fields(LoadOptions)} - {"adapters", "refuses_unsupported"}
     | {"lora", "lora_ignore", "tie"}
 )

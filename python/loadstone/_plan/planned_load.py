@@ -58,7 +58,7 @@ class PlannedLoad:
 
     def extension_names(self) -> set[str]:
         """Targets that extensions give to the model."""
-        return {name for each in self.extensions for name in each.names()}
+        return {name for each in self.extensions for name in each.installed_targets()}
 
     @property
     def peak_bytes(self) -> dict[str, int]:

@@ -148,7 +148,7 @@ def _devices(
     """What the core is told of devices, and of the modules that maps name."""
     if device_map is None:
         device_map = mesh_device(
-            slot.share for slot in model_targets.slots if slot.share is not None
+            slot.shard for slot in model_targets.slots if slot.shard is not None
         )
     if model_targets.module is not None and isinstance(device_map, Mapping):
         device_map = modules.saved_map(model_targets.module, device_map)

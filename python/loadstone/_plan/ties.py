@@ -22,9 +22,9 @@ def findings(
     owners: dict[tuple[int, str], TensorSlot] = {}
     for slot in slots:
         target = planned.get(slot.name)
-        if slot.place is None or target is None:
+        if slot.slot_key is None or target is None:
             continue
-        owner = owners.setdefault(slot.place, slot)
+        owner = owners.setdefault(slot.slot_key, slot)
         if owner is slot or not is_split(slot, target):
             continue
         if target.origin in ("kept", "constructor", "excluded"):

@@ -20,10 +20,10 @@ from loadstone._model.storages import is_expired, storage_key, storage_weakly
 from loadstone._model.tensor_classes import require_known
 from loadstone._skeleton.deferred import (
     META,
-    Home,
-    Like,
-    Log,
-    Ref,
+    MetaStorage,
+    OpLog,
+    StorageView,
+    TensorMeta,
     UnreplayableError,
     mapped,
     tensors_in,
@@ -52,7 +52,7 @@ class Build:
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.log = Log()
+        self.log = OpLog()
         self.seen = Seen()
         self.any_real = False  # some tensor on meta has its content in memory by now
         self.random_read = False  # the constructor looked at a value drawn at random
@@ -60,9 +60,10 @@ class Build:
         self._born_limit = 1000
         self.random: dict[int, StorageWeakRef] = {}  # of those, the ones drawn at random
         self.uninitialized: dict[int, StorageWeakRef] = {}  # of those, the ones never written to
-        self.former: dict[int, tuple[StorageWeakRef, Home]] = {}  # real storage of a parameter
+        # By the real storage of a parameter.
+        self.former: dict[int, tuple[StorageWeakRef, MetaStorage]] = {}
         self.used_generators: list[torch.Generator] = []  # whose draws were left out
-        self.failures: dict[Home, str] = {}
+        self.failures: dict[MetaStorage, str] = {}
         self.default_dtype = torch.get_default_dtype()
         # somebody asked for meta by name: for the whole build, or in the call that is running
         self.wants_meta = torch.get_default_device().type == "meta"
@@ -106,7 +107,7 @@ class Build:
             if not isinstance(value, torch.Tensor) or value.is_meta:
                 return value
             home = self.stand_in(value)
-            return Ref(value, home).bind(home.storage)
+            return StorageView(value, home).bind(home.storage)
 
         result = func(*mapped(args, on_meta), **kwargs)
         home = self.log.home(args[0])
@@ -115,7 +116,12 @@ class Build:
         return result
 
     def _can_wait(
-        self, schema: Schema, args: Any, kwargs: dict[str, Any], tensors: Any, homes: list[Home]
+        self,
+        schema: Schema,
+        args: Any,
+        kwargs: dict[str, Any],
+        tensors: Any,
+        homes: list[MetaStorage],
     ) -> bool:
         if schema.reads_values or not schema.gives_tensors:
             return False
@@ -134,7 +140,7 @@ class Build:
         )
 
     def _make(
-        self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], homes: list[Home]
+        self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], homes: list[MetaStorage]
     ) -> Any:
         """A factory: on meta when it is large. Of a tensor argument only the form is used."""
         device = kwargs.get("device")
@@ -171,7 +177,7 @@ class Build:
         return next((tensor.device for tensor in tensors_in(args)), CPU)
 
     def _defer(
-        self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], homes: list[Home]
+        self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], homes: list[MetaStorage]
     ) -> Any:
         """Notes an operation; what it gives is found on meta."""
         given = kwargs.get("device")
@@ -183,7 +189,7 @@ class Build:
         targets = [home for home in map(self.log.home, written) if home is not None]
         if schema.overwrites and schema.name != "copy_" and _is_whole(args[0]):
             self.log.overwritten(homes[0])  # an initialiser: by far the most frequent
-            noted = (Ref(args[0], homes[0]), *args[1:]), kwargs
+            noted = (StorageView(args[0], homes[0]), *args[1:]), kwargs
             self.log.add(func, *noted, args[0], (), homes, device, schema.random)
             return args[0]
         try:
@@ -227,7 +233,9 @@ class Build:
             if home is None:
                 return value.clone()
             return (
-                Ref(value, home) if home.real is None else Ref(value, home).bind(home.real).clone()
+                StorageView(value, home)
+                if home.real is None
+                else StorageView(value, home).bind(home.real).clone()
             )
 
         noted: tuple[Any, Any] = mapped((args, kwargs), descriptor)
@@ -248,7 +256,7 @@ class Build:
             device = home.device
             content, random = self._content(home)
             tainted = tainted or random
-            tensor = Ref(value, home).bind(content)
+            tensor = StorageView(value, home).bind(content)
             originals[id(tensor)] = value
             keep.append(tensor)
             return tensor
@@ -269,7 +277,7 @@ class Build:
         self._note(schema, new_args, new_kwargs, tensors, result, tainted)
         return mapped(result, lambda value: originals.get(id(value), value))
 
-    def _content(self, home: Home) -> tuple[Any, bool]:
+    def _content(self, home: MetaStorage) -> tuple[Any, bool]:
         """A storage's content in memory, and whether it was drawn at random."""
         if home.real is not None and not self.log.needed(home):
             return home.real, home.tainted
@@ -369,7 +377,7 @@ class Build:
                     continue
                 content, random = self._content(home)
                 self.random_read = self.random_read or random
-                copy = Ref(value, home).bind(content)
+                copy = StorageView(value, home).bind(content)
                 if home.real is not None:
                     swap(value, copy)
                 else:
@@ -383,7 +391,7 @@ class Build:
             if home is None:
                 return tensor.detach().clone()
             content, _ = self._content(home)
-            return Ref(tensor, home).bind(content).detach().clone()
+            return StorageView(tensor, home).bind(content).detach().clone()
 
     def materialize_arguments(self, args: Any) -> None:
         """Tensors whose content is in memory by now lie on meta no longer."""
@@ -391,7 +399,7 @@ class Build:
             for tensor in tensors_in(args):
                 home = self.log.home(tensor)
                 if home is not None and home.real is not None and not self.log.needed(home):
-                    swap(tensor, Ref(tensor, home).bind(home.real))
+                    swap(tensor, StorageView(tensor, home).bind(home.real))
 
     def initialiser_skipped(self, tensor: torch.Tensor, frame: Any) -> None:
         """Notes a function of ``torch.nn.init`` as a whole: it does nothing to a tensor on meta."""
@@ -425,7 +433,7 @@ class Build:
     def close(self) -> None:
         """Lets go of everything; a task that goes on in this context builds as ever."""
         self.busy = True
-        self.log, self.seen = Log(), Seen()
+        self.log, self.seen = OpLog(), Seen()
         for kept in (self.born, self.random, self.uninitialized, self.former, self.failures):
             kept.clear()
         self.used_generators.clear()
@@ -445,7 +453,7 @@ class Build:
         if home is not None:
             self.log.set_parameter(home)
 
-    def stand_in(self, tensor: torch.Tensor) -> Home:
+    def stand_in(self, tensor: torch.Tensor) -> MetaStorage:
         """The home on meta for a tensor's memory, as long as the build lasts."""
         storage = tensor.untyped_storage()
         known = self.former.get(storage._cdata)
@@ -461,10 +469,10 @@ class Build:
             self.log.set_initial(home, storage)
         return home
 
-    def to_meta(self, tensor: torch.Tensor) -> Home:
+    def to_meta(self, tensor: torch.Tensor) -> MetaStorage:
         """Takes a tensor's memory away; what shares it is found again by its storage."""
         home = self.stand_in(tensor)
-        swap(tensor, Ref(tensor, home).bind(home.storage))
+        swap(tensor, StorageView(tensor, home).bind(home.storage))
         return home
 
 
@@ -475,14 +483,14 @@ def swap(tensor: torch.Tensor, content: torch.Tensor) -> None:
 
 
 def _form(value: Any) -> Any:
-    return Like(value) if isinstance(value, torch.Tensor) else value
+    return TensorMeta(value) if isinstance(value, torch.Tensor) else value
 
 
 def _on_meta(value: Any) -> Any:
     if isinstance(value, torch.device):
         return META
     if isinstance(value, torch.Tensor) and not value.is_meta:
-        return Like(value).make()
+        return TensorMeta(value).make()
     return value
 
 

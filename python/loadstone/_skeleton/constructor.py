@@ -72,6 +72,6 @@ def model_builder(model: Any) -> Callable[[], Any] | None:
     for base in type(model).__mro__:
         library = adapters.ADAPTERS.get(base.__module__.partition(".")[0])
         if library is not None and library.skeleton_builder:
-            made: Callable[[], Any] = adapters.follow(library.skeleton_builder)(model)
+            made: Callable[[], Any] = adapters.resolve(library.skeleton_builder)(model)
             return made
     return None

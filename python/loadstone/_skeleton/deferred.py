@@ -31,7 +31,7 @@ class UnreplayableError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Home:
+class MetaStorage:
     """A meta storage and what is known of its content."""
 
     storage: Any  # held during the build, so that its address stays its name
@@ -43,7 +43,7 @@ class Home:
     is_parameter: bool = False
     lost: bool = False  # the content before the first operation is not known
     tainted: bool = False  # `real` depends on the random generator
-    ops: list[Op] = field(default_factory=list)  # all that read or write it, in order
+    ops: list[DeferredOp] = field(default_factory=list)  # all that read or write it, in order
     key: int = field(init=False)
     nbytes: int = field(init=False)
 
@@ -56,12 +56,12 @@ class Home:
         return StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
 
 
-class Ref:
+class StorageView:
     """A tensor's place and form in a storage."""
 
     __slots__ = ("conj", "dtype", "home", "neg", "offset", "size", "stride")
 
-    def __init__(self, tensor: torch.Tensor, home: Home) -> None:
+    def __init__(self, tensor: torch.Tensor, home: MetaStorage) -> None:
         self.home = home
         self.size = tuple(tensor.size())
         self.stride = tensor.stride()
@@ -79,7 +79,7 @@ class Ref:
         return torch._neg_view(tensor) if self.neg else tensor
 
 
-class Like:
+class TensorMeta:
     """A tensor of which an operation uses no more than shape, strides and dtype."""
 
     __slots__ = ("dtype", "size", "stride")
@@ -93,16 +93,17 @@ class Like:
 
 
 @dataclass(eq=False, slots=True)
-class Op:
+class DeferredOp:
     """One operation that was not carried out yet."""
 
     seq: int
     func: Callable[..., Any]
     args: Any
     kwargs: dict[str, Any]
-    outputs: list[Ref | None]  # by place among the results; None: no tensor, or an argument again
-    reads: frozenset[Home]
-    writes: frozenset[Home]
+    # By place among the results; None: not a tensor, or an argument again.
+    outputs: list[StorageView | None]
+    reads: frozenset[MetaStorage]
+    writes: frozenset[MetaStorage]
     device: torch.device
     random: bool
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
@@ -129,17 +130,17 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-class Log:
+class OpLog:
     """All operations of one build, in order. For one thread."""
 
     def __init__(self) -> None:
-        self.homes: dict[int, Home] = {}
+        self.homes: dict[int, MetaStorage] = {}
         self.count = 0
-        self._initials: OrderedDict[Home, int] = OrderedDict()
+        self._initials: OrderedDict[MetaStorage, int] = OrderedDict()
         self._initial_bytes = 0
-        self._histories: OrderedDict[Home, None] = OrderedDict()
+        self._histories: OrderedDict[MetaStorage, None] = OrderedDict()
 
-    def home(self, tensor: torch.Tensor) -> Home | None:
+    def home(self, tensor: torch.Tensor) -> MetaStorage | None:
         """The home of a meta tensor that this log made; None for every other tensor."""
         if not self.homes or not tensor.is_meta:
             return None
@@ -148,9 +149,9 @@ class Log:
         except (NotImplementedError, RuntimeError):  # sparse and other tensors without storage
             return None
 
-    def new_home(self, tensor: torch.Tensor, device: torch.device) -> Home:
+    def new_home(self, tensor: torch.Tensor, device: torch.device) -> MetaStorage:
         """Takes a fresh meta tensor's storage into the log."""
-        home = Home(tensor.untyped_storage(), device)
+        home = MetaStorage(tensor.untyped_storage(), device)
         self.homes[home.key] = home
         return home
 
@@ -160,24 +161,24 @@ class Log:
         args: Any,
         kwargs: dict[str, Any],
         result: Any,
-        read: Iterable[Home],
-        written: Iterable[Home],
+        read: Iterable[MetaStorage],
+        written: Iterable[MetaStorage],
         device: torch.device,
         random: bool,
-    ) -> Op | None:
-        """Notes an operation whose arguments hold Ref, Like and constants instead of tensors."""
+    ) -> DeferredOp | None:
+        """Notes an operation; its arguments hold views, forms and constants instead of tensors."""
         reads, writes = set(read), set(written)
-        outputs: list[Ref | None] = []
+        outputs: list[StorageView | None] = []
         for tensor in tensors_in(result):
             ref = None
             if tensor.is_meta and self.home(tensor) is None:
-                ref = Ref(tensor, self.new_home(tensor, device))
+                ref = StorageView(tensor, self.new_home(tensor, device))
                 writes.add(ref.home)
             outputs.append(ref)
         if not writes:
             return None  # a view: its window is all there is to know
         self.count += 1
-        op = Op(
+        op = DeferredOp(
             self.count, func, args, kwargs, outputs, frozenset(reads), frozenset(writes),
             device, random,
         )  # fmt: skip
@@ -187,7 +188,7 @@ class Log:
             home.written = True
         return op
 
-    def set_initial(self, home: Home, storage: Any) -> None:
+    def set_initial(self, home: MetaStorage, storage: Any) -> None:
         """Keeps what a parameter held before it went to meta, as long as there is room."""
         size = int(storage.nbytes())
         if size > INITIAL_BYTES_MAX:
@@ -201,7 +202,7 @@ class Log:
             self._initial_bytes -= freed
             oldest.initial, oldest.lost = None, True
 
-    def set_parameter(self, home: Home) -> None:
+    def set_parameter(self, home: MetaStorage) -> None:
         """A parameter's content will come from a checkpoint: its history may be forgotten."""
         home.is_parameter = True
         self._histories[home] = None
@@ -211,7 +212,7 @@ class Log:
             if oldest.is_parameter:
                 self._forget(oldest)
 
-    def _forget(self, home: Home) -> None:
+    def _forget(self, home: MetaStorage) -> None:
         mine = [op for op in home.ops if all(each.is_parameter for each in op.reads | op.writes)]
         if mine:
             home.lost = True
@@ -220,7 +221,7 @@ class Log:
                 each.lost = each.lost or each in op.writes
                 each.ops.remove(op)
 
-    def overwritten(self, home: Home) -> None:
+    def overwritten(self, home: MetaStorage) -> None:
         """All content is about to be replaced: what only wrote it before need not be kept."""
         if any(op.writes != {home} or not op.reads <= {home} for op in home.ops):
             return
@@ -231,13 +232,13 @@ class Log:
 
     # --- making real -----------------------------------------------------------------------------
 
-    def needed(self, home: Home, *, through_parameters: bool = True) -> list[Op]:
+    def needed(self, home: MetaStorage, *, through_parameters: bool = True) -> list[DeferredOp]:
         """The operations that must run, in order, so that a storage gets its content.
 
         An operation needs the earlier writes of all that it touches; one that writes also needs the
         earlier reads of what it writes to be over.
         """
-        chosen: dict[int, Op] = {}
+        chosen: dict[int, DeferredOp] = {}
         open_ops = [op for op in home.ops if home in op.writes and not op.done]
         while open_ops:
             op = open_ops.pop()
@@ -254,7 +255,7 @@ class Log:
                         open_ops.append(other)
         return [chosen[seq] for seq in sorted(chosen)]
 
-    def materialize(self, home: Home, *, in_use: bool = False) -> None:
+    def materialize(self, home: MetaStorage, *, in_use: bool = False) -> None:
         """Gives a storage its content for good; not for what depends on parameters.
 
         With ``in_use`` the content may be changed from now on without the log's knowing: what reads
@@ -268,7 +269,7 @@ class Log:
             for op in list(home.ops):
                 self._detach(op, home)
 
-    def _detach(self, op: Op, home: Home) -> None:
+    def _detach(self, op: DeferredOp, home: MetaStorage) -> None:
         """Makes an operation independent of later changes to a storage that it reads."""
         if op.done:
             return
@@ -278,7 +279,7 @@ class Log:
             return
 
         def copied(value: Any) -> Any:
-            if isinstance(value, Ref) and value.home is home:
+            if isinstance(value, StorageView) and value.home is home:
                 return value.bind(home.real).clone()
             return value
 
@@ -286,7 +287,7 @@ class Log:
         op.reads -= {home}
         home.ops.remove(op)
 
-    def _commit(self, op: Op) -> None:
+    def _commit(self, op: DeferredOp) -> None:
         storages = {home: home.real for home in op.reads | op.writes if home.real is not None}
         run(op, storages)
         tainted = op.random or any(home.tainted for home in op.reads)
@@ -298,11 +299,11 @@ class Log:
         for home in op.reads | op.writes:
             home.ops.remove(op)
 
-    def scratch(self, home: Home) -> tuple[Any, bool]:
+    def scratch(self, home: MetaStorage) -> tuple[Any, bool]:
         """The content of a storage that depends on parameters, made beside the log, and whether it
         depends on the random generator."""
         ops = self.needed(home)
-        storages: dict[Home, Any] = {}
+        storages: dict[MetaStorage, Any] = {}
         random = home.tainted
         for each in [home, *(near for op in ops for near in op.reads | op.writes)]:
             if each in storages:
@@ -320,7 +321,7 @@ class Log:
             storages[home] = content_before(home)
         return storages[home], random
 
-    def is_settled(self, home: Home) -> bool:
+    def is_settled(self, home: MetaStorage) -> bool:
         """Whether a parameter's content follows from the log and from no random draw."""
         if home.lost or home.tainted:
             return False
@@ -334,14 +335,14 @@ class Log:
             each in written or each.initial is not None or each.real is not None for each in made
         )
 
-    def depends_on_parameters(self, home: Home) -> bool:
+    def depends_on_parameters(self, home: MetaStorage) -> bool:
         """Whether a parameter's content is needed for a storage's."""
         return home.is_parameter or any(
             near.is_parameter for op in self.needed(home) for near in op.reads | op.writes
         )
 
 
-def content_before(home: Home) -> Any:
+def content_before(home: MetaStorage) -> Any:
     """Memory for a storage to which nothing was done yet."""
     if home.lost or not home.uninitialized:
         raise UnreplayableError("its content was never recorded")
@@ -349,15 +350,15 @@ def content_before(home: Home) -> Any:
     return torch.empty(size, dtype=torch.uint8, device=home.device).untyped_storage()
 
 
-def run(op: Op, storages: dict[Home, Any]) -> None:
+def run(op: DeferredOp, storages: dict[MetaStorage, Any]) -> None:
     """Carries an operation out on real storages, and notes the storages that it makes."""
 
     def real(value: Any) -> Any:
-        if isinstance(value, Ref):
+        if isinstance(value, StorageView):
             if value.home not in storages:
                 storages[value.home] = content_before(value.home)
             return value.bind(storages[value.home])
-        if isinstance(value, Like):
+        if isinstance(value, TensorMeta):
             return value.make()
         if isinstance(value, torch.device) and value.type == "meta":
             return op.device
@@ -371,7 +372,7 @@ def run(op: Op, storages: dict[Home, Any]) -> None:
             storages[ref.home] = _storage_for(ref, tensor)
 
 
-def _storage_for(ref: Ref, tensor: torch.Tensor) -> Any:
+def _storage_for(ref: StorageView, tensor: torch.Tensor) -> Any:
     """The result's storage, laid out as its stand-in on meta was."""
     same = tensor.storage_offset() == ref.offset and all(
         mine == planned or extent < 2

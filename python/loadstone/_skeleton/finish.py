@@ -23,19 +23,25 @@ from loadstone._base.errors import make
 from loadstone._model.modules import named_modules
 from loadstone._model.storages import is_expired, storage_key, storage_weakly
 from loadstone._skeleton.build import Build, swap
-from loadstone._skeleton.deferred import Home, Op, Ref, UnreplayableError, run
+from loadstone._skeleton.deferred import (
+    DeferredOp,
+    MetaStorage,
+    StorageView,
+    UnreplayableError,
+    run,
+)
 from loadstone._skeleton.seen import holders
 
 
 class Derivation:
     """Computes a tensor that follows from parameters, once these have their values."""
 
-    def __init__(self, home: Home, ops: list[Op]) -> None:
+    def __init__(self, home: MetaStorage, ops: list[DeferredOp]) -> None:
         self.home = home
         self.ops = ops
-        self.parameters: list[tuple[weakref.ref[Any], str, Ref]] = []  # module, name, place
+        self.parameters: list[tuple[weakref.ref[Any], str, StorageView]] = []  # module, name, place
 
-    def compute(self, ref: Ref) -> torch.Tensor:
+    def compute(self, ref: StorageView) -> torch.Tensor:
         """The tensor that lies at ``ref``, from the parameters as they are now."""
         storages = {
             home: self._current(home)
@@ -57,7 +63,7 @@ class Derivation:
             if id(module()) in paths
         ]
 
-    def _held(self, home: Home) -> list[tuple[Ref, torch.Tensor]]:
+    def _held(self, home: MetaStorage) -> list[tuple[StorageView, torch.Tensor]]:
         found = []
         for module, name, ref in self.parameters:
             owner = module()
@@ -69,7 +75,7 @@ class Derivation:
             found.append((ref, parameter.detach()))
         return found
 
-    def _current(self, home: Home) -> Any:
+    def _current(self, home: MetaStorage) -> Any:
         """A storage laid out as it was in the build, with the parameters' values of now."""
         held = self._held(home)
         if not held:
@@ -83,7 +89,7 @@ class Derivation:
             ref.bind(storage).copy_(value)
         return storage
 
-    def _window(self, ref: Ref) -> torch.Tensor:
+    def _window(self, ref: StorageView) -> torch.Tensor:
         """A view of a parameter: of the loaded one's memory, in its dtype."""
         for place, value in self._held(self.home):
             if place.dtype == ref.dtype and place.stride == value.stride():
@@ -95,13 +101,13 @@ class Derivation:
         return ref.bind(self._current(self.home))
 
 
-def _extent(ref: Ref) -> int:
+def _extent(ref: StorageView) -> int:
     if 0 in ref.size:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(ref.size, ref.stride, strict=True))
 
 
-def _same_layout(ref: Ref, tensor: torch.Tensor) -> bool:
+def _same_layout(ref: StorageView, tensor: torch.Tensor) -> bool:
     return (
         tensor.dtype == ref.dtype
         and tensor.stride() == ref.stride
@@ -155,7 +161,9 @@ class Known:
         fact = self.facts.get(storage_key(tensor) or 0)
         return fact is not None and not is_expired(fact.storage) and fact.derivation is not None
 
-    def add(self, build: Build, derivations: dict[Home, Derivation], modules: list[Any]) -> None:
+    def add(
+        self, build: Build, derivations: dict[MetaStorage, Derivation], modules: list[Any]
+    ) -> None:
         """Keeps what a build found out, for as long as the tensors and modules live."""
         with self.lock:
             self.purge()
@@ -181,7 +189,7 @@ class _Scan:
     def __init__(self, build: Build, frame: types.FrameType) -> None:
         self.parameters: list[tuple[Any, str, torch.Tensor]] = []
         self.modules: list[Any] = []
-        self.tensors: list[tuple[torch.Tensor, Home]] = []
+        self.tensors: list[tuple[torch.Tensor, MetaStorage]] = []
         self._known: set[int] = set()  # tensors and modules, which the lists keep alive
         self._others: list[Any] = []
         for module in build.seen.alive_modules():
@@ -286,7 +294,7 @@ def finish(build: Build, frame: types.FrameType) -> None:
                     home.storage, home.ops = None, []
 
 
-def _groups(build: Build, scan: _Scan) -> dict[Home, list[torch.Tensor]]:
+def _groups(build: Build, scan: _Scan) -> dict[MetaStorage, list[torch.Tensor]]:
     """The tensors alive that are no registered parameters, by storage."""
     registered = {id(parameter) for _, _, parameter in scan.parameters}
     of_parameters = {build.log.home(parameter) for _, _, parameter in scan.parameters}
@@ -296,7 +304,7 @@ def _groups(build: Build, scan: _Scan) -> dict[Home, list[torch.Tensor]]:
         elif home.is_parameter:  # it was one, and was taken out again
             home.is_parameter = False
             home.real, home.initial = home.initial, None
-    groups: dict[Home, list[torch.Tensor]] = {}
+    groups: dict[MetaStorage, list[torch.Tensor]] = {}
     for tensor, home in scan.tensors:
         if id(tensor) in registered:
             continue
@@ -306,14 +314,16 @@ def _groups(build: Build, scan: _Scan) -> dict[Home, list[torch.Tensor]]:
     return groups
 
 
-def _materialize(build: Build, groups: dict[Home, list[torch.Tensor]]) -> dict[Home, Derivation]:
-    derivations: dict[Home, Derivation] = {}
+def _materialize(
+    build: Build, groups: dict[MetaStorage, list[torch.Tensor]]
+) -> dict[MetaStorage, Derivation]:
+    derivations: dict[MetaStorage, Derivation] = {}
     for home, tensors in groups.items():
         if home.is_parameter:
             derivations[home] = Derivation(home, [])
             for tensor in tensors:
                 if not tensor.is_meta:
-                    swap(tensor, Ref(tensor, home).bind(home.storage))
+                    swap(tensor, StorageView(tensor, home).bind(home.storage))
             continue
         try:
             if not build.log.depends_on_parameters(home):
@@ -333,10 +343,10 @@ def _materialize(build: Build, groups: dict[Home, list[torch.Tensor]]) -> dict[H
     return derivations
 
 
-def _install(build: Build, home: Home, tensors: list[torch.Tensor]) -> None:
+def _install(build: Build, home: MetaStorage, tensors: list[torch.Tensor]) -> None:
     for tensor in tensors:
         if tensor.is_meta:
-            swap(tensor, Ref(tensor, home).bind(home.real))
+            swap(tensor, StorageView(tensor, home).bind(home.real))
     key = int(home.real._cdata)
     if home.tainted:
         build.random[key] = storage_weakly(tensors[0])
@@ -351,4 +361,4 @@ def _place(derivation: Derivation, scan: _Scan) -> None:
     for module, name, parameter in scan.parameters:
         home = wanted.get(storage_key(parameter) or 0)
         if home is not None:
-            derivation.parameters.append((weakref.ref(module), name, Ref(parameter, home)))
+            derivation.parameters.append((weakref.ref(module), name, StorageView(parameter, home)))

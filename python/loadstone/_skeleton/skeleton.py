@@ -24,7 +24,7 @@ from loadstone._model.storages import storage_key
 from loadstone._model.walk import walk
 from loadstone._skeleton import modes
 from loadstone._skeleton.build import Build
-from loadstone._skeleton.deferred import Ref
+from loadstone._skeleton.deferred import StorageView
 from loadstone._skeleton.finish import finish, known
 
 
@@ -171,7 +171,7 @@ def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
         if slot.name in given:
             continue
         if id(slot.tensor) not in done:
-            ref = Ref(slot.tensor, fact.derivation.home)
+            ref = StorageView(slot.tensor, fact.derivation.home)
             with torch.no_grad():
                 done[id(slot.tensor)] = fact.derivation.compute(ref)
             known.note_computed(done[id(slot.tensor)], fact.derivation)
@@ -203,13 +203,13 @@ def save_skeleton(model: Any, path: str | os.PathLike[str]) -> None:
             "kind": slot.kind,
             "tie_of": slot.tie_of,
         }
-        | ({} if slot.share is None else {"slice": _slice_of(slot.share, slot.tensor)})
+        | ({} if slot.shard is None else {"slice": _slice_of(slot.shard, slot.tensor)})
         for slot in slots
     ]
     write_text(path, json.dumps({"targets": targets}, indent=1) + "\n")
 
 
-def _slice_of(share: LocalShard, tensor: torch.Tensor) -> dict[str, list[int]]:
+def _slice_of(shard: LocalShard, tensor: torch.Tensor) -> dict[str, list[int]]:
     """What a rank holds of a tensor, as skeleton files have it."""
-    found = {"begin": list(share.begin), "shape": list(tensor.shape)}
-    return found | ({"groups": list(share.groups)} if share.groups else {})
+    found = {"begin": list(shard.begin), "shape": list(tensor.shape)}
+    return found | ({"groups": list(shard.groups)} if shard.groups else {})

@@ -61,7 +61,7 @@ def stand_in(
 def _blank(slot: TensorSlot) -> torch.Tensor:
     held = slot.held
     blank = torch.empty_strided(slot.shape, held.stride(), dtype=held.dtype, device="meta")
-    if slot.share is None:
+    if slot.shard is None:
         return like(held, blank)
     is_parameter = isinstance(held, torch.nn.Parameter)
     return torch.nn.Parameter(blank, held.requires_grad) if is_parameter else blank

@@ -14,8 +14,8 @@ import torch
 
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error
-from loadstone.tracing import _absent
-from loadstone.tracing._absent import AbsentSymbol
+from loadstone.tracing import _absent_symbol
+from loadstone.tracing._absent_symbol import AbsentSymbol
 from loadstone.tracing._trace import Symbol, Trace, on_meta, refusal, symbols_in
 
 aten = torch.ops.aten
@@ -42,7 +42,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if handler is None or (packet is aten.view and isinstance(args[1], torch.dtype)):
         raise refusal("plan.untraceable", func._schema.name.partition("::")[2], symbols)
     if any(isinstance(symbol, AbsentSymbol) for symbol in symbols):
-        return _absent.run(func, args, kwargs, symbols)
+        return _absent_symbol.run(func, args, kwargs, symbols)
     if packet is aten.index:
         args = (args[0], [_as_numbers(*each, args[0]) for each in enumerate(args[1])])
     trace = symbols[0].tracer

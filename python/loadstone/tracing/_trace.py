@@ -67,7 +67,7 @@ class Symbol(torch.Tensor):
         return cls.operate(func, args, kwargs or {})
 
     @property
-    def numbers(self) -> torch.Tensor:
+    def decoded_meta(self) -> torch.Tensor:
         """The form of the numbers that it stands for."""
         return self.meta
 
@@ -142,7 +142,7 @@ class Trace:
         )
         return Symbol(self, value, self.form(tuple(shape), dtype), tuple(sources))
 
-    def numbers(self, name: str, dtype: torch.dtype) -> Symbol:
+    def decoded(self, name: str, dtype: torch.dtype) -> Symbol:
         """The numbers of a quantized tensor: decoded from its components, rounded once.
 
         Raises:

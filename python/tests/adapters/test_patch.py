@@ -10,7 +10,7 @@ import pytest
 
 import loadstone
 from loadstone._adapters import patch
-from loadstone._adapters.patch import Hook, Hooks, active, gated, hooked, suspended
+from loadstone._adapters.patch import Hook, Hooks, active, hooked, suspended, wrap_if_active
 
 
 class Parent:
@@ -51,7 +51,7 @@ def hooks(library="accelerate"):
     names = [(Owner, "make"), (Owner, "static"), (Owner, "method"), (Owner, "inherited")]
     return Hooks(
         [
-            Hook(owner, name, gated(library, replaced))
+            Hook(owner, name, wrap_if_active(library, replaced))
             for owner, name in [*names, (MODULE, "function")]
         ],
         library,
@@ -152,7 +152,7 @@ def test_all_or_none_are_installed():
     some = Hooks([*hooks(), Hook(Owner, "attribute", broken)])
     with pytest.raises(OSError, match="no"):
         some.acquire()
-    missing = Hooks([*hooks(), Hook(Owner, "no_such_name", gated("accelerate", replaced))])
+    missing = Hooks([*hooks(), Hook(Owner, "no_such_name", wrap_if_active("accelerate", replaced))])
     with pytest.raises(AttributeError):
         missing.acquire()
 

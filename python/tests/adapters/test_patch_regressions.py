@@ -452,13 +452,13 @@ def test_a_load_draws_as_many_random_numbers_as_the_librarys(tmp_path):
 
 
 def test_numbers_that_a_converter_would_count_to_are_refused(tmp_path):
-    from loadstone._adapters.diffusers.checkpoint import Checkpoint
+    from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint
     from loadstone._adapters.diffusers.load import require_series
 
     for number, is_refused in ((4_000_000_000, True), ("9" * 5000, True), (9999, False)):
         path = tmp_path / "model.safetensors"
         save_file({f"double_blocks.{number}.img_attn.qkv.weight": torch.zeros(2)}, path)
-        checkpoint = Checkpoint.open([str(path)])
+        checkpoint = SymbolicCheckpoint.open([str(path)])
         if is_refused:
             with pytest.raises(loadstone.PlanError, match=r"plan\.conversion"):
                 require_series(checkpoint)

@@ -110,7 +110,7 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
         del sys.modules[name]
     for package, _ in bound:
         delattr(package, library)
-    sites_of(library).forget()
+    sites_of(library).reset()
     _sites._warn_once.cache_clear()
     _sites._warn_of_untried.cache_clear()
     yield library
@@ -120,7 +120,7 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
     sys.modules.update(held)
     for package, module in bound:
         setattr(package, library, module)
-    sites_of(library).forget()
+    sites_of(library).reset()
     _sites._warn_once.cache_clear()
     _sites._warn_of_untried.cache_clear()
 
@@ -203,12 +203,12 @@ def test_the_advice_for_another_release_works(
 
     of_another = Site(library, "of_another_release")
     monkeypatch.setattr(sites_of(library), "table", (*sites_of(library).table, of_another))
-    sites_of(library).forget()
+    sites_of(library).reset()
     with pytest.raises(loadstone.Error, match=f"lacks {of_another}; install a supported one, or"):
         load()
     require_loaded(type(model).from_pretrained(tmp_path))
     monkeypatch.setattr(module, of_another.path, None, raising=False)
-    sites_of(library).forget()
+    sites_of(library).reset()
     require_loaded(load())
 
 
@@ -267,13 +267,13 @@ def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
     newer = ".".join(map(str, [*first, last + 1, 0]))
     for version, count in ((module.__version__, 0), (newer, 1)):
         monkeypatch.setattr(module, "__version__", version)
-        sites_of(library).forget()
+        sites_of(library).reset()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             for _ in range(2):
                 with loadstone.patch(library):
                     pass
-                sites_of(library).forget()
+                sites_of(library).reset()
                 importlib.import_module(f"loadstone._adapters.{library}")
                 sites_of(library).require()
         told = [str(each.message) for each in said if "the newest release" in str(each.message)]
@@ -294,7 +294,7 @@ def test_a_release_that_was_dropped_is_refused(
     require_refused(library, f"it lacks the functions of {first}; install a supported one, or")
     assert dropped in str(sites_of(library).refusal())
     monkeypatch.setattr(module, "__version__", first)
-    sites_of(library).forget()
+    sites_of(library).reset()
     assert f"the functions of {first}" not in sites_of(library).lacking()
 
 

@@ -69,7 +69,7 @@ def test_a_load_is_proved_once(file: Path, tmp_path: Path) -> None:
     assert plan is not None and session.finish(model) is None and session.offload_index == {}
     with session.reading() as filled:
         assert all(each.is_meta for each in model.parameters())
-        execute.install_values(plan, model, filled)
+        execute.initialise_and_install(plan, model, filled)
     assert sorted(session.offload_index) == ["1.bias", "1.weight"]
     report = session.finish(model)
     assert report is not None and report.provenance["0.weight"].origin == "checkpoint"
@@ -86,7 +86,7 @@ def test_a_load_that_is_not_installed_leaves_the_folder(file: Path, tmp_path: Pa
     again = planned(file, folder)
     with again.reading() as filled:
         assert again.plan is not None
-        execute.install_values(again.plan, again.model, filled)
+        execute.initialise_and_install(again.plan, again.model, filled)
     assert sorted(json.loads((folder / "index.json").read_text())) == ["1.bias", "1.weight"]
 
 
@@ -97,7 +97,7 @@ def test_extensions_learn_of_devices_and_of_the_map_of_modules(file: Path, tmp_p
     assert seen.asked == [devices]
     with session.reading() as filled:
         assert session.plan is not None
-        execute.install_values(session.plan, session.model, filled)
+        execute.initialise_and_install(session.plan, session.model, filled)
     assert seen.asked[1:] == [(True, PLACES)]
 
 

@@ -11,7 +11,7 @@ import torch
 
 import loadstone
 from loadstone import _core
-from loadstone._base.adapters import ADAPTERS, follow, offering
+from loadstone._base.adapters import ADAPTERS, adapters_with, resolve
 from loadstone._execute.plan import Plan
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.extensions import TargetExtension
@@ -41,7 +41,7 @@ class Negated(TargetExtension):
             for each in slots
         ]
 
-    def names(self):
+    def installed_targets(self):
         return {self.source}
 
     def findings(self, targets):
@@ -131,9 +131,9 @@ def test_a_failure_after_it_was_installed_undoes_it(model, values, tmp_path, mon
     "part", ["recipes", "rules", "gguf", "extend", "components", "not_held", "is_supported"]
 )
 def test_references_of_adapters_lead_somewhere(part):
-    for library, adapter in offering(part).items():
+    for library, adapter in adapters_with(part).items():
         if importlib.util.find_spec(library) is not None:
-            assert callable(follow(getattr(adapter, part)))
+            assert callable(resolve(getattr(adapter, part)))
 
 
 def test_classes_that_adapters_fill_are_there():
@@ -141,4 +141,4 @@ def test_classes_that_adapters_fill_are_there():
         for name in adapter.tensor_classes:
             module, _, leaf = name.rpartition(".")
             if importlib.util.find_spec(library) is not None:
-                assert isinstance(follow(f"{module}:{leaf}"), type), name
+                assert isinstance(resolve(f"{module}:{leaf}"), type), name

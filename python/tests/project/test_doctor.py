@@ -137,7 +137,7 @@ def test_a_site_that_is_lacking(
     table = sites_of("accelerate")
     gone = sites.Site("accelerate", "of_another_release")
     monkeypatch.setattr(table, "table", (*table.table, gone))
-    table.forget()
+    table.reset()
     try:
         library = examined(capsys, status=1)["library"]
         assert library["lacking"] == [str(gone)]
@@ -146,7 +146,7 @@ def test_a_site_that_is_lacking(
         assert command.main(["doctor"]) == 1
         assert f"lacks {gone}" in capsys.readouterr().out
     finally:
-        table.forget()
+        table.reset()
 
 
 def test_a_library_that_cannot_be_imported(

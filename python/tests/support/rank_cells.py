@@ -22,7 +22,7 @@ from transformers.distributed import DistributedConfig
 
 import loadstone
 from loadstone._execute.audit import last_report
-from loadstone._model.ranks import share_of
+from loadstone._model.ranks import shard_of
 
 WORLD = 4
 MODELS = ("llama", "qwen3-moe")
@@ -76,7 +76,7 @@ def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
     return names
 
 
-def shares(model: Any, folder: Path) -> tuple[int, int]:
+def shards(model: Any, folder: Path) -> tuple[int, int]:
     """Bytes of the file that this rank holds, and that it may read, less scales of blocks.
 
     Rows of small matrices are nearer to each other than 64 KiB: who holds columns reads rows.
@@ -85,9 +85,9 @@ def shares(model: Any, folder: Path) -> tuple[int, int]:
     stored = loadstone.inspect(folder).tensors
     held = read = 0
     for name, parameter in model.named_parameters():
-        share = share_of(parameter)
-        local = parameter if share is None else share.local
-        whole = parameter.shape if share is None else share.shape
+        shard = shard_of(parameter)
+        local = parameter if shard is None else shard.local
+        whole = parameter.shape if shard is None else shard.shape
         sources = report.provenance[name].sources
         size = 1 if any(stored[each.tensor].encoding == "F8_E4M3" for each in sources) else 2
         held += size * local.numel()
@@ -100,7 +100,7 @@ def cell(folder: Path, layout: str, expected: dict[str, torch.Tensor]) -> dict[s
     model = load(folder, layout)
     report = last_report(model)
     own = wrong(model, expected)
-    held, most = shares(model, folder)
+    held, most = shards(model, folder)
     planned = loadstone.plan(model, folder, rules="transformers").bytes_to_read
     for parameter in model.parameters():
         (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().zero_()

@@ -11,7 +11,7 @@ import torch
 
 from loadstone._base.errors import make
 from loadstone._model.modules import is_around_another
-from loadstone._model.ranks import share_of, unsharded_class
+from loadstone._model.ranks import shard_of, unsharded_class
 from loadstone._plan.load_code import has_code
 
 # Classes of parameters that pack, scale or shard the value of the file.
@@ -87,8 +87,8 @@ def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
         if has_code(model):
             return "the model has hooks or overrides of load_state_dict"
     for name, parameter in model.named_parameters():
-        share = share_of(parameter) if arguments["device_map"] is None else None
-        if share is not None and not share.obstacle:
+        shard = shard_of(parameter) if arguments["device_map"] is None else None
+        if shard is not None and not shard.obstacle:
             continue
         cls = type(parameter.data if type(parameter) is torch.nn.Parameter else parameter)
         if cls.__name__ in _OTHER_PARAMETERS or cls.__module__.startswith(_OTHER_PACKAGES):

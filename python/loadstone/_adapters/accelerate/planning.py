@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._base.adapters import offering
+from loadstone._base.adapters import adapters_with
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import inside
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import TensorSlot, walk
+from loadstone._plan.from_adapters import trace
 from loadstone._plan.placement import device_of, keep_tied_in_memory
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes
-from loadstone._plan.registry import trace
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
@@ -63,7 +63,7 @@ def plan_load(
     slots = walk(model)
     keeps = keep_in_fp32_modules if dtype == torch.float16 and device_map is not None else None
     # FSDP has a dtype for each group, and accelerate masters in fp32: spread tensors keep theirs.
-    is_spread = any(slot.share is not None for slot in slots)
+    is_spread = any(slot.shard is not None for slot in slots)
     follows_file = device_map is None and dtype is None and not is_spread
     if follows_file:  # else no state is asked for
         follows_file = any(getattr(each, "is_meta", False) for each in model.state_dict().values())
@@ -97,9 +97,8 @@ def _traced(
 ) -> AdapterRecipes | None:
     """Recipes from the model's own library, if loadstone can trace it."""
     for base in type(inside(model)).__mro__:
-        if base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] in offering(
-            "recipes"
-        ):
+        package = base.__module__.partition(".")[0]
+        if base.__name__ == "PreTrainedModel" and package in adapters_with("recipes"):
             return trace("transformers", model, catalog, dtype)
     return None
 

@@ -150,10 +150,10 @@ def check_components(
     if not states:
         raise missing(prefix, f"{STATE}nf4 or fp4")
     if len(states) > 1 or states[0] not in known:
-        raise _bad(full(prefix, states[-1]), "one state is read", expected=" or ".join(known))
+        raise _bad(join_name(prefix, states[-1]), "one state is read", expected=" or ".join(known))
     if blob is None:
         raise missing(prefix, states[0])
-    metadata = QuantStateMetadata.parse(full(prefix, states[0]), blob)
+    metadata = QuantStateMetadata.parse(join_name(prefix, states[0]), blob)
     _check_four_bit(prefix, entries, metadata, states[0])
     return metadata
 
@@ -202,7 +202,7 @@ def _check_four_bit(
         parts |= dict(zip(NESTED, (("F32", (scales,)), ("F32", (_NESTED_CODES,))), strict=True))
     for name in entries:
         if name.startswith("weight.") and name not in parts and name != state:
-            message, where = "bitsandbytes has no such component", full(prefix, name)
+            message, where = "bitsandbytes has no such component", join_name(prefix, name)
             raise make("q.scale_unused", message, tensor=where, expected=", ".join(parts))
     for name, (dtype, shape) in parts.items():
         _check_part(prefix, entries, name, dtype, shape)
@@ -214,7 +214,7 @@ def _check_four_bit(
         raise make(
             "q.shape",
             f"the byte count is not that of {list(metadata.shape)} in 4 bits",
-            tensor=full(prefix, "weight"),
+            tensor=join_name(prefix, "weight"),
             found=f"{size} bytes, {list(shape)}",
             expected=f"{-(-count // 2)} bytes",
         )
@@ -226,13 +226,13 @@ def _check_int8(prefix: str, entries: Entries, weight_format: int | None) -> Non
         raise _other_dtype(prefix, "weight", dtype, "I8")
     if len(shape) != 2:
         message = "an 8-bit weight must have two dimensions"
-        raise make("q.shape", message, tensor=full(prefix, "weight"), found=str(list(shape)))
+        raise make("q.shape", message, tensor=join_name(prefix, "weight"), found=str(list(shape)))
     _check_part(prefix, entries, "SCB", "F32", shape[:1])
     if weight_format not in (None, FORMAT_ROW):
         raise make(
             "q.weight_format",
             "the layout of the 8-bit weight is not supported",
-            tensor=full(prefix, "weight_format"),
+            tensor=join_name(prefix, "weight_format"),
             found=str(weight_format),
             expected=f"{FORMAT_ROW} (row by row)",
         )
@@ -249,24 +249,24 @@ def _check_part(prefix: str, entries: Entries, name: str, dtype: str, shape: Sha
     if found != dtype:
         raise _other_dtype(prefix, name, found, dtype)
     if found_shape != shape:
-        message, where = "the shape does not fit the weight", full(prefix, name)
+        message, where = "the shape does not fit the weight", join_name(prefix, name)
         found, expected = str(list(found_shape)), str(list(shape))
         raise make("q.scale_shape", message, tensor=where, found=found, expected=expected)
 
 
-def full(prefix: str, name: str) -> str:
+def join_name(prefix: str, name: str) -> str:
     """A name inside a module as the checkpoint has it."""
     return f"{prefix}.{name}" if prefix else name
 
 
 def missing(prefix: str, name: str) -> Exception:
     message = "a component of the weight is missing"
-    return make("q.scale_missing", message, tensor=full(prefix, name))
+    return make("q.scale_missing", message, tensor=join_name(prefix, name))
 
 
 def _other_dtype(prefix: str, name: str, found: str, expected: str) -> Exception:
     message = "a component of the weight has a wrong dtype"
-    return make("q.dtype", message, tensor=full(prefix, name), found=found, expected=expected)
+    return make("q.dtype", message, tensor=join_name(prefix, name), found=found, expected=expected)
 
 
 def _bad(name: str, message: str, field: str = "", **where: str) -> Exception:

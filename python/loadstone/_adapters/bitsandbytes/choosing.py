@@ -10,7 +10,7 @@ import bitsandbytes as bnb
 import torch
 
 from loadstone import _core
-from loadstone._adapters.bitsandbytes.checkpoint_format import full
+from loadstone._adapters.bitsandbytes.checkpoint_format import join_name
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.loading import (
     NESTED_BLOCK,
@@ -52,13 +52,13 @@ def extend(
         return
     for traced in recipes.extensions:
         if isinstance(traced, QuantizedWeights):
-            names = traced.names()
+            names = traced.installed_targets()
             traced.quantize |= {name: how for name, how in wanted.items() if name not in names}
             return
     paths = {name.rpartition(".")[0] for name in wanted} | known.keys()
     found = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
     stored = {each.name for each in found.weights.values()} | found.broken.keys()
-    free = {full(path, "weight") for path, module in known.items() if _is_free(module)}
+    free = {join_name(path, "weight") for path, module in known.items() if _is_free(module)}
     own = quantizations(model, sorted(free - stored))
     _require_agreement(wanted, own)
     quantized = {name: how for name, how in (wanted | own).items() if name not in stored}
@@ -137,7 +137,7 @@ def _wanted(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]:
         how = _how(quantize)
         return dict.fromkeys(_usual(model), how)
     patterns, hows = list(quantize), [_how(value) for value in quantize.values()]
-    linears = [full(path, "weight") for path, _ in _linears(model)]
+    linears = [join_name(path, "weight") for path, _ in _linears(model)]
     named = model.named_parameters(remove_duplicate=False)
     parameters = (saved_path(model, name) for name, _ in named)
     weights = [*linears, *stacks(model, parameters)]
@@ -187,11 +187,11 @@ def _usual(model: torch.nn.Module) -> list[str]:
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     untied = {*tied, *tied.values()}
     return [
-        full(path, "weight")
+        join_name(path, "weight")
         for path, module in _linears(model)
         if module is not output
         and path.rpartition(".")[2] != _OUTPUT
-        and full(path, "weight") not in untied
+        and join_name(path, "weight") not in untied
         and owners[id(module.weight)] == 1
     ]
 
@@ -200,7 +200,7 @@ def _aliases(model: torch.nn.Module, names: set[str]) -> frozenset[str]:
     """Other names of these weights, whose module is replaced at all its paths."""
     modules = {id(owner_of(model, name)) for name in names}
     found = {
-        full(path, leaf)
+        join_name(path, leaf)
         for path, module in named_modules(model, remove_duplicate=False)
         if id(module) in modules
         for leaf in module._parameters

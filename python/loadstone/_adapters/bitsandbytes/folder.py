@@ -11,7 +11,7 @@ from bitsandbytes import functional
 
 from loadstone import _core
 from loadstone._adapters.accelerate.offload import add
-from loadstone._adapters.bitsandbytes.checkpoint_format import full
+from loadstone._adapters.bitsandbytes.checkpoint_format import join_name
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._base.dtypes import dtype_name
 
@@ -25,7 +25,7 @@ def complete_on_disk(weight: QuantizedWeight, name: str, folder: _core.OffloadFo
     """
     path = name.rpartition(".")[0]
     if weight.quant_type == "int8":
-        folder.rename(f"{name}.absmax", full(path, "SCB"))
+        folder.rename(f"{name}.absmax", join_name(path, "SCB"))
     else:
         weight.code = functional.get_4bit_type(weight.quant_type, device="cpu")
         folder.retype(name, dtype_name(weight.data.dtype), list(weight.data.shape))

@@ -17,7 +17,7 @@ import torch
 from bitsandbytes import functional
 
 from loadstone import _core
-from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, Shape, full
+from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, Shape, join_name
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
 from loadstone._adapters.bitsandbytes.installing import (
@@ -181,7 +181,7 @@ class QuantizedWeights(TargetExtension):
             and target.name.rpartition(".")[2] != "weight"
         ]
 
-    def names(self) -> set[str]:
+    def installed_targets(self) -> set[str]:
         """The targets of the plan that are components of quantized weights."""
         parts = {name for stored in self.stored.values() for name in stored.targets()}
         return parts | self.quantize.keys()
@@ -192,9 +192,9 @@ class QuantizedWeights(TargetExtension):
         Its weight would stay unquantized, and the layer fail when it runs.
         """
         findings = []
-        known = self.names() | self.broken.keys()
+        known = self.installed_targets() | self.broken.keys()
         for path, module in named_modules(model):
-            name = full(path, "weight")
+            name = join_name(path, "weight")
             layers = bnb.nn.Linear4bit | bnb.nn.Linear8bitLt
             if isinstance(module, layers) and module.weight.is_meta and name not in known:
                 message = f"'{name}' is missing, and only weights of the checkpoint are quantized"
@@ -332,7 +332,7 @@ class QuantizedWeights(TargetExtension):
                 if weight in self._by_weight:
                     stored = self._by_weight[weight]
                     provenance[slot.name] = _placed(
-                        provenance[full(stored.path, inside or stored.state)], slot
+                        provenance[join_name(stored.path, inside or stored.state)], slot
                     )
                 elif weight in self.quantize:
                     provenance[slot.name] = _placed(provenance[weight], slot)

@@ -19,7 +19,7 @@ import torch
 from bitsandbytes.nn.modules import fix_4bit_weight_quant_state_from_module
 
 from loadstone._adapters.bitsandbytes import layout
-from loadstone._adapters.bitsandbytes.checkpoint_format import full
+from loadstone._adapters.bitsandbytes.checkpoint_format import join_name
 from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, weights_map_of
 from loadstone._adapters.bitsandbytes.parameters import (
     adopt,
@@ -387,7 +387,7 @@ def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
         FormatError: ``q.scale_missing``: scales are lost already; nothing was changed.
     """
     found = {
-        full(name, path) if path else name: module
+        join_name(name, path) if path else name: module
         for name, model in models.items()
         for path, module in named_modules(model)
         if is_quantized(module) and not is_self_contained(module)
@@ -399,7 +399,7 @@ def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
             f"the scales of {counted(len(broken), 'quantized weight', 'quantized weights')} are "
             "lost: they were moved to meta without a copy; load the model again, and call heal() "
             "before it is moved",
-            tensor=full(broken[0], "weight"),
+            tensor=join_name(broken[0], "weight"),
         )
     for module in found.values():
         make_self_contained(module)

@@ -21,7 +21,7 @@ from loadstone._adapters.bitsandbytes.modules import (
 )
 from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, hooks_of
 from loadstone._adapters.bitsandbytes.parameters import SELF_CONTAINED, adopt
-from loadstone._adapters.patch import Hook, Hooks, gated
+from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
 
 LIBRARY = "bitsandbytes"
 
@@ -32,12 +32,12 @@ _OF_MODULES = ("forward", "_apply", "_save_to_state_dict")
 def hooks() -> Hooks:
     """All hooks; those on accelerate if it is installed."""
     found = [
-        Hook(owner, name, gated(LIBRARY, _by_weight(name)))
+        Hook(owner, name, wrap_if_active(LIBRARY, _by_weight(name)))
         for owner in (bnb.nn.Params4bit, bnb.nn.Int8Params)
         for name in _OF_WEIGHTS
     ]
     found += [
-        Hook(owner, name, gated(LIBRARY, _by_module(name)))
+        Hook(owner, name, wrap_if_active(LIBRARY, _by_module(name)))
         for owner in (
             bnb.nn.Linear4bit,
             bnb.nn.Linear8bitLt,
@@ -46,7 +46,7 @@ def hooks() -> Hooks:
         )
         for name in _OF_MODULES
     ]
-    found.append(Hook(bnb.functional, "dequantize_4bit", gated(LIBRARY, _dequantize)))
+    found.append(Hook(bnb.functional, "dequantize_4bit", wrap_if_active(LIBRARY, _dequantize)))
     if importlib.util.find_spec("accelerate") is not None:
         found += _of_accelerate()
     return Hooks(found, LIBRARY)
@@ -97,7 +97,7 @@ def _of_accelerate() -> Iterator[Hook]:
     }
     for name, replacement in ours.items():
         for module in places(name):
-            yield Hook(module, name, gated(LIBRARY, replacement))
+            yield Hook(module, name, wrap_if_active(LIBRARY, replacement))
 
 
 def _add_hook(original: Callable[..., Any], module: Any, hook: Any, append: bool = False) -> Any:

@@ -17,7 +17,7 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
     QuantStateMetadata,
     Shape,
     check_components,
-    full,
+    join_name,
     missing,
     require_finite_scales,
     scales_name,
@@ -176,7 +176,7 @@ class QuantizedWeight:
                 found |= dict(zip(NESTED, (self.nested_absmax, self.nested_code), strict=True))
             blob = bytearray(metadata.to_bytes())
             found[STATE + self.quant_type] = torch.frombuffer(blob, dtype=torch.uint8)
-        return {full(prefix, name): tensor for name, tensor in found.items()}
+        return {join_name(prefix, name): tensor for name, tensor in found.items()}
 
     @classmethod
     def from_state_dict(
@@ -235,5 +235,5 @@ class QuantizedWeight:
         tensors = sized.state_dict(prefix)
         QuantizedWeight.from_state_dict(tensors, prefix)
         if not self.data.is_meta:
-            name = full(prefix, scales_name(self.metadata))
+            name = join_name(prefix, scales_name(self.metadata))
             require_finite_scales(name, tensors[name])

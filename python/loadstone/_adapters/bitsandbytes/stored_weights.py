@@ -22,7 +22,7 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
     Shape,
     check_components,
     component_names,
-    full,
+    join_name,
     require_finite_scales,
     scales_name,
 )
@@ -58,7 +58,7 @@ class StoredWeight:
     @property
     def name(self) -> str:
         """The weight's name in the model."""
-        return full(self.path, "weight")
+        return join_name(self.path, "weight")
 
     @property
     def shape(self) -> Shape:
@@ -73,7 +73,7 @@ class StoredWeight:
     def targets(self) -> dict[str, tuple[str, Shape]]:
         """Dtype and shape of each tensor, by its full name in the model; the weight first."""
         inside = {"weight": self.entries["weight"]} | self.entries
-        return {full(self.path, name): entry for name, entry in inside.items()}
+        return {join_name(self.path, name): entry for name, entry in inside.items()}
 
 
 @dataclass
@@ -114,11 +114,11 @@ def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> S
         name, source = next(iter(members.items()))
         prefix = source.removesuffix(name).removesuffix(".")
         inside = {name: shapes[source] for name, source in members.items()}
-        others = {name: shapes[full(prefix, name)] for name in beside.get(prefix, ())}
+        others = {name: shapes[join_name(prefix, name)] for name in beside.get(prefix, ())}
         try:
             metadata = _checked(prefix, others | inside, members, values)
         except Error as error:
-            name = full(path, "weight")
+            name = join_name(path, "weight")
             message, sources = str(error).removesuffix(f" [{error.code}]"), sorted(members.values())
             finding = _core.Finding("error", error.code, name, sources, message)
             result.findings.append(finding)
@@ -143,7 +143,7 @@ def _checked(
         raise make(
             "q.quant_state",
             "the state blob is too large",
-            tensor=full(prefix, state),
+            tensor=join_name(prefix, state),
             found=str(list(entries[state][1])),
             expected=f"at most {SMALL_BYTES_MAX} bytes",
         )
@@ -176,8 +176,8 @@ def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str
     groups = {}
     for path in paths:
         inside = [*beside.get(path, ()), "SCB", _ORDER]
-        members = {name: full(path, name) for name in inside if full(path, name) in names}
-        weight = full(path, "weight")
+        members = {name: join_name(path, name) for name in inside if join_name(path, name) in names}
+        weight = join_name(path, "weight")
         if members or names.get(weight) in ("U8", "I8"):
             groups[path] = ({"weight": weight} if weight in names else {}) | members
     return groups

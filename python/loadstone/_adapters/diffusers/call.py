@@ -6,22 +6,22 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from loadstone._adapters.diffusers.load import Load
-from loadstone._adapters.patch import held
+from loadstone._adapters.diffusers.load import DiffusersSession
+from loadstone._adapters.patch import set_variable
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._plan.options import DEFAULTS
 
 OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
-_current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
+_current: ContextVar[DiffusersSession | None] = ContextVar("loadstone_diffusers_load", default=None)
 
 
-def current() -> Load | None:
+def current() -> DiffusersSession | None:
     """Return the load of this context."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def loading() -> Iterator[Load]:
+def loading() -> Iterator[DiffusersSession]:
     """Begin a load, which is the current one inside the block."""
-    with ordinary_tensors(), held(_current, Load(OPTIONS.get())) as load:
+    with ordinary_tensors(), set_variable(_current, DiffusersSession(OPTIONS.get())) as load:
         yield load

@@ -14,13 +14,13 @@ from loadstone._base.errors import make
 from loadstone._base.warn import warn_of_findings
 from loadstone._files.catalog import RANK_MAX, Catalog, inspect
 from loadstone.tracing import Symbol, Trace
-from loadstone.tracing._absent import AbsentSymbol
+from loadstone.tracing._absent_symbol import AbsentSymbol
 
 # Suffixes of the files that loadstone opens; others are the library's.
 READABLE = (".safetensors", ".gguf")
 
 
-class Checkpoint(dict[str, torch.Tensor]):
+class SymbolicCheckpoint(dict[str, torch.Tensor]):
     """Name and symbol of every tensor of a file, or of several that are one checkpoint.
 
     Converters rename and drain the dictionary that they are given, so each component of a pipeline
@@ -52,17 +52,17 @@ class Checkpoint(dict[str, torch.Tensor]):
             self[name] = self._absent(name)
 
     @classmethod
-    def open(cls, files: list[str]) -> Checkpoint:
+    def open(cls, files: list[str]) -> SymbolicCheckpoint:
         """Reads headers only."""
         catalog = inspect(files, allow_links=True, gguf_rank_max=RANK_MAX)
         warn_of_findings(catalog.findings)
         return cls(catalog)
 
-    def fresh(self, missing: MissingKeys | None = None) -> Checkpoint:
+    def fresh(self, missing: MissingKeys | None = None) -> SymbolicCheckpoint:
         """The same files, before any converter."""
-        return Checkpoint(self.catalog, missing)
+        return SymbolicCheckpoint(self.catalog, missing)
 
-    def decoded(self, missing: MissingKeys | None = None) -> Checkpoint:
+    def decoded(self, missing: MissingKeys | None = None) -> SymbolicCheckpoint:
         """As :meth:`fresh`, with block formats dequantized."""
         made = self.fresh(missing)
         made.decode()
@@ -94,9 +94,9 @@ class Checkpoint(dict[str, torch.Tensor]):
     def _absent(self, key: str) -> AbsentSymbol:
         return AbsentSymbol.make(self.trace, key, *self.missing_keys[key])
 
-    def as_numbers(self) -> Checkpoint:
+    def as_numbers(self) -> SymbolicCheckpoint:
         """A copy in the same trace, with blocks dequantized as the library does it."""
-        same = Checkpoint(self.catalog, self.missing_keys, self.trace)
+        same = SymbolicCheckpoint(self.catalog, self.missing_keys, self.trace)
         same.decode("gguf_half")
         return same
 

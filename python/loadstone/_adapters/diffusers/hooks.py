@@ -24,10 +24,11 @@ import torch
 
 from loadstone._adapters.diffusers import pipelines, quantizers
 from loadstone._adapters.diffusers.call import OPTIONS, current, loading
-from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
-from loadstone._adapters.diffusers.expected import RetryError
+from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, is_readable
+from loadstone._adapters.diffusers.config_mismatch import ConfigSources
+from loadstone._adapters.diffusers.expected_keys import RetryError
 from loadstone._adapters.diffusers.load import (
-    Load,
+    DiffusersSession,
     Request,
     WrongConfigError,
     conversion_of,
@@ -35,7 +36,6 @@ from loadstone._adapters.diffusers.load import (
     require_series,
     skip_keys,
 )
-from loadstone._adapters.diffusers.mismatch import ConfigSources
 from loadstone._adapters.diffusers.missing_keys import MissingKeys, find_missing_keys
 from loadstone._adapters.diffusers.pipelines import CONVERTING, DEFERRED, ConvertedError
 from loadstone._adapters.diffusers.quantizers import (
@@ -45,11 +45,11 @@ from loadstone._adapters.diffusers.quantizers import (
     quantized_sizes,
 )
 from loadstone._adapters.diffusers.supplements import supplement
-from loadstone._adapters.patch import Hook, Hooks, gated, suspended, with_hooks_of
+from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks_of, wrap_if_active
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.errors import PlanError, make
 from loadstone._base.machine import MODES
-from loadstone._base.torch_modes import constructing, in_turn
+from loadstone._base.torch_modes import constructing, wrap_always
 from loadstone._plan.placement import expanded, gathered, require_paths
 from loadstone._skeleton.construction import skeleton_in_turn
 from loadstone.tracing import Symbol
@@ -95,11 +95,12 @@ def hooks() -> Hooks:
     if PLACES_FILES:
         places.append((single_file_model, "_determine_device_map", _determine_device_map))
     turns = [
-        Hook(modeling_utils.ModelMixin, "_set_default_torch_dtype", in_turn(_set_dtype_later)),
-        Hook(configuration_utils.ConfigMixin, "from_config", in_turn(_from_config)),
+        Hook(modeling_utils.ModelMixin, "_set_default_torch_dtype", wrap_always(_set_dtype_later)),
+        Hook(configuration_utils.ConfigMixin, "from_config", wrap_always(_from_config)),
     ]
     return Hooks(
-        [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places] + turns,
+        [Hook(owner, name, wrap_if_active("diffusers", wrapper)) for owner, name, wrapper in places]
+        + turns,
         "diffusers",
         pipelines.late_hooks,
     )
@@ -136,11 +137,11 @@ def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     source = args[0] if args else kwargs.pop("pretrained_model_link_or_path_or_dict", None)
-    is_direct = OPTIONS.get().is_direct
-    if kwargs.get("device_map") is not None and not PLACES_FILES and is_direct:
+    refuses_unsupported = OPTIONS.get().refuses_unsupported
+    if kwargs.get("device_map") is not None and not PLACES_FILES and refuses_unsupported:
         message = "this release of diffusers has no device map for single files"
         raise make("plan.options", message, field="device_map", expected="diffusers 0.36 or later")
-    if isinstance(source, Checkpoint) or is_readable([str(source)]):
+    if isinstance(source, SymbolicCheckpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
     with contextlib.ExitStack() as stack:
         missing = MissingKeys()
@@ -176,11 +177,11 @@ def _attempt(
     return model
 
 
-def _prepared(load: Load, source: Any, kwargs: dict[str, Any]) -> Any:
+def _prepared(load: DiffusersSession, source: Any, kwargs: dict[str, Any]) -> Any:
     """The source for a converter; a path stays one, which the library opens later."""
     config = kwargs.get("quantization_config")
     load.keeps_blocks = config is not None and not is_bitsandbytes(config)
-    if not isinstance(source, Checkpoint):
+    if not isinstance(source, SymbolicCheckpoint):
         return source
     return (source.fresh if load.keeps_blocks else source.decoded)(load.missing_keys)
 
@@ -197,7 +198,7 @@ def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
 def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
     """Notes the conversion before it runs, so that it can be repeated if it fails."""
     load = current()
-    if load is None or not isinstance(checkpoint, Checkpoint):
+    if load is None or not isinstance(checkpoint, SymbolicCheckpoint):
         return original(state, checkpoint)
     if has_own_names(state, checkpoint):
         return False
@@ -209,7 +210,7 @@ def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
 
 def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(checkpoint_file, dict) or not is_readable([str(checkpoint_file)]):
-        if OPTIONS.get().is_direct and not isinstance(checkpoint_file, dict):
+        if OPTIONS.get().refuses_unsupported and not isinstance(checkpoint_file, dict):
             raise make(
                 "plan.options",
                 "this file type is not supported: call the class's own function",
@@ -217,7 +218,7 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
                 field="file",
             )
         return original(checkpoint_file, *args, **kwargs)
-    checkpoint = Checkpoint.open([str(checkpoint_file)])
+    checkpoint = SymbolicCheckpoint.open([str(checkpoint_file)])
     load = current()
     if load is not None and load.missing_keys:
         checkpoint = checkpoint.fresh(load.missing_keys)
@@ -247,7 +248,7 @@ def _determine_device_map(
         load.device_map = gathered(model, found)
         return load.device_map
     places = device_map if isinstance(device_map, Mapping) else {"": device_map}
-    if load.options.is_direct:
+    if load.options.refuses_unsupported:
         require_paths(model, places)
     load.device_map = expanded(model, places)
     return load.device_map
@@ -259,7 +260,7 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
     checkpoint = _checkpoint_of(state_dict)
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
-    load = current() or Load(OPTIONS.get())
+    load = current() or DiffusersSession(OPTIONS.get())
     conversion, load.conversion = load.conversion, None  # that is done
     if load.conversion_of is not None:
         conversion = load.conversion_of(model)
@@ -285,7 +286,7 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
     return None, None
 
 
-def _read(load: Load, request: Request) -> None:
+def _read(load: DiffusersSession, request: Request) -> None:
     """Reads now, or defers until all components of the file are known."""
     components = DEFERRED.get()
     if components is None:
@@ -318,7 +319,7 @@ def _to(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("ignore_mismatched_sizes"):
-        if OPTIONS.get().is_direct:
+        if OPTIONS.get().refuses_unsupported:
             message = "ignore_mismatched_sizes is not supported: call the library's from_pretrained"
             raise make("plan.options", message, field="ignore_mismatched_sizes")
         with suspended("diffusers"):
@@ -348,15 +349,15 @@ def _load_pretrained_model(
     **kwargs: Any,
 ) -> Any:
     load = current()
-    checkpoint = state_dict if isinstance(state_dict, Checkpoint) else None
+    checkpoint = state_dict if isinstance(state_dict, SymbolicCheckpoint) else None
     if checkpoint is None and load is not None and is_readable(resolved_model_file):
-        checkpoint = Checkpoint.open(resolved_model_file)
+        checkpoint = SymbolicCheckpoint.open(resolved_model_file)
         model._fix_state_dict_keys_on_load(checkpoint)
     quantizer = kwargs.get("hf_quantizer")
     is_ours = quantizer is None or is_known(quantizer)
     if load is None or checkpoint is None or not is_ours:
         if load is not None and quantizer is not None:
-            check_for_library(quantizer, kwargs.get("device_map"), load.options.is_direct)
+            check_for_library(quantizer, kwargs.get("device_map"), load.options.refuses_unsupported)
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
     folder = kwargs.get("offload_folder")
     if folder is not None:  # of this component, where the load is a pipeline's
@@ -391,12 +392,12 @@ def _reportable(cls: Any, names: list[str]) -> list[str]:
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 
 
-def _checkpoint_of(state_dict: Any) -> Checkpoint | None:
+def _checkpoint_of(state_dict: Any) -> SymbolicCheckpoint | None:
     """The checkpoint that the symbols of a converted dictionary come from."""
-    if isinstance(state_dict, Checkpoint):
+    if isinstance(state_dict, SymbolicCheckpoint):
         return state_dict
     first = next((each for each in state_dict.values() if isinstance(each, Symbol)), None)
-    checkpoint: Checkpoint | None = None if first is None else first.tracer.owner
+    checkpoint: SymbolicCheckpoint | None = None if first is None else first.tracer.owner
     return checkpoint
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from accelerate import big_modeling
 
-from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_packed
-from loadstone._adapters.diffusers.mismatch import ConfigSources, Mismatch, examine
-from loadstone._adapters.diffusers.missing import MissingTensors
+from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, is_packed
+from loadstone._adapters.diffusers.config_mismatch import ConfigSources, Mismatch, examine
 from loadstone._adapters.diffusers.missing_keys import Conversion, MissingKeys, find_missing_keys
+from loadstone._adapters.diffusers.missing_tensors import MissingTensors
 from loadstone._adapters.diffusers.quantized import parts_of, quantized_weights
 from loadstone._adapters.diffusers.supplements import supplement
 from loadstone._base.dtypes import dtype_name, torch_dtype
@@ -28,7 +28,7 @@ from loadstone._plan.placement import align_what_hooks_bring
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
 from loadstone.tracing import Symbol
-from loadstone.tracing._absent import AbsentSymbol
+from loadstone.tracing._absent_symbol import AbsentSymbol
 
 
 @dataclasses.dataclass
@@ -46,7 +46,7 @@ class Request:
 
     model: Any
     converted: Mapping[str, Any]
-    checkpoint: Checkpoint
+    checkpoint: SymbolicCheckpoint
     dtype: torch.dtype | None = None
     keeps: tuple[str, ...] = ()
     quantizer: Any = None
@@ -54,7 +54,7 @@ class Request:
     conversion: Conversion | None = None
 
 
-class Load(LoadSession):
+class DiffusersSession(LoadSession):
     """One call of a loader. For one thread.
 
     Attributes:
@@ -116,7 +116,7 @@ class Load(LoadSession):
 
     def _left_to_constructor(self, model: Any) -> dict[str, str]:
         """Under a patch, buffers that the library leaves to the constructor are left to it too."""
-        if self.options.is_direct or self.options.missing != "error":
+        if self.options.refuses_unsupported or self.options.missing != "error":
             return {}
         saved = model.state_dict().keys()
         buffers = [name for name, tensor in model.named_buffers() if not tensor.is_meta]
@@ -126,7 +126,7 @@ class Load(LoadSession):
         """Reads what was planned, and gives the model its tensors."""
         assert self.plan is not None
         with self.reading() as filled:
-            execute.install_values(self.plan, self.model, filled)
+            execute.initialise_and_install(self.plan, self.model, filled)
             _as_planned_on_disk(self.plan, self.model)
         self._request = self._recipes = None
 
@@ -182,7 +182,7 @@ class Load(LoadSession):
                 findings=[mismatch.finding()],
             )
         trace = request.checkpoint.trace
-        numbers = Numbers(request)
+        numbers = DecodedTargets(request)
         known = converted | {name: request.converted[name] for name in parts}
         lacking = MissingTensors(
             request.model, known, self.options.missing, self._left_to_constructor(request.model)
@@ -242,8 +242,8 @@ class WrongConfigError(Exception):
 
 
 def convert(
-    model: Any, checkpoint: Checkpoint, missing: MissingKeys | None = None
-) -> tuple[Mapping[str, Any], Checkpoint, Conversion | None]:
+    model: Any, checkpoint: SymbolicCheckpoint, missing: MissingKeys | None = None
+) -> tuple[Mapping[str, Any], SymbolicCheckpoint, Conversion | None]:
     """The checkpoint by the model's names: through the library's converter, where it needs one.
 
     Args:
@@ -284,7 +284,7 @@ def has_own_names(state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bo
     return checkpoint.keys() <= state.keys() or state.keys() <= checkpoint.keys()
 
 
-def require_series(checkpoint: Checkpoint) -> None:
+def require_series(checkpoint: SymbolicCheckpoint) -> None:
     """Refuses numbers in names that no series of the file can reach: converters count up to them.
 
     Raises:
@@ -305,7 +305,7 @@ def require_series(checkpoint: Checkpoint) -> None:
 
 
 def conversion_of(
-    model: Any, checkpoint: Checkpoint, function: Any, arguments: Mapping[str, Any]
+    model: Any, checkpoint: SymbolicCheckpoint, function: Any, arguments: Mapping[str, Any]
 ) -> Conversion:
     """The run of a converter on a checkpoint, that can be repeated."""
     require_series(checkpoint)
@@ -318,7 +318,7 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value.quant_shape if is_packed(value) else value.shape)
 
 
-class Numbers:
+class DecodedTargets:
     """Decodes the targets that the library dequantizes in a quantized model. For one trace.
 
     Only whole tensors of the file can be decoded. For blocks that a converter has cut or joined, it
@@ -341,7 +341,7 @@ class Numbers:
 
 
 def _as_wanted(
-    request: Request, numbers: Numbers, name: str, value: Any, target: torch.Tensor
+    request: Request, numbers: DecodedTargets, name: str, value: Any, target: torch.Tensor
 ) -> Any:
     """The value in the dtype that the library would give it."""
     if is_packed(value):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from loadstone import _core
 from loadstone._base.errors import Error, listed, make
 from loadstone._files.catalog import Catalog
-from loadstone.tracing._absent import AbsentSymbol, ShapeGuess, leaves
+from loadstone.tracing._absent_symbol import AbsentSymbol, ShapeGuess, leaves
 
 Shape = tuple[int, ...]
 

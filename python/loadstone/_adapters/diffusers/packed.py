@@ -44,7 +44,7 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
         return Symbol(trace, value, trace.form(shape, dtype), (self,))
 
     @property
-    def numbers(self) -> torch.Tensor:
+    def decoded_meta(self) -> torch.Tensor:
         """The form of the numbers that the blocks stand for."""
         return self.tracer.form(tuple(self.quant_shape), torch.float32)
 

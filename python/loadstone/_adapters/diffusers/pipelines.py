@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from loadstone._adapters.diffusers.call import OPTIONS, loading
-from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
+from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, is_readable
 from loadstone._adapters.diffusers.components import Placement, accelerate_hooks, models_of
-from loadstone._adapters.diffusers.expected import RetryError
-from loadstone._adapters.diffusers.load import Load
+from loadstone._adapters.diffusers.expected_keys import RetryError
+from loadstone._adapters.diffusers.load import DiffusersSession
 from loadstone._adapters.diffusers.missing_keys import Conversion, MissingKeys
-from loadstone._adapters.patch import Hook, gated, held
+from loadstone._adapters.patch import Hook, set_variable, wrap_if_active
 from loadstone._adapters.sites import is_known
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.dtypes import torch_dtype
@@ -50,7 +50,7 @@ class Deferred:
     """
 
     name: str = ""
-    loads: dict[str, Load] = dataclasses.field(default_factory=dict)
+    loads: dict[str, DiffusersSession] = dataclasses.field(default_factory=dict)
 
 
 def late_hooks() -> tuple[Hook, ...]:
@@ -75,7 +75,9 @@ def _hooks() -> tuple[Hook, ...]:
         (single_file, "create_diffusers_t5_model_from_checkpoint", _text_encoder),
         (single_file, "load_single_file_sub_model", _load_sub_model),
     ]
-    return tuple(Hook(owner, name, gated("diffusers", each)) for owner, name, each in places)
+    return tuple(
+        Hook(owner, name, wrap_if_active("diffusers", each)) for owner, name, each in places
+    )
 
 
 # --- folders -------------------------------------------------------------------------------------
@@ -87,7 +89,7 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
     placing = Placement(kwargs["device_map"], memory, folder)
     kwargs["device_map"] = "balanced"  # a placeholder: placing answers in its stead
-    with ordinary_tensors(), held(_placing, placing):
+    with ordinary_tensors(), set_variable(_placing, placing):
         pipe = original(cls, *args, **kwargs)
         placing.add_missing_hooks(pipe)
     return pipe
@@ -106,7 +108,7 @@ def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
     device_map = kwargs.pop("device_map", None)
     placing = Placement(device_map, memory, folder) if device_map is not None else None
     with ordinary_tensors():
-        with held(DEFERRED, Deferred()) as components:
+        with set_variable(DEFERRED, Deferred()) as components:
             pipe = original(cls, *args, **kwargs)
         _finish(pipe, components, placing, kwargs)
     return pipe
@@ -116,7 +118,7 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Loads a component of another library's class from the pipeline's file."""
     source = kwargs.pop("checkpoint", None)
     build = functools.partial(original, cls, *args, **kwargs)
-    if not isinstance(source, Checkpoint):
+    if not isinstance(source, SymbolicCheckpoint):
         return build(checkpoint=source)
     try:
         return _load_encoder(build, source, MissingKeys())
@@ -124,10 +126,12 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         return _load_encoder(build, source, retry.missing_keys)
 
 
-def _load_encoder(build: Callable[..., Any], source: Checkpoint, missing: MissingKeys) -> Any:
+def _load_encoder(
+    build: Callable[..., Any], source: SymbolicCheckpoint, missing: MissingKeys
+) -> Any:
     def convert(checkpoint: Any) -> Mapping[str, Any]:
         """Converts only; the library has no function for that, so its load is stopped."""
-        with held(CONVERTING, True):
+        with set_variable(CONVERTING, True):
             try:
                 build(checkpoint=checkpoint)
             except ConvertedError as done:
@@ -162,7 +166,7 @@ def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
     checkpoint, components = kwargs.get("checkpoint"), DEFERRED.get()
     if components is not None:
         components.name = kwargs["name"]
-    if isinstance(checkpoint, Checkpoint):
+    if isinstance(checkpoint, SymbolicCheckpoint):
         kwargs["checkpoint"] = checkpoint.fresh()
     return original(*args, **kwargs)
 
@@ -317,7 +321,7 @@ def _finish(
         pipe.hf_device_map = placing.reported
 
 
-def _dtypes(name: str, load: Load) -> Iterator[tuple[str, torch.dtype]]:
+def _dtypes(name: str, load: DiffusersSession) -> Iterator[tuple[str, torch.dtype]]:
     for target, dtype in load.dtypes().items():
         yield f"{name}.{target}", torch_dtype(dtype)
 

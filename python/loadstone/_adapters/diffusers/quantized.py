@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from loadstone._base.adapters import ADAPTERS, follow, has_modules_of
+from loadstone._base.adapters import ADAPTERS, has_modules_of, resolve
 from loadstone._files.catalog import Catalog
 
 
@@ -25,21 +25,21 @@ def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]
         return None
     names = (f"{path}.weight" if path else "weight" for path in paths)
     free = [name for name in names if name in converted]
-    return follow(ADAPTERS["bitsandbytes"].quantizer).traced_weights(model, catalog, paths, free)
+    return resolve(ADAPTERS["bitsandbytes"].quantizer).traced_weights(model, catalog, paths, free)
 
 
 def quantizing_layers(model: Any) -> dict[str, Any]:
     """The layers of bitsandbytes in a model; nothing is imported if there are none."""
     if not has_modules_of(model, "bitsandbytes"):
         return {}
-    is_quantizing = follow(ADAPTERS["bitsandbytes"].quantizer).is_quantizing
+    is_quantizing = resolve(ADAPTERS["bitsandbytes"].quantizer).is_quantizing
     return {path: module for path, module in model.named_modules() if is_quantizing(module)}
 
 
 def size_of_weight(model: torch.nn.Module, path: str) -> int:
     """Return the bytes of the weight of a layer of bitsandbytes, with its scales."""
     name = f"{path}.weight" if path else "weight"
-    nbytes: int = follow(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
+    nbytes: int = resolve(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
     return nbytes
 
 

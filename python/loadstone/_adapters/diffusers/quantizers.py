@@ -90,7 +90,7 @@ def is_known(quantizer: Any) -> bool:
     return not getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
 
 
-def check_for_library(quantizer: Any, device_map: Any, is_direct: bool) -> None:
+def check_for_library(quantizer: Any, device_map: Any, refuses_unsupported: bool) -> None:
     """Makes up for the library's own checks, before the library quantizes by itself.
 
     Raises:
@@ -98,7 +98,7 @@ def check_for_library(quantizer: Any, device_map: Any, is_direct: bool) -> None:
     """
     if not is_bitsandbytes(quantizer):
         return
-    if is_direct:
+    if refuses_unsupported:
         kept = getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
         raise make(
             "plan.options",

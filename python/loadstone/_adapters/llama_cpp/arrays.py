@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.llama_cpp.weights import Weight
+from loadstone._adapters.llama_cpp.weights import ConverterSymbol
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import make
 from loadstone.tracing._trace import refusal
@@ -35,7 +35,7 @@ def array_class(gguf: Any, numpy: Any) -> Any:
         _tensor_type = numpy.ndarray
 
         @classmethod
-        def of(cls, symbol: Weight) -> Any:
+        def of(cls, symbol: ConverterSymbol) -> Any:
             """The array that has a symbol's shape and dtype."""
             name = str(symbol.dtype).removeprefix("torch.")
             if not hasattr(numpy, name):
@@ -67,13 +67,13 @@ def array_class(gguf: Any, numpy: Any) -> Any:
     return Array
 
 
-def symbol_in(array: Any, array_type: Any) -> Weight | None:
+def symbol_in(array: Any, array_type: Any) -> ConverterSymbol | None:
     """The symbol of an array as ``gguf`` holds it for the file; ``None``: it is another's.
 
     ``gguf`` quantizes arrays without data to an array of its own class, made of one of ours.
     """
     if isinstance(array, array_type):
-        found: Weight = array.symbol
+        found: ConverterSymbol = array.symbol
         return found
     is_quantized = isinstance(array, array_type.__base__) and len(array._args) == 1
     if is_quantized and isinstance(array._args[0], array_type):

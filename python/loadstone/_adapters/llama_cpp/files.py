@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, NoReturn
 
-from loadstone._adapters.llama_cpp.weights import Weight, Weights
+from loadstone._adapters.llama_cpp.weights import ConverterSymbol, Weights
 from loadstone._base.dtypes import is_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
@@ -28,7 +28,7 @@ class LocalTensor:
         self.name, self.dtype, self.shape = name, dtype, shape
         self._weights = weights
 
-    def symbol(self) -> Weight:
+    def symbol(self) -> ConverterSymbol:
         """The tensor, without its data."""
         return self._weights.source(self.name)
 

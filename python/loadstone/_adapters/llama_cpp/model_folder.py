@@ -34,7 +34,7 @@ def conversion(
 
 def trace(source: Any, **options: Any) -> Any:
     """As :func:`loadstone.llama_cpp.trace`, which is imported now, with the constants of a file."""
-    traced = adapters.follow("loadstone.llama_cpp:trace")
+    traced = adapters.resolve("loadstone.llama_cpp:trace")
     return traced(source, computed_bytes_max=COMPUTED_BYTES_MAX, **options)
 
 

@@ -18,7 +18,7 @@ from loadstone._adapters.llama_cpp.arrays import PLAIN, array_class, constant, s
 from loadstone._adapters.llama_cpp.converter import Converter, needs
 from loadstone._adapters.llama_cpp.files import Files
 from loadstone._adapters.llama_cpp.metadata import MetadataEntry, entries_of, to_json
-from loadstone._adapters.llama_cpp.weights import Weight, Weights
+from loadstone._adapters.llama_cpp.weights import ConverterSymbol, Weights
 from loadstone._base.dtypes import dtype_argument, dtype_name
 from loadstone._base.errors import Error, make
 from loadstone._base.text import write_text
@@ -193,7 +193,7 @@ class _Run:
             dtypes[name] = dtype_name(value.dtype)
         return dtypes
 
-    def _typed(self, name: str, symbol: Weight, info: Any) -> torch.Tensor:
+    def _typed(self, name: str, symbol: ConverterSymbol, info: Any) -> torch.Tensor:
         """The tensor in the type that the converter gives it."""
         encoding = info.dtype.name
         if encoding in PLAIN and tuple(info.shape) == tuple(symbol.shape):

@@ -23,7 +23,7 @@ from loadstone.tracing._trace import refusal, symbols_in
 _Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-class Weight(Symbol):
+class ConverterSymbol(Symbol):
     """A tensor of the checkpoint, or one that the converter made of such.
 
     Attributes:
@@ -46,7 +46,7 @@ class Weight(Symbol):
         except Error as refused:
             weights: Weights = symbols_in(call[1:])[0].tracer.owner
             return weights.computed(call, refused)
-        if isinstance(made, Weight):
+        if isinstance(made, ConverterSymbol):
             made.call = call
         elif isinstance(made, list | tuple):
             for place, each in enumerate(made):
@@ -94,7 +94,7 @@ class Weights:
     """
 
     def __init__(
-        self, catalog: Catalog, computed_bytes_max: int, array: Callable[[Weight], Any]
+        self, catalog: Catalog, computed_bytes_max: int, array: Callable[[ConverterSymbol], Any]
     ) -> None:
         self.catalog = catalog
         self.array = array
@@ -102,11 +102,11 @@ class Weights:
         self.trace = Trace(catalog)
         self.trace.owner = self
         self.bytes_left = computed_bytes_max
-        self._sources: dict[str, Weight] = {}
+        self._sources: dict[str, ConverterSymbol] = {}
         self._read: dict[str, torch.Tensor] = {}
         self._used: set[str] = set()
 
-    def source(self, name: str) -> Weight:
+    def source(self, name: str) -> ConverterSymbol:
         """A tensor of the checkpoint; of a quantized one its numbers, in float32."""
         if name not in self._sources:
             builder = self.trace.builder
@@ -116,10 +116,10 @@ class Weights:
                 value = builder.source(name)
             shape, dtype = tuple(builder.shape(value)), torch_dtype(builder.dtype(value))
             form = self.trace.form(shape, dtype)
-            self._sources[name] = Weight(self.trace, value, form, (), name)
+            self._sources[name] = ConverterSymbol(self.trace, value, form, (), name)
         return self._sources[name]
 
-    def use(self, symbol: Weight) -> None:
+    def use(self, symbol: ConverterSymbol) -> None:
         """Notes the tensors of the checkpoint that a target is made of."""
         self._used |= _sources_of(symbol)
 
@@ -146,12 +146,12 @@ class Weights:
         if func._schema.is_mutable:  # the tensor would have to change, not the copy of it
             raise refused
         self._require_small(symbols_in((args, kwargs)), refused)
-        args, kwargs = tree_map_only(Weight, self._value, (args, kwargs))
+        args, kwargs = tree_map_only(ConverterSymbol, self._value, (args, kwargs))
         made = func(*args, **kwargs)
         self.trace.refused.remove(refused)
         return made
 
-    def values(self, symbol: Weight, refused: Error) -> torch.Tensor:
+    def values(self, symbol: ConverterSymbol, refused: Error) -> torch.Tensor:
         """The values of one tensor, if they may be read; else the error is raised."""
         self._require_small([symbol], refused)
         self.trace.refused.remove(refused)
@@ -166,16 +166,16 @@ class Weights:
             raise refused
         self.bytes_left -= size
 
-    def _value(self, symbol: Weight) -> torch.Tensor:
+    def _value(self, symbol: ConverterSymbol) -> torch.Tensor:
         if symbol.call is None:
             return self._source_value(symbol)
         func, args, kwargs = symbol.call
-        args, kwargs = tree_map_only(Weight, self._value, (args, kwargs))
+        args, kwargs = tree_map_only(ConverterSymbol, self._value, (args, kwargs))
         made = func(*args, **kwargs)
         value: torch.Tensor = made if symbol.place is None else made[symbol.place]
         return value
 
-    def _source_value(self, symbol: Weight) -> torch.Tensor:
+    def _source_value(self, symbol: ConverterSymbol) -> torch.Tensor:
         value = self._read.get(symbol.source)
         if value is None:
             raw, shape, dtype = self.catalog._core.read(symbol.source)

@@ -20,7 +20,7 @@ import transformers
 from modelopt.torch.quantization.plugins import accelerate as plugin
 
 from loadstone._adapters.modelopt.loading import load_into, resolved
-from loadstone._adapters.patch import Hook, Hooks, gated, held, hooked
+from loadstone._adapters.patch import Hook, Hooks, hooked, set_variable, wrap_if_active
 from loadstone._base.errors import unknown
 from loadstone._plan.options import DEFAULTS, LoadOptions
 from loadstone._skeleton.construction import skeleton_in_turn
@@ -46,13 +46,15 @@ def hooks() -> Hooks:
         "load_checkpoint_and_dispatch": _load_checkpoint_and_dispatch,
         "init_quantized_weights": _init_quantized_weights,
     }
-    return Hooks([Hook(plugin, name, gated(LIBRARY, each)) for name, each in ours.items()], LIBRARY)
+    return Hooks(
+        [Hook(plugin, name, wrap_if_active(LIBRARY, each)) for name, each in ours.items()], LIBRARY
+    )
 
 
 @contextlib.contextmanager
 def quantizing(options: LoadOptions, *arguments: Any) -> Iterator[None]:
     """The library's context manager, with these hooks and a caller's options."""
-    with hooked(hooks()), held(OPTIONS, options), plugin.init_quantized_weights(*arguments):
+    with hooked(hooks()), set_variable(OPTIONS, options), plugin.init_quantized_weights(*arguments):
         yield
 
 
@@ -95,7 +97,7 @@ def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterato
                 ours = {name: named.pop(name) for name in _OURS if name in named}
                 if named.get("dtype", named.get("torch_dtype")) == "auto":
                     named.pop("dtype", None), named.pop("torch_dtype", None)
-                with held(OPTIONS, replace(OPTIONS.get(), **ours)):
+                with set_variable(OPTIONS, replace(OPTIONS.get(), **ours)):
                     return library.__func__(cls, *given, **named)
 
             auto.from_pretrained = classmethod(functools.wraps(library.__func__)(from_pretrained))

@@ -21,7 +21,7 @@ from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 from loadstone import _core
 from loadstone._adapters.modelopt import export, formats, targets
 from loadstone._adapters.modelopt.experts import PackedExperts
-from loadstone._adapters.modelopt.targets import Weight
+from loadstone._adapters.modelopt.targets import PackedTarget
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._execute import execute
@@ -32,12 +32,12 @@ from loadstone._model.model_lock import model_lock
 from loadstone._model.modules import ModuleStates
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.from_adapters import trace
 from loadstone._plan.model_targets import ModelTargets
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.recipes import AdapterRecipes
-from loadstone._plan.registry import trace
 
 
 def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
@@ -74,7 +74,7 @@ def load_into(
             packed = PackedWeights(weights, options.mode, blank.configured)
             plan = _plan_in_memory(load, model, catalog, [packed])
             with load.reading() as filled:
-                execute.install_values(plan, model, filled)
+                execute.initialise_and_install(plan, model, filled)
             blank.keep()
         _dispatch(model, plan)
         return load.finish(model)
@@ -148,19 +148,19 @@ class PackedWeights(TargetExtension):
     """
 
     def __init__(
-        self, weights: list[Weight], mode: str, configured: Mapping[str, torch.Tensor]
+        self, weights: list[PackedTarget], mode: str, configured: Mapping[str, torch.Tensor]
     ) -> None:
         self.weights = {each.name: each for each in weights}
         self.mode = mode
         self.configured = configured
-        self.states: list[tuple[Weight, str, dict[str, torch.Tensor]]] = []
+        self.states: list[tuple[PackedTarget, str, dict[str, torch.Tensor]]] = []
 
     def expand(self, targets: ModelTargets) -> None:
         """Quantizes the weights."""
         named = self.weights.items()
         targets.quantize |= {name: each.quantization(self.mode) for name, each in named}
 
-    def names(self) -> set[str]:
+    def installed_targets(self) -> set[str]:
         return set(self.weights)
 
     def installation(
@@ -177,7 +177,7 @@ class PackedWeights(TargetExtension):
         ]
         return _Packing(parameters, self.states)
 
-    def _packed(self, weight: Weight, target: PlannedTarget, parts: Mapping[str, Any]) -> Any:
+    def _packed(self, weight: PackedTarget, target: PlannedTarget, parts: Mapping[str, Any]) -> Any:
         """The library's parameter; the states of its quantizers are noted."""
         dtype = torch_dtype(target.dtype)
         scales = {name: part for name, part in parts.items() if name != "data"}
@@ -217,8 +217,8 @@ class PackedWeights(TargetExtension):
 class _Packing:
     """Parameters and quantizer states, made before the model changes."""
 
-    parameters: list[tuple[Weight, Any]]
-    states: list[tuple[Weight, str, dict[str, torch.Tensor]]]
+    parameters: list[tuple[PackedTarget, Any]]
+    states: list[tuple[PackedTarget, str, dict[str, torch.Tensor]]]
     before: ModuleStates = dataclasses.field(default_factory=ModuleStates)
 
     def install(self) -> None:

@@ -34,7 +34,7 @@ _FED_ALIKE = (
 
 
 @dataclass
-class Weight:
+class PackedTarget:
     """One weight that is to be packed.
 
     Attributes:
@@ -71,7 +71,7 @@ def quantizers_of(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
-def find(model: torch.nn.Module, mode: str) -> list[Weight]:
+def find(model: torch.nn.Module, mode: str) -> list[PackedTarget]:
     """The weights that are packed, once ``mtq.compress`` has set the quantizers.
 
     Raises:
@@ -80,7 +80,7 @@ def find(model: torch.nn.Module, mode: str) -> list[Weight]:
     if mode not in MODES:
         expected = ", ".join(MODES)
         raise make("plan.options", "unknown mode", field="mode", found=mode, expected=expected)
-    found: list[Weight] = []
+    found: list[PackedTarget] = []
     for path, module in named_modules(model):
         if isinstance(module, _QuantFusedExperts):
             found += _stacks(path, module)
@@ -95,7 +95,7 @@ def find(model: torch.nn.Module, mode: str) -> list[Weight]:
     return found
 
 
-def _single(path: str, module: Any) -> list[Weight]:
+def _single(path: str, module: Any) -> list[PackedTarget]:
     quantizer = module.weight_quantizer
     weight = module._parameters.get("weight")
     if weight is None or not is_packing(quantizer):
@@ -103,10 +103,14 @@ def _single(path: str, module: Any) -> list[Weight]:
     name = f"{path}.weight"
     if weight.dim() != 2:
         raise _refused(name, f"a weight of {weight.dim()} dimensions", "a matrix")
-    return [Weight(path, "weight", module, _form(name, quantizer), {"weight_quantizer": quantizer})]
+    return [
+        PackedTarget(
+            path, "weight", module, _form(name, quantizer), {"weight_quantizer": quantizer}
+        )
+    ]
 
 
-def _stacks(path: str, module: Any) -> list[Weight]:
+def _stacks(path: str, module: Any) -> list[PackedTarget]:
     found = []
     for leaf in (module._first_proj_attr, "down_proj"):
         quantizers = dict(enumerate(getattr(module, f"{leaf}_weight_quantizers")))
@@ -118,7 +122,7 @@ def _stacks(path: str, module: Any) -> list[Weight]:
         if len(packing) != len(quantizers) or len(forms) != 1:
             raise _refused(name, "experts of one stack in several formats", "one for all")
         inside = {f"{leaf}_weight_quantizers.{index}": each for index, each in quantizers.items()}
-        found.append(Weight(path, leaf, module, forms.pop(), inside, is_stack=True))
+        found.append(PackedTarget(path, leaf, module, forms.pop(), inside, is_stack=True))
     return found
 
 
@@ -131,7 +135,7 @@ def _form(name: str, quantizer: Any) -> Format:
     return form
 
 
-def _require_all(model: torch.nn.Module, found: list[Weight]) -> None:
+def _require_all(model: torch.nn.Module, found: list[PackedTarget]) -> None:
     """Refuses packing quantizers of unknown modules, which would fail when the model runs."""
     known = {id(each) for weight in found for each in weight.quantizers.values()}
     for path, quantizer in quantizers_of(model):
@@ -139,7 +143,7 @@ def _require_all(model: torch.nn.Module, found: list[Weight]) -> None:
             raise _refused(path, "a quantizer of a module of another kind")
 
 
-def _require_alone(model: torch.nn.Module, found: list[Weight]) -> None:
+def _require_alone(model: torch.nn.Module, found: list[PackedTarget]) -> None:
     """Refuses tied weights, which would be packed for both modules."""
     owners: dict[int, str] = {}
     for path, module in named_modules(model):
@@ -153,7 +157,7 @@ def _require_alone(model: torch.nn.Module, found: list[Weight]) -> None:
 
 
 def _join(
-    found: list[Weight], partners: tuple[tuple[str, ...], ...], encodings: tuple[str, ...]
+    found: list[PackedTarget], partners: tuple[tuple[str, ...], ...], encodings: tuple[str, ...]
 ) -> None:
     """Groups layers of one module that have one scale each."""
     by_path = {weight.path: weight for weight in found if not weight.is_stack}

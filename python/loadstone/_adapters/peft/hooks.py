@@ -13,7 +13,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import transformers_weight_conversion
 
-from loadstone._adapters.patch import Hook, Hooks, gated
+from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
 from loadstone._adapters.peft.offloaded import bring_weights_for, has_offloaded, hooks_of
 from loadstone._adapters.transformers import adapters
 from loadstone._base.errors import Error, counted, make
@@ -31,7 +31,7 @@ def hooks() -> Hooks:
         (transformers_weight_conversion, "convert_peft_config_for_transformers", _convert_config),
         *((cls, "_replace_module", _replace) for cls in _tuners(BaseTuner)),
     ]
-    found = [Hook(owner, name, gated(LIBRARY, call)) for owner, name, call in places]
+    found = [Hook(owner, name, wrap_if_active(LIBRARY, call)) for owner, name, call in places]
     return Hooks([*found, adapters.reading(_load_into)], LIBRARY)
 
 

@@ -27,7 +27,7 @@ from loadstone._base.progress import ProgressCallback
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import Entry, TensorReader, plan_for
 from loadstone.tracing import Symbol, Trace, _operations
-from loadstone.tracing._absent import leaves
+from loadstone.tracing._absent_symbol import leaves
 from loadstone.tracing._trace import refusal, symbols_in
 
 aten = torch.ops.aten
@@ -264,7 +264,7 @@ class DeferredCheckpoint:
     def _tensor(self, entry: Entry) -> torch.Tensor:
         dtype = self._dtype_of(entry)
         if entry.is_decoded:
-            return self._deferred(self._trace.numbers(entry.name, torch_dtype(dtype)))
+            return self._deferred(self._trace.decoded(entry.name, torch_dtype(dtype)))
         if not is_dtype(entry.encoding):
             return self._reader.read(entry, dtype)
         return self._deferred(self._trace.source(entry.name))

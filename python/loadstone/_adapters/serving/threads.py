@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _pop_mode, _push_mode
 from loadstone._adapters.patch import Hook, Hooks
 from loadstone._adapters.serving.write_tracking import WriteTracker
 from loadstone._base.errors import Error
-from loadstone._base.torch_modes import in_turn
+from loadstone._base.torch_modes import wrap_always
 
 # A second run waits this long for work that the first one began.
 _WAIT_SECONDS = 60.0
@@ -168,7 +168,7 @@ def _submit(
 
 _hooks = Hooks(
     [
-        Hook(threading.Thread, "start", in_turn(_start)),
-        Hook(concurrent.futures.ThreadPoolExecutor, "submit", in_turn(_submit)),
+        Hook(threading.Thread, "start", wrap_always(_start)),
+        Hook(concurrent.futures.ThreadPoolExecutor, "submit", wrap_always(_submit)),
     ]
 )

@@ -166,7 +166,7 @@ class Sites:
                 _warn_of_untried(self.library, self.version(), self.newest)
         return self._lacking
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Looks again when it is asked again: for tests, and for modules that come late."""
         self._lacking = None
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from loadstone._adapters.patch import Hook, gated
+from loadstone._adapters.patch import Hook, wrap_if_active
 
 
 def reading(replacement: Callable[..., Any]) -> Hook:
     """The hook for whoever patches ``"peft"``."""
-    return Hook(PreTrainedModel, "_load_pretrained_model", gated("peft", replacement))
+    return Hook(PreTrainedModel, "_load_pretrained_model", wrap_if_active("peft", replacement))
 
 
 def renaming(pattern: str, name: str) -> Any:

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.patch import Hook, gated
+from loadstone._adapters.patch import Hook, wrap_if_active
 from loadstone._adapters.transformers.from_pretrained_call import FromPretrainedCall
 from loadstone._base.errors import make
 from loadstone._files.catalog import readable
-from loadstone._model.ranks import share_of
+from loadstone._model.ranks import shard_of
 
 # Owner, name and replacement, which takes the load, the library's function and its arguments.
 Place = tuple[Any, str, Callable[..., Any]]
@@ -28,7 +28,7 @@ CURRENT: ContextVar[FromPretrainedCall | None] = ContextVar(
 def hooks_of_loads(places: Iterable[Place]) -> list[Hook]:
     """Return hooks whose replacements run inside of a load; outside the library's own runs."""
     return [
-        Hook(owner, name, gated("transformers", functools.partial(_in_load, replacement)))
+        Hook(owner, name, wrap_if_active("transformers", functools.partial(_in_load, replacement)))
         for owner, name, replacement in places
     ]
 
@@ -74,8 +74,8 @@ def reason_against(
 def holds_slices(model: Any) -> bool:
     """Whether ranks hold parts of the model's tensors, each of which can be read."""
     tensors = itertools.chain(model.parameters(), model.buffers())
-    shares = [share for share in map(share_of, tensors) if share is not None]
-    return bool(shares) and not any(share.obstacle for share in shares)
+    shards = [shard for shard in map(shard_of, tensors) if shard is not None]
+    return bool(shards) and not any(shard.obstacle for shard in shards)
 
 
 def refused(what: str) -> Exception:

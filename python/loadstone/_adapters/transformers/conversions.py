@@ -16,7 +16,7 @@ from typing import Any
 from transformers import conversion_mapping as library
 from transformers.core_model_loading import WeightTransform
 
-from loadstone._adapters.patch import Hook, Hooks, gated, hooked
+from loadstone._adapters.patch import Hook, Hooks, hooked, wrap_if_active
 from loadstone._adapters.transformers.kernels import with_globals
 
 
@@ -24,7 +24,9 @@ from loadstone._adapters.transformers.kernels import with_globals
 def hooks() -> Hooks:
     """The hook on the function that asks the registry."""
     place = Hook(
-        library, "get_checkpoint_conversion_mapping", gated("transformers", _conversions_of)
+        library,
+        "get_checkpoint_conversion_mapping",
+        wrap_if_active("transformers", _conversions_of),
     )
     return Hooks([place], "transformers")
 

@@ -19,24 +19,34 @@ from transformers import PreTrainedModel, modeling_utils
 from transformers.integrations import deepspeed
 from transformers.integrations.peft import PeftAdapterMixin
 
-from loadstone._adapters.patch import Hook, Hooks, gated, held, suspended, with_hooks_of
+from loadstone._adapters.patch import (
+    Hook,
+    Hooks,
+    set_variable,
+    suspended,
+    with_hooks_of,
+    wrap_if_active,
+)
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers.call import CURRENT, hooks_of_loads, refused
 from loadstone._adapters.transformers.from_pretrained_call import DEFAULTS, FromPretrainedCall
 from loadstone._base.keywords import refuse_misspelled
-from loadstone._base.torch_modes import construct, constructing, in_turn, ordinary_tensors
+from loadstone._base.torch_modes import construct, constructing, ordinary_tensors, wrap_always
 from loadstone._plan.options import NAMES
 from loadstone._plan.placement import expanded
 
 # The functions of the installed release; the others import what its library lacks.
 if SITES.is_since("5.0"):
     from loadstone._adapters.transformers import v5
+    from loadstone._adapters.transformers.load import V5Call
 
     RELEASE: ModuleType = v5
+    Call: type[FromPretrainedCall] = V5Call
 else:
     from loadstone._adapters.transformers import v4
 
     RELEASE = v4
+    Call = v4.V4Call
 
 OPTIONS = ContextVar("loadstone_transformers_options", default=DEFAULTS)
 
@@ -49,7 +59,7 @@ _OF_RANKS = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
 @functools.cache
 def hooks() -> Hooks:
     """The functions of the library that are replaced while a load runs on loadstone."""
-    adapters = gated("transformers", _with_adapters)
+    adapters = wrap_if_active("transformers", _with_adapters)
     places = [
         (PreTrainedModel, "_initialize_missing_keys", _initialize_missing_keys),
         (modeling_utils, "_get_device_map", _get_device_map),
@@ -57,12 +67,14 @@ def hooks() -> Hooks:
     of_release = RELEASE.hooks()
     return Hooks(
         [
-            Hook(PreTrainedModel, "from_pretrained", gated("transformers", _from_pretrained)),
+            Hook(
+                PreTrainedModel, "from_pretrained", wrap_if_active("transformers", _from_pretrained)
+            ),
             *(Hook(PeftAdapterMixin, name, adapters) for name in ("load_adapter", "add_adapter")),
             *hooks_of_loads(places),
             *of_release,
-            Hook(PreTrainedModel, "get_init_context", in_turn(_one_context)),
-            Hook(PreTrainedModel, "_from_config", in_turn(construct)),
+            Hook(PreTrainedModel, "get_init_context", wrap_always(_one_context)),
+            Hook(PreTrainedModel, "_from_config", wrap_always(construct)),
         ],
         "transformers",
         of_release.late,
@@ -71,7 +83,7 @@ def hooks() -> Hooks:
 
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     chosen = OPTIONS.get()
-    if chosen.is_direct:
+    if chosen.refuses_unsupported:
         given = kwargs.get("config")
         config = given if hasattr(given, "attribute_map") else cls.config_class
         aliases = getattr(config, "attribute_map", {})
@@ -84,12 +96,12 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if "meta" in places and len(places) > 1:
         other.append("device_map (meta beside other devices)")
     hooks().refresh()
-    if other and chosen.is_direct:
+    if other and chosen.refuses_unsupported:
         raise refused(other[0])
     if other or places == {"meta"}:  # the caller wants the model on meta
         with suspended("transformers"):
             return original(cls, *args, **kwargs)
-    with ordinary_tensors(), held(CURRENT, RELEASE.Load(chosen)) as load:
+    with ordinary_tensors(), set_variable(CURRENT, Call(chosen)) as load:
         result = original(cls, *args, **kwargs)
         load.finish(result[0] if isinstance(result, tuple) else result)
     return result

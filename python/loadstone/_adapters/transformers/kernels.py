@@ -88,7 +88,7 @@ def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
             trace.owner.recut.append(quantized.source)
         name = trace.quantized_of((quantized, scales))
         if name is not None:
-            return trace.numbers(name, output_dtype)
+            return trace.decoded(name, output_dtype)
         if is_cut and not all(size == 128 for size in block):
             raise make(
                 "plan.encoding",

@@ -19,7 +19,7 @@ from loadstone._adapters.transformers.from_pretrained_call import (
     FromPretrainedCall,
     mismatch,
 )
-from loadstone._base.adapters import ADAPTERS, follow
+from loadstone._base.adapters import ADAPTERS, resolve
 from loadstone._base.errors import listed, make
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
@@ -35,7 +35,7 @@ from loadstone._plan.placement import keep_tied_in_memory
 from loadstone._plan.recipes import AdapterRecipes
 
 
-class Load(FromPretrainedCall):
+class V5Call(FromPretrainedCall):
     """One call of ``from_pretrained``. For one thread."""
 
     def read(self, model: Any, files: list[str], config: Any) -> Any:
@@ -152,7 +152,7 @@ def _quantized_weights(
     """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
     if not result.units and not result.quantized and not options.quantize_experts:
         return []
-    weights = follow(ADAPTERS["bitsandbytes"].quantizer).traced_weights(
+    weights = resolve(ADAPTERS["bitsandbytes"].quantizer).traced_weights(
         model,
         catalog,
         result.units,
@@ -190,12 +190,12 @@ def untied(model: Any, loaded: Mapping[str, str]) -> dict[str, str]:
     Two paths of one module cannot hold two values.
     """
     slots = slots_of(model)
-    places = {slot.name: slot.place for slot in slots}
+    places = {slot.name: slot.slot_key for slot in slots}
     return {
         slot.name: slot.tie_of
         for slot in slots
         if slot.tie_of is not None and slot.tie_of in loaded and slot.name in loaded
-        if slot.place != places[slot.tie_of]
+        if slot.slot_key != places[slot.tie_of]
     }
 
 

@@ -18,11 +18,16 @@ from transformers import core_model_loading as library
 from loadstone import _core
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers import kernels, quantized, releases
-from loadstone._adapters.transformers.absent import Groups, Lacking, absent_keys, series_gaps
 from loadstone._adapters.transformers.conversion import (
     PLAIN_FLOATS,
     ConversionInput,
     ConversionResult,
+)
+from loadstone._adapters.transformers.missing_experts import (
+    Groups,
+    Lacking,
+    absent_keys,
+    series_gaps,
 )
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error, make
@@ -194,7 +199,7 @@ class _Derivation:
         if self.conversion.is_quantized_already:
             self.result.decoded.append(target)
         try:
-            return self.trace.numbers(key, dtype or self.state[target].dtype)
+            return self.trace.decoded(key, dtype or self.state[target].dtype)
         except Error as error:
             self.defective.add(target)
             where = (target, [self.keys.data[key]])

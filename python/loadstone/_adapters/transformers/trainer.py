@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from loadstone._adapters.patch import Hook, gated
+from loadstone._adapters.patch import Hook, wrap_if_active
 from loadstone._files.catalog import inspect
 
 _MODULE = "transformers.trainer"
@@ -33,7 +33,7 @@ def _hooks() -> tuple[Hook, ...]:
         "_load_best_model": load_best_model,
     }
     return tuple(
-        Hook(cls, name, gated("transformers", each))
+        Hook(cls, name, wrap_if_active("transformers", each))
         for name, each in places.items()
         if hasattr(cls, name)
     )

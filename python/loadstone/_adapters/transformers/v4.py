@@ -3,7 +3,7 @@
 Each tensor of the checkpoint becomes one tensor of the model, with the name and dtype that
 functions of the library return. The library's own ``_load_pretrained_model`` runs: it finds
 missing, unexpected and mismatched names, initialises and warns. Only its reading is replaced, by
-:meth:`Load.read`.
+:meth:`V4Call.read`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAKES_DTENSORS = False
 _Names = dict[str, str]
 
 
-class Load(FromPretrainedCall):
+class V4Call(FromPretrainedCall):
     """One call of ``from_pretrained``. For one thread."""
 
     def __init__(self, options: Any) -> None:
@@ -126,7 +126,7 @@ def as_recipes(
             is_kept = keep_in_fp32 is not None and keep_in_fp32.search(name)
             final = torch.float32 if is_kept else asked
         if source in decoded:
-            symbol = trace.numbers(source, final or state[name].dtype)
+            symbol = trace.decoded(source, final or state[name].dtype)
         else:
             symbol = trace.source(source)
         found, expected = tuple(symbol.shape), tuple(state[name].shape)
@@ -229,13 +229,13 @@ def hooks() -> Hooks:
 
 
 @contextlib.contextmanager
-def _init_empty_weights(load: Load, original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+def _init_empty_weights(load: V4Call, original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     with skeleton(), constructing_in(load):
         yield
 
 
 def _load_pretrained_model(
-    load: Load,
+    load: V4Call,
     original: Any,
     cls: Any,
     model: Any,
@@ -253,7 +253,7 @@ def _load_pretrained_model(
         reason = f"files that are not safetensors ({other}; of transformers before 5.0)"
     if reason is None and given.get("hf_quantizer") is not None:
         reason = "quantization_config (of transformers before 5.0)"
-    if reason is not None and load.options.is_direct:
+    if reason is not None and load.options.refuses_unsupported:
         raise refused(reason)
     load.initialises_missing = given.get("hf_quantizer") is None
     if not load.initialises_missing:
@@ -267,7 +267,7 @@ def _load_pretrained_model(
 
 
 def _get_key_renaming_mapping(
-    load: Load, original: Any, model: Any, *args: Any, **kwargs: Any
+    load: V4Call, original: Any, model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     names = original(model, *args, **kwargs)
     if load.model is model and not load.names:
@@ -276,26 +276,26 @@ def _get_key_renaming_mapping(
 
 
 def _move_missing_keys(
-    load: Load, original: Any, model: Any, missing: Any, dtype: Any, *args: Any
+    load: V4Call, original: Any, model: Any, missing: Any, dtype: Any, *args: Any
 ) -> Any:
     if not load.initialises_missing:
         return original(model, missing, dtype, *args)
     return load.give_memory(model, missing, dtype)
 
 
-def _load_state_dict(load: Load, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _load_state_dict(load: V4Call, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     # The result is the index of the offload folder.
     return None if load.model is model else original(model, *args, **kwargs)
 
 
-def _in_this_thread(load: Load, original: Any, shards: Any) -> Any:
+def _in_this_thread(load: V4Call, original: Any, shards: Any) -> Any:
     """Reads in this thread: the library's threads do not inherit the context variable."""
     load_one: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
     results = [load_one(each) for each in shards]
     return [], *results[-1][1:]
 
 
-def _load_from_another(load: Load, original: Any, *args: Any, **kwargs: Any) -> Any:
-    if load.options.is_direct:
+def _load_from_another(load: V4Call, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if load.options.refuses_unsupported:
         raise refused("from_tf or from_flax")
     return original(*args, **kwargs)

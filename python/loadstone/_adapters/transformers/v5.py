@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, core_model_loading, initialization, mo
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
-from loadstone._adapters.patch import Hook, Hooks, held
+from loadstone._adapters.patch import Hook, Hooks, set_variable
 from loadstone._adapters.sites import is_known, sites_of
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers import (
@@ -34,16 +34,15 @@ from loadstone._adapters.transformers.call import (
     refused,
 )
 from loadstone._adapters.transformers.conversion import ConversionInput
-from loadstone._base.adapters import ADAPTERS, follow
+from loadstone._adapters.transformers.load import V5Call
+from loadstone._base.adapters import ADAPTERS, resolve
 from loadstone._base.dtypes import dtype_argument, torch_dtype
-from loadstone._base.torch_modes import in_turn
+from loadstone._base.torch_modes import wrap_always
 from loadstone._files.catalog import Catalog, readable
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.ties import untied_findings
 from loadstone._skeleton.rebuild import construction_dtype
 from loadstone._skeleton.skeleton import skeleton
-
-Load = load.Load
 
 # The release spreads a model over ranks before it is loaded.
 MAKES_DTENSORS = hasattr(core_model_loading, "DtensorShardOperation")
@@ -96,13 +95,13 @@ def hooks() -> Hooks:
     found = hooks_of_loads(places)
     if SITES.is_since("5.1"):  # a construction suspends ties in its own thread, and not in all
         found.append(Hook(initialization, "no_tie_weights", lambda original: _no_ties))
-        found.append(Hook(PreTrainedModel, "tie_weights", in_turn(_tie_weights)))
+        found.append(Hook(PreTrainedModel, "tie_weights", wrap_always(_tie_weights)))
     return Hooks(found + conversions.hooks(), "transformers", trainer.hooks)
 
 
 @contextlib.contextmanager
 def _no_ties() -> Iterator[None]:
-    with held(_TIES, False):
+    with set_variable(_TIES, False):
         yield
 
 
@@ -110,7 +109,7 @@ def _tie_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs) if _TIES.get() else None
 
 
-def _get_init_context(call: Load, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _get_init_context(call: V5Call, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     contexts = original(cls, *args, **kwargs)
     if not any(isinstance(each, torch.device) for each in contexts):
         return contexts
@@ -118,7 +117,7 @@ def _get_init_context(call: Load, original: Any, cls: Any, *args: Any, **kwargs:
     return [*ours, constructing_in(call)]
 
 
-def _get_hf_quantizer(call: Load, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _get_hf_quantizer(call: V5Call, original: Any, *args: Any, **kwargs: Any) -> Any:
     """None where codecs dequantize the checkpoint, of which the model knows nothing then."""
     wish = call.options.dequantize
     quantizer, call.stripped_config = stripped_config.chosen(original, wish, *args, **kwargs)
@@ -126,7 +125,7 @@ def _get_hf_quantizer(call: Load, original: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _get_dtype(
-    call: Load,
+    call: V5Call,
     original: Any,
     dtype: Any,
     checkpoint_files: Any,
@@ -144,25 +143,25 @@ def _get_dtype(
 
 
 def _validate_environment(
-    call: Load, original: Any, quantizer: Any, *args: Any, **kwargs: Any
+    call: V5Call, original: Any, quantizer: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Allows cpu and disk in device maps, which the library refuses; weights stay quantized."""
     kwargs.pop("device_map", None)
     original(quantizer, *args, **kwargs)
 
 
-def _adjust_max_memory(call: Load, original: Any, quantizer: Any, max_memory: Any) -> Any:
+def _adjust_max_memory(call: V5Call, original: Any, quantizer: Any, max_memory: Any) -> Any:
     """The memory given; the library's own reserves some for quantizing on a device."""
     return max_memory
 
 
 def _param_element_size(
-    call: Load, original: Any, quantizer: Any, model: Any, name: str, parameter: torch.Tensor
+    call: V5Call, original: Any, quantizer: Any, model: Any, name: str, parameter: torch.Tensor
 ) -> float:
     """Bytes per element with the scales, which the library does not count."""
     if not quantizer.param_needs_quantization(model, name):
         return float(original(quantizer, model, name, parameter))
-    nbytes: int = follow(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
+    nbytes: int = resolve(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
     return nbytes / max(int(parameter.numel()), 1)
 
 
@@ -173,13 +172,13 @@ _OF_QUANTIZERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _init_weights(call: Load, original: Any, model: Any) -> Any:
+def _init_weights(call: V5Call, original: Any, model: Any) -> Any:
     """Skipped during construction: the library asks the default device, which is not meta here."""
     return None if call.is_constructing else original(model)
 
 
 def _load_pretrained_model(
-    call: Load,
+    call: V5Call,
     original: Any,
     model: Any,
     state_dict: Any,
@@ -195,18 +194,18 @@ def _load_pretrained_model(
             reason = _reason_against_quantizer(load_config, checkpoint_files)
         if reason is None and checkpoint_files is not None:
             return call.read(model, checkpoint_files, load_config)
-        if call.options.is_direct:
+        if call.options.refuses_unsupported:
             raise refused(reason or "no files")
         call.initialises_missing = load_config.hf_quantizer is None and mesh is None
     return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
 
-def _load_by_class(call: Load, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _load_by_class(call: V5Call, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     return _load_pretrained_model(call, functools.partial(original, cls), *args, **kwargs)
 
 
 def _move_missing_keys(
-    call: Load,
+    call: V5Call,
     original: Any,
     model: Any,
     missing_keys: Any,

@@ -26,8 +26,8 @@ from transformers_models import own_state
 
 import loadstone
 import loadstone.diffusers
-from loadstone._adapters.diffusers.checkpoint import Checkpoint
-from loadstone._adapters.diffusers.expected import prefix
+from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint
+from loadstone._adapters.diffusers.expected_keys import prefix
 from loadstone._adapters.diffusers.missing_keys import Conversion, find_missing_keys
 from loadstone._execute.audit import last_report
 
@@ -282,7 +282,7 @@ def test_a_target_of_one_part_that_is_there_and_one_that_is_not(
 def test_what_cannot_be_worked_out_is_refused_by_its_key(tmp_path: Path) -> None:
     """A converter that is particular about a shape which nothing tells."""
     file = File(tmp_path, SANA, f"{COMFY}t_block.1.weight", f"{COMFY}x_embedder.proj.bias")
-    checkpoint = Checkpoint.open([str(file.path)])
+    checkpoint = SymbolicCheckpoint.open([str(file.path)])
 
     def convert(checkpoint: Any) -> Any:
         first = checkpoint.pop(f"{COMFY}x_embedder.proj.bias")

@@ -55,11 +55,11 @@ def written(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 def sglang(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of loaders, with the plugin's hook."""
     module = stand_in.install(monkeypatch)
-    SITES.forget()
+    SITES.reset()
     loadstone.sglang.register()
     stand_in.HookRegistry.apply_hooks()
     yield module
-    SITES.forget()
+    SITES.reset()
 
 
 def loader(sglang: Any, options: Any, **config: Any) -> Any:

@@ -39,11 +39,11 @@ def test_a_vllm_that_is_not_known_goes_on_without(
     other = types.ModuleType("vllm")
     other.__version__ = "99.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", other)
-    SITES.forget()
+    SITES.reset()
     try:
         loadstone.vllm.register()
     finally:
-        SITES.forget()
+        SITES.reset()
     assert "unsupported version of vllm" in caplog.text and "99.0" in caplog.text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._adapters.diffusers import local_configs
-from loadstone._adapters.diffusers.checkpoint import Checkpoint
+from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint
 from loadstone._adapters.diffusers.diagnosis import (
     Counts,
     Diagnosis,
@@ -99,7 +99,7 @@ def examine(
     config: Mapping[str, Any],
     state: Shapes,
     found: Shapes,
-    checkpoint: Checkpoint,
+    checkpoint: SymbolicCheckpoint,
     sources: ConfigSources,
 ) -> Mismatch | None:
     """Looks for the config of a file, where much of it disagrees with the model.

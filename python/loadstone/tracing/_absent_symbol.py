@@ -88,7 +88,7 @@ def _made(part: torch.Tensor, symbols: list[Symbol], is_guess: bool) -> AbsentSy
 
 
 def _forms(value: Any) -> Any:
-    return on_meta(value, lambda symbol: symbol.numbers)
+    return on_meta(value, lambda symbol: symbol.decoded_meta)
 
 
 def _split(symbol: AbsentSymbol, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -109,4 +109,4 @@ def _guess_like_others(symbols: list[Symbol]) -> None:
         return
     for each in symbols:
         if isinstance(each, AbsentSymbol) and each.is_guess and each.key:
-            raise ShapeGuess(each.key, tuple(known.numbers.shape))
+            raise ShapeGuess(each.key, tuple(known.decoded_meta.shape))

@@ -19,7 +19,7 @@ from loadstone._adapters.diffusers.missing_keys import (
     MissingKeys,
     find_missing_keys,
 )
-from loadstone.tracing._absent import AbsentSymbol, leaves
+from loadstone.tracing._absent_symbol import AbsentSymbol, leaves
 
 # Each round is one run of the converter, with a guess for each target.
 ROUNDS_MAX = 8

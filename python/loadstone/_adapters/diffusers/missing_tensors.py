@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._adapters.diffusers.checkpoint import Checkpoint
-from loadstone._adapters.diffusers.expected import expected_keys, prefix
+from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint
+from loadstone._adapters.diffusers.expected_keys import expected_keys, prefix
 from loadstone._adapters.diffusers.missing_keys import Conversion, Shape
 from loadstone._adapters.diffusers.supplements import supplements
 from loadstone._base.dtypes import dtype_name
 from loadstone._execute.report import human_bytes
 from loadstone._plan.policies import policies_of
 from loadstone._plan.recipes import AdapterRecipes
-from loadstone.tracing._absent import AbsentSymbol, leaves
+from loadstone.tracing._absent_symbol import AbsentSymbol, leaves
 
 
 class MissingTensors:
@@ -48,7 +48,7 @@ class MissingTensors:
     def report(
         self,
         recipes: AdapterRecipes,
-        checkpoint: Checkpoint,
+        checkpoint: SymbolicCheckpoint,
         keys: Mapping[str, str],
         conversion: Conversion | None,
     ) -> None:
@@ -97,7 +97,9 @@ class MissingTensors:
             finding = _core.Finding("error", "plan.missing", name, [source], message, hint)
             recipes.findings.append(finding)
 
-    def _report_absent(self, recipes: AdapterRecipes, checkpoint: Checkpoint, name: str) -> None:
+    def _report_absent(
+        self, recipes: AdapterRecipes, checkpoint: SymbolicCheckpoint, name: str
+    ) -> None:
         present, lacks = leaves(self.absent[name])
         names = [checkpoint.file_key(key) for key in lacks]
         recipes.expected[name] = names[0]

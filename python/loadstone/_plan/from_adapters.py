@@ -14,12 +14,12 @@ from loadstone._plan.recipes import AdapterRecipes
 
 def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> AdapterRecipes:
     """Recipes from the conversion code of a library, for one of its models."""
-    traced = adapters.offering("recipes")
+    traced = adapters.adapters_with("recipes")
     if library not in traced:
         raise unknown("rules", "library or file", library, tuple(traced))
     if isinstance(model, str | os.PathLike):
         raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")
-    made: AdapterRecipes = adapters.follow(traced[library].recipes)(model, catalog, dtype=dtype)
+    made: AdapterRecipes = adapters.resolve(traced[library].recipes)(model, catalog, dtype=dtype)
     return made
 
 
@@ -29,9 +29,9 @@ def extended(
     """Adds the extensions that ``quantize`` asks for, or modules of a library in the model."""
     dtype = dtype if recipes is None else None  # a trace has it
     recipes = recipes or AdapterRecipes(None)
-    for library, adapter in adapters.offering("extend").items():
+    for library, adapter in adapters.adapters_with("extend").items():
         if quantize is not None or _has_modules_of(model, library, adapter.is_supported):
-            adapters.follow(adapter.extend)(recipes, model, catalog, dtype, quantize)
+            adapters.resolve(adapter.extend)(recipes, model, catalog, dtype, quantize)
     return recipes
 
 
@@ -39,4 +39,4 @@ def _has_modules_of(model: Any, library: str, is_supported: str) -> bool:
     if library not in sys.modules or isinstance(model, str | os.PathLike):
         return False
     has_modules = adapters.has_modules_of(model, library)
-    return has_modules and (not is_supported or adapters.follow(is_supported)(library))
+    return has_modules and (not is_supported or adapters.resolve(is_supported)(library))
