@@ -60,8 +60,7 @@ class Build:
         self._born_limit = 1000
         self.random: dict[int, StorageWeakRef] = {}  # of those, the ones drawn at random
         self.uninitialized: dict[int, StorageWeakRef] = {}  # of those, the ones never written to
-        # By the real storage of a parameter.
-        self.former: dict[int, tuple[StorageWeakRef, MetaStorage]] = {}
+        self.former: dict[int, tuple[StorageWeakRef, MetaStorage]] = {}  # by real storage
         self.used_generators: list[torch.Generator] = []  # whose draws were left out
         self.failures: dict[MetaStorage, str] = {}
         self.default_dtype = torch.get_default_dtype()
@@ -232,11 +231,8 @@ class Build:
                 home.lost = True  # on meta by somebody's own wish
             if home is None:
                 return value.clone()
-            return (
-                StorageView(value, home)
-                if home.real is None
-                else StorageView(value, home).bind(home.real).clone()
-            )
+            view = StorageView(value, home)
+            return view if home.real is None else view.bind(home.real).clone()
 
         noted: tuple[Any, Any] = mapped((args, kwargs), descriptor)
         return noted
