@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import loadstone
+from loadstone._model import holders as _holders
+from loadstone._model.model_lock import slots_of
 
 
 class Holding(nn.Module):
@@ -199,9 +201,6 @@ def test_a_load_keeps_no_weak_reference_to_a_parameter(path):
 
 
 def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):
-    from loadstone._model import holders as _holders
-from loadstone._model.model_lock import slots_of
-
     searched = []
     found = _holders._referrers
     monkeypatch.setattr(
@@ -215,8 +214,6 @@ from loadstone._model.model_lock import slots_of
 
 
 def test_passes_over_the_collector_do_not_grow_with_the_tensors(monkeypatch):
-    from loadstone._model import holders as _holders
-
     passes = []
     found = gc.get_referrers
     monkeypatch.setattr(gc, "get_referrers", lambda *of: passes.append(len(of)) or found(*of))
