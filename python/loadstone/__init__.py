@@ -49,13 +49,17 @@ _LIBRARIES = (
     *("torch", "transformers", "vllm"),
 )
 
-# `from loadstone import *` shadows no library and nothing of Python's own.
+# `from loadstone import *` shadows no library and no built-in function.
 __all__ = sorted(_MODULES.keys() - {"open"})
 
 
 def __getattr__(name: str) -> object:
     if name in _LIBRARIES:
-        return importlib.import_module(f"loadstone.{name}")
+        try:
+            return importlib.import_module(f"loadstone.{name}")
+        except ModuleNotFoundError as error:
+            message = f"loadstone.{name} needs the package {error.name!r}, which is not installed"
+            raise AttributeError(message) from error
     if name not in _MODULES:
         raise AttributeError(f"module 'loadstone' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"loadstone.{_MODULES[name]}"), name)

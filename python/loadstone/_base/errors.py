@@ -58,9 +58,20 @@ class Error(Exception):
         self.half_written: list[str] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception is made again from its arguments; findings stay in the process.
         where = (self.path, self.tensor, self.byte_offset, self.field, self.found, self.expected)
-        return type(self), (str(self), self.code, self.message, *where, self.errno)
+        fields = (str(self), self.code, self.message, *where, self.errno)
+        return _unpickled, (type(self), fields, self.findings, self.half_written)
+
+
+def _unpickled(
+    cls: type[Error],
+    fields: tuple[Any, ...],
+    findings: list[Any],
+    half_written: list[str],
+) -> Error:
+    error = cls(*fields)
+    error.findings, error.half_written = findings, half_written
+    return error
 
 
 def _public(value: Any) -> Any:

@@ -70,7 +70,7 @@ def run(
         plan.require_ok()
         slots = planned_slots(plan, model)
         made = initialise.values(plan.targets, model)  # before a byte is read: it may fail
-        before = _ModelState(model)
+        before = ModelState(model)
         filled = read_values(
             plan,
             model,
@@ -96,9 +96,7 @@ def run(
                 read_once.finish()
             filled.offload.commit()  # the last step: with it the model and its folder are new
         except BaseException as error:
-            with held_back():
-                if not filled.offload.is_committed:
-                    before.restore(filled, error)
+            before.restore(filled, error)
             raise
         ties.unbind(model, [name for name in split if name not in untied], different)
         report.sync_seconds = filled.offload.sync_seconds
@@ -113,7 +111,7 @@ def _require_digest(receipt: object) -> None:
         raise make("plan.options", message, field="receipt", found=repr(receipt), expected=digests)
 
 
-class _ModelState:
+class ModelState:
     """A model as it was before a load gave it values."""
 
     def __init__(self, model: Any) -> None:
@@ -123,20 +121,23 @@ class _ModelState:
         self._records = LoadRecords(model)
 
     def restore(self, filled: Filled, error: BaseException) -> None:
-        """Makes the model, its offload folder and its audit so again.
+        """Makes the model, its offload folder and its audit so again, unless the load is whole.
 
         Args:
             error: ends the load, and gets the names of the tensors that are half-written.
         """
-        filled.offload.abandon()
-        for installation in reversed(filled.installations):
-            installation.undo()
-        filled.destinations.undo()
-        for slot, tensor in zip(self._slots, self._tensors, strict=True):
-            slot.put_back(tensor)
-        self._records.restore()
-        filled.destinations.report_half_written(error)
-        renew(self._model)
+        if filled.offload.is_committed:
+            return
+        with held_back():
+            filled.offload.abandon()
+            for installation in reversed(filled.installations):
+                installation.undo()
+            filled.destinations.undo()
+            for slot, tensor in zip(self._slots, self._tensors, strict=True):
+                slot.put_back(tensor)
+            self._records.restore()
+            filled.destinations.report_half_written(error)
+            renew(self._model)
 
 
 def _require_numbers(plan: PlannedLoad) -> None:

@@ -71,21 +71,30 @@ class LoadSession:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[execute.Filled]:
-        """Read all values, which the block gives to the model; then replace the offload folder."""
+        """Read all values, which the block gives to the model; then replace the offload folder.
+
+        The model gets its old tensors back if the block fails.
+        """
         assert self.plan is not None
-        filled = execute.read_values(
-            self.plan,
-            self.model,
-            progress=self.options.progress,
-            threads=self.options.threads or 0,
-            receipt=self.options.receipt,
-        )
-        yield filled
-        if self._places is not None:
-            for extension in self.plan.extensions:
-                extension.prepare_hooks(self.model, self._places)
-        filled.offload.commit()
-        self._core = filled.core
+        with model_lock(self.model):
+            before = execute.ModelState(self.model)
+            filled = execute.read_values(
+                self.plan,
+                self.model,
+                progress=self.options.progress,
+                threads=self.options.threads or 0,
+                receipt=self.options.receipt,
+            )
+            try:
+                yield filled
+                if self._places is not None:
+                    for extension in self.plan.extensions:
+                        extension.prepare_hooks(self.model, self._places)
+                filled.offload.commit()
+            except BaseException as error:
+                before.restore(filled, error)
+                raise
+            self._core = filled.core
 
     @property
     def offload_index(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -152,6 +152,9 @@ def inspect(
             expected.
         LoadError: the path does not exist or cannot be read.
     """
+    if isinstance(path, Mapping):
+        message = "tensors in memory are no checkpoint: a model takes them by load_state_dict"
+        raise make("plan.options", message, field="checkpoint", found=type(path).__name__)
     paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
     names = [hub.local_path(os.fsdecode(each)) for each in paths]
     opened = ([remote.absolute(name) for name in names], allow_links, gguf_rank_max)

@@ -397,7 +397,9 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "pass converter= (on the command line --converter)": "test_llama_cpp.py::"
     "test_without_a_converter_one_error_says_how_to_get_it",
     "pass infer_config=True": "test_diffusers_diagnosis.py::test_known_config_in_a_folder",
-    "_diffusers/mismatch.py: pass {}": "test_diffusers_diagnosis.py::test_known_config_in_a_folder",
+    "_adapters/diffusers/mismatch.py: pass {}": (
+        "test_diffusers_diagnosis.py::test_known_config_in_a_folder"
+    ),
     "take no traced rules: save them with save_recipes": traced_rules,
     "belong to the catalog that they were traced": traced_rules,
     "a pipeline has several models: load the model": an_adapter_of_a_pipeline,

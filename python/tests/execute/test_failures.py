@@ -139,6 +139,12 @@ def test_absent_and_unreadable_file(state, tmp_path):
         refused(skeleton(), closed, "io.denied")
 
 
+def test_a_state_dict_is_no_checkpoint(state):
+    with pytest.raises(loadstone.PlanError, match="load_state_dict") as raised:
+        loadstone.load(skeleton(), state)
+    assert (raised.value.field, raised.value.found) == ("checkpoint", "dict")
+
+
 def test_a_shard_that_changed_after_the_plan(state, tmp_path):
     model = skeleton()
     plan = loadstone.plan(model, tmp_path / "good.safetensors")

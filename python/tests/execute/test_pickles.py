@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +36,18 @@ def test_findings_and_reports(file: Path) -> None:
     assert again(finding) == finding and again(finding).expected == "that"
     report = loadstone.load(skeleton(), file, dtype="bfloat16")
     assert again(report) == report and again(report).to_json() == report.to_json()
+
+
+def test_an_error_keeps_its_findings(file: Path) -> None:
+    model = skeleton()
+    model.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(loadstone.PlanError) as raised:
+        loadstone.load(model, file)
+    raised.value.half_written = ["w"]
+    error: Any = again(raised.value)
+    assert type(error) is loadstone.PlanError and str(error) == str(raised.value)
+    assert error.findings == raised.value.findings and len(error.findings) > 1
+    assert error.half_written == ["w"] and error.code == "plan.missing"
 
 
 def test_a_catalog_is_opened_again(

@@ -112,3 +112,33 @@ def test_buffers_stay_in_memory_unless_they_are_offloaded() -> None:
     assert (kept["weight"], kept["running_mean"]) == ("disk", "cpu")
     moved = session.devices(model, {"": "disk"}, offload_buffers=True) or {}
     assert moved["running_mean"] == "disk"
+
+
+class Failing(TargetExtension):
+    """Replaces a layer, and then fails; what it did is taken back."""
+
+    def installation(self, model: Any, *_: Any) -> Any:
+        before = model[1]
+
+        class Swap:
+            def install(self) -> None:
+                model[1] = torch.nn.Identity()
+                raise RuntimeError("half-way")
+
+            def undo(self) -> None:
+                model[1] = before
+
+        return Swap()
+
+
+def test_a_failed_installation_leaves_the_model_as_it_was(file: Path, tmp_path: Path) -> None:
+    session = planned(file, tmp_path / "offload", Failing())
+    model, plan = session.model, session.plan
+    assert plan is not None
+    before = dict(model.named_parameters())
+    with pytest.raises(RuntimeError, match="half-way"), session.reading() as filled:
+        execute.install_values(plan, model, filled)
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys() and all(after[name] is before[name] for name in after)
+    assert all(each.is_meta for each in after.values())
+    assert session.finish(model) is None and not list((tmp_path / "offload").glob("*.dat"))

@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import loadstone
+from loadstone._model import holders as _holders
+from loadstone._model.model_lock import slots_of
 
 
 class Holding(nn.Module):
@@ -199,8 +201,6 @@ def test_a_load_keeps_no_weak_reference_to_a_parameter(path):
 
 
 def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):
-    from loadstone._model import holders as _holders
-
     searched = []
     found = _holders._referrers
     monkeypatch.setattr(
@@ -214,8 +214,6 @@ def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):
 
 
 def test_passes_over_the_collector_do_not_grow_with_the_tensors(monkeypatch):
-    from loadstone._model import holders as _holders
-
     passes = []
     found = gc.get_referrers
     monkeypatch.setattr(gc, "get_referrers", lambda *of: passes.append(len(of)) or found(*of))
@@ -224,7 +222,7 @@ def test_passes_over_the_collector_do_not_grow_with_the_tensors(monkeypatch):
             model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(count))
         partials = [functools.partial(print, each) for each in model.parameters()]
         passes.clear()
-        holders = _holders.find(model, loadstone._model.model_lock.slots_of(model))
+        holders = _holders.find(model, slots_of(model))
         assert sum("partial" in holder.what for holder in holders) == count  # the control
         assert 1 <= len(passes) <= 1 + _holders._STEPS_MAX
         del partials

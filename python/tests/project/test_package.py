@@ -55,7 +55,7 @@ def test_files_are_read_and_made_without_torch(tmp_path):
         loadstone.convert("m.safetensors", "c.safetensors", dtype="bfloat16")
         loadstone.merge({"m.safetensors": 0.5, "c.safetensors": 0.5}, "d.safetensors")
         assert loadstone.safe_open("d.safetensors", "np").keys() == sorted(names)
-        loadstone.Receipt, loadstone.configure_remote, loadstone.llama_cpp, loadstone.patch
+        loadstone.Receipt, loadstone.configure_remote, loadstone.patch
         try:
             loadstone.load
         except ImportError as error:  # the control
@@ -175,3 +175,20 @@ def test_every_code_in_the_package_is_explained():
 def test_pairs_of_imports_in_any_order():
     for first, second in itertools.permutations(["loadstone.torch", "loadstone._execute.plan"], 2):
         python(f"import {first}, {second}, loadstone; assert callable(loadstone.plan)")
+
+
+def test_an_absent_library_is_an_absent_attribute():
+    program = """
+        import sys
+        sys.modules["accelerate"] = None
+        import loadstone
+        assert not hasattr(loadstone, "accelerate") and hasattr(loadstone, "torch")
+        try:
+            loadstone.accelerate
+        except AttributeError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = "loadstone.accelerate needs the package 'accelerate', which is not installed\n"
+    assert done.stdout == said, done.stderr

@@ -10,9 +10,9 @@ TOOL = Path(__file__).parents[3] / "tools" / "peer_suites.py"
 TESTS = """
 import accelerate
 import pytest
-import loadstone
+from loadstone._adapters import patch
 
-PATCHED = loadstone._adapters.patch.active("accelerate")
+PATCHED = patch.active("accelerate")
 
 def test_passes():
     pass

@@ -6,12 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+import torch
+
 from loadstone._adapters.diffusers.load import Load
 from loadstone._adapters.patch import held
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._plan.options import DEFAULTS
 
 OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
+# The default dtype that the library wants in the construction that comes next.
+WANTED_DTYPE: ContextVar[torch.dtype | None] = ContextVar("loadstone_dtype", default=None)
 _current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
 
 
@@ -23,5 +27,9 @@ def current() -> Load | None:
 @contextlib.contextmanager
 def loading() -> Iterator[Load]:
     """Begin a load, which is the current one inside the block."""
-    with ordinary_tensors(), held(_current, Load(OPTIONS.get())) as load:
+    with (
+        ordinary_tensors(),
+        held(WANTED_DTYPE, None),  # a failed call leaves its own
+        held(_current, Load(OPTIONS.get())) as load,
+    ):
         yield load

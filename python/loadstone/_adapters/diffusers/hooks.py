@@ -16,14 +16,13 @@ import logging
 import re
 import tempfile
 from collections.abc import Mapping
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from loadstone._adapters.diffusers import pipelines, quantizers
-from loadstone._adapters.diffusers.call import OPTIONS, current, loading
+from loadstone._adapters.diffusers.call import OPTIONS, WANTED_DTYPE, current, loading
 from loadstone._adapters.diffusers.checkpoint import Checkpoint, is_readable
 from loadstone._adapters.diffusers.expected import RetryError
 from loadstone._adapters.diffusers.load import (
@@ -107,22 +106,19 @@ def hooks() -> Hooks:
 
 # --- construction --------------------------------------------------------------------------------
 
-# The default dtype that the library wants in the construction that comes next.
-_wanted_dtype: ContextVar[torch.dtype | None] = ContextVar("loadstone_dtype", default=None)
-
 
 def _set_dtype_later(original: Any, cls: Any, dtype: torch.dtype) -> None:
     """Defers the setting: the library does not restore it if the construction fails."""
     with constructing():
         original(cls, dtype)  # raises for a dtype that models cannot have
-    _wanted_dtype.set(dtype)
+    WANTED_DTYPE.set(dtype)
 
 
 def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
-    dtype = _wanted_dtype.get()
+    dtype = WANTED_DTYPE.get()
     if dtype is None and current() is None:
         return original(*args, **kwargs)
-    _wanted_dtype.set(None)
+    WANTED_DTYPE.set(None)
     with constructing(dtype):
         model = original(*args, **kwargs)
     load = current()

@@ -166,7 +166,10 @@ _OF_CHANGES = _OF_OVERRIDES | {
 }
 _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "threads": ("a number above 0", lambda value: type(value) is int and value > 0),
-    "staging_bytes_max": ("a size above 0", lambda value: byte_count(value) > 0),
+    "staging_bytes_max": (
+        "a size above 0",
+        lambda value: byte_count(value, "staging_bytes_max") > 0,
+    ),
     "dequantize": ("true or false", _is_flag),
     "weights": ("a file or a folder that is there", _is_path),
     "missing": ("'error' or 'warn'", lambda value: value in ("error", "warn")),

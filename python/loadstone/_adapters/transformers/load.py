@@ -72,6 +72,7 @@ class Load(FromPretrainedCall):
         for extension in self.plan.extensions:
             made = extension.installation(self.model, targets, values, filled.offload)
             if made is not None:
+                filled.installations.append(made)
                 made.install()
         for name, parameter in self.model.named_parameters() if extended else ():
             if name in extended:

@@ -186,6 +186,24 @@ def incomplete_folder(folder: Path) -> Case:
     return case
 
 
+def test_a_failed_call_leaves_no_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_readers: None
+) -> None:
+    case = by_name("wan_i2v")
+    model, _, config = file_of(case, tmp_path)
+    model.save_pretrained(tmp_path / "folder")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no construction")
+
+    with loadstone.patch("diffusers"):
+        with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="no construction"):
+            patched.setattr(case.cls, "from_config", fail)
+            case.cls.from_pretrained(tmp_path / "folder", torch_dtype=torch.float16)
+        made = case.cls.from_config(case.cls.load_config(config))
+    assert {each.dtype for each in made.parameters()} == {torch.float32}
+
+
 def test_folder_with_gaps(tmp_path: Path, no_readers: None) -> None:
     case = incomplete_folder(tmp_path)
     with loadstone.patch("diffusers"), pytest.raises(loadstone.PlanError):
