@@ -10,11 +10,15 @@ import torch
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """All tensors, in order."""
-    if issubclass(type(value), torch.Tensor):  # not a proxy of one
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if issubclass(type(each), torch.Tensor):  # not a proxy of one
+            yield each
+        elif isinstance(each, list | tuple):
+            waiting += reversed(each)
+        elif isinstance(each, dict):
+            waiting += reversed(each.values())
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

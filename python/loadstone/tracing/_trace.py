@@ -1,4 +1,4 @@
-"""One trace: sources go in as symbols, what they became comes out as recipes."""
+"""One trace: sources go in as symbols, and recipes for their results come out."""
 
 from __future__ import annotations
 
