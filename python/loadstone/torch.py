@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from loadstone._files.safe_open import require_backend
 
 def load_file(
     filename: str | os.PathLike[str],
-    device: Any = "cpu",
+    device: torch.device | str | int = "cpu",
     *,
     backend: str = "mmap",
     threads: int | None = None,
@@ -125,7 +124,7 @@ def load_model(
     model: torch.nn.Module,
     filename: str | os.PathLike[str],
     strict: bool = True,
-    device: Any = "cpu",
+    device: torch.device | str | int = "cpu",
     *,
     backend: str = "mmap",
 ) -> tuple[list[str], list[str]]:

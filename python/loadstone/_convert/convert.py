@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from loadstone import _core
 from loadstone._base import adapters
 from loadstone._base.errors import make
+from loadstone._base.late import torch
 from loadstone._base.progress import shown
 from loadstone._convert import cluster as _cluster
 from loadstone._convert.output import (
@@ -42,8 +43,8 @@ def convert(
     target: str | os.PathLike[str],
     *,
     rules: Rules | None = None,
-    dtype: Any = None,
-    block_dtype: Any = "bfloat16",
+    dtype: torch.dtype | str | None = None,
+    block_dtype: torch.dtype | str = "bfloat16",
     quantize: Quantize | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from loadstone import _core
 from loadstone._base.errors import count_argument, make
+from loadstone._base.late import torch
 from loadstone._convert.output import (
     ConvertReport,
     Quantize,
@@ -39,8 +39,8 @@ def merge(
     scale: float | None = None,
     density: float | None = None,
     seed: int | None = None,
-    dtype: Any = None,
-    block_dtype: Any = "bfloat16",
+    dtype: torch.dtype | str | None = None,
+    block_dtype: torch.dtype | str = "bfloat16",
     quantize: Quantize | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),

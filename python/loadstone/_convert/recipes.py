@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from loadstone._base.errors import make
+from loadstone._base.late import torch
 from loadstone._base.text import write_text
 from loadstone._files.catalog import Catalog, Checkpoint, opened
 from loadstone._plan.planning import make_plan
@@ -13,12 +13,12 @@ from loadstone._plan.registry import trace
 
 
 def save_recipes(
-    model: Any,
+    model: torch.nn.Module,
     checkpoint: Checkpoint | Catalog,
     path: str | os.PathLike[str],
     *,
     rules: str = "diffusers",
-    dtype: Any = None,
+    dtype: torch.dtype | str | None = None,
     allow_links: bool = False,
 ) -> None:
     """Saves the recipes of a library's own conversion, for ``loadstone convert``.

@@ -217,7 +217,7 @@ def last_report(model: Any) -> Report | None:
 
 @collector.paused()
 def audit(
-    model: Any,
+    model: torch.nn.Module,
     report: Report | None = None,
     *,
     receipt: Receipt | str | os.PathLike[str] | bool | None = None,

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from loadstone import _core
 from loadstone._base.errors import listed
 from loadstone._base.keywords import names_keywords
@@ -19,21 +21,23 @@ from loadstone._execute.report import Report
 from loadstone._files.catalog import Checkpoint
 from loadstone._files.weighted import Weighted
 from loadstone._model.model_lock import model_lock
+from loadstone._plan.placement import Device, DeviceMap
+from loadstone._plan.quantization import Quantization
 from loadstone._plan.rules import Rules
 
 
 @names_keywords
 def load(
-    model: Any,
+    model: torch.nn.Module,
     checkpoint: Checkpoint,
     *,
     rules: Rules | None = None,
-    dtype: Any = None,
-    quantize: Any = None,
+    dtype: torch.dtype | str | None = None,
+    quantize: str | Mapping[str, str | Quantization] | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
     tie: str = "split",
-    device_map: Any = None,
+    device_map: Device | DeviceMap | None = None,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     missing: str | Mapping[str, str] = "error",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.adapters import offering
@@ -23,8 +25,10 @@ from loadstone._files.catalog import Checkpoint, inspect
 from loadstone._files.weighted import Weighted, adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
+from loadstone._plan.placement import Device, DeviceMap
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
+from loadstone._plan.quantization import Quantization
 from loadstone._plan.registry import extended, trace
 from loadstone._plan.rules import Rules, is_file, is_json
 
@@ -91,8 +95,8 @@ class Plan:
     def execute(
         self,
         *,
-        model: Any = None,
-        into: Any = None,
+        model: torch.nn.Module | None = None,
+        into: torch.nn.Module | None = None,
         progress: bool | Callable[[int, int], object] = False,
         threads: int | None = None,
         receipt: str | None = None,
@@ -260,16 +264,16 @@ class Plan:
 
 @names_keywords
 def plan(
-    model: Any,
+    model: torch.nn.Module | str | os.PathLike[str],
     checkpoint: Checkpoint,
     *,
     rules: Rules | None = None,
-    dtype: Any = None,
-    quantize: Any = None,
+    dtype: torch.dtype | str | None = None,
+    quantize: str | Mapping[str, str | Quantization] | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
     tie: str = "split",
-    device_map: Any = None,
+    device_map: Device | DeviceMap | None = None,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     missing: str | Mapping[str, str] = "error",

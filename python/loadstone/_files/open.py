@@ -77,7 +77,12 @@ class LazyTensor:
         """Count of elements."""
         return math.prod(self._entry.shape)
 
-    def tensor(self, *, dtype: Any = None, device: Any = None) -> torch.Tensor:
+    def tensor(
+        self,
+        *,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> torch.Tensor:
         """Reads the whole tensor.
 
         Args:
@@ -178,7 +183,14 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         """Bytes of tensors that have been read from the files so far."""
         return self._reader.bytes_read
 
-    def get(self, name: str, default: Any = None, *, dtype: Any = None, device: Any = None) -> Any:
+    def get(
+        self,
+        name: str,
+        default: Any = None,
+        *,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | int | None = None,
+    ) -> Any:
         """Reads a tensor: ``self[name].tensor(dtype=dtype, device=device)``.
 
         Args:
@@ -250,8 +262,8 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
 def open(
     path: Checkpoint,
     *,
-    device: Any = "cpu",
-    dtype: Any = None,
+    device: torch.device | str | int = "cpu",
+    dtype: torch.dtype | str | None = None,
     allow_links: bool = False,
     gguf_rank_max: int = _core.GGUF_RANK_MAX,
 ) -> OpenCheckpoint:
@@ -277,8 +289,8 @@ def open(
 
 def load_file(
     path: Checkpoint,
-    device: Any = "cpu",
-    dtype: Any = None,
+    device: torch.device | str | int = "cpu",
+    dtype: torch.dtype | str | None = None,
     *,
     threads: int | None = None,
     allow_links: bool = False,

@@ -6,6 +6,7 @@ from typing import Any
 
 from loadstone._base.errors import make, unknown
 from loadstone._base.indexing import select, take
+from loadstone._base.late import torch
 from loadstone._files.catalog import Checkpoint, inspect
 from loadstone._files.read import Entry, TensorReader, device_argument
 
@@ -57,7 +58,7 @@ class safe_open:  # noqa: N801
         self,
         filename: Checkpoint,
         framework: str = "pt",
-        device: Any = "cpu",
+        device: torch.device | str | int = "cpu",
         *,
         backend: str = "mmap",
     ) -> None:

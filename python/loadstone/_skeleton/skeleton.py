@@ -180,7 +180,7 @@ def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
     return names
 
 
-def save_skeleton(model: Any, path: str | os.PathLike[str]) -> None:
+def save_skeleton(model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
     """Writes names, shapes, dtypes and kinds of all tensors of a model, for the command line.
 
     Args:
