@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from loadstone._base.errors import make
-from loadstone._model.storages import end_byte
+from loadstone._model.storages import byte_span
 
 
 def shared_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
@@ -43,7 +43,7 @@ def _end(tensor: torch.Tensor) -> int:
     """The address behind the last element."""
     if tensor.numel() == 0:
         return tensor.data_ptr()
-    return tensor.untyped_storage().data_ptr() + end_byte(tensor)
+    return tensor.untyped_storage().data_ptr() + byte_span(tensor)[1]
 
 
 def _covers_storage(tensor: torch.Tensor) -> bool:

@@ -28,14 +28,7 @@ def _entry(key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, bool):
         return {"key": key, "type": "bool", "value": value}
     if isinstance(value, Mapping):
-        listed = value.get("value")
-        return {
-            "key": key,
-            **value,
-            "value": [_json(each) for each in listed]
-            if isinstance(listed, list | tuple)
-            else _json(listed),
-        }
+        return {"key": key, **value, "value": json_value(value.get("value"))}
     raise make(
         "plan.options",
         "numbers and lists have several types in GGUF: say which",
@@ -45,8 +38,10 @@ def _entry(key: str, value: Any) -> dict[str, Any]:
     )
 
 
-def _json(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Non-finite numbers have no form in JSON but text."""
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value

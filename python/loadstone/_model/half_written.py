@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone import _core
 from loadstone._base.errors import counted, listed, make
-from loadstone._model.storages import end_byte, is_expired, storage_key, storage_weakly, version_of
+from loadstone._model.storages import byte_span, is_expired, storage_key, storage_weakly, version_of
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import HALF_WRITTEN, TensorSlot
 
@@ -166,7 +166,7 @@ def _range(tensor: torch.Tensor) -> _Range | None:
     key = None if tensor.is_meta or not tensor.numel() else storage_key(tensor)
     if key is None or str(tensor.layout) != "torch.strided" or tensor.is_nested:
         return None
-    return key, int(tensor.storage_offset()) * tensor.element_size(), end_byte(tensor)
+    return key, *byte_span(tensor)
 
 
 def _by_storage(ranges: Iterable[_Range]) -> dict[int, list[_Range]]:

@@ -29,8 +29,9 @@ def is_expired(weak: StorageWeakRef) -> bool:
     return bool(weak.expired())  # type: ignore[no-untyped-call]
 
 
-def end_byte(tensor: torch.Tensor) -> int:
-    """Return the offset in its storage behind the last element."""
+def byte_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where in its storage a tensor's elements begin and end."""
+    first, width = int(tensor.storage_offset()), tensor.element_size()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = tensor.storage_offset() + sum((extent - 1) * stride for extent, stride in steps)
-    return int(last + 1) * tensor.element_size()
+    last = first + sum((extent - 1) * stride for extent, stride in steps)
+    return first * width, int(last + 1) * width

@@ -19,13 +19,6 @@ ADVICE = "plain parameters: shard, quantize or wrap the model after the load"
 
 _LAZY = ("torch.nn.parameter.UninitializedParameter", "torch.nn.parameter.UninitializedBuffer")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_registered: set[type] = set()
-
-
-def register(*classes: type) -> None:
-    """Makes subclasses of ``torch.Tensor`` known: an adapter fills their memory."""
-    _registered.update(classes)
-    _is_known.cache_clear()
 
 
 def class_name(cls: type) -> str:
@@ -36,7 +29,7 @@ def class_name(cls: type) -> str:
 @lru_cache(maxsize=1024)
 def _is_known(cls: type) -> bool:
     known = (_LAZY, *(each.tensor_classes for each in ADAPTERS.values()))
-    if cls in _PLAIN or cls in _registered or any(class_name(cls) in names for names in known):
+    if cls in _PLAIN or any(class_name(cls) in names for names in known):
         return True
     # A subclass that takes part in no operation is an ordinary tensor of another name.
     behaviour = ("__torch_dispatch__", "__torch_function__", "__tensor_flatten__")

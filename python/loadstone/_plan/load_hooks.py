@@ -33,7 +33,7 @@ from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.state_symbols import StateSymbols
 from loadstone._skeleton.stand_in import Writes, stand_in
 from loadstone.tracing import Symbol, Trace
-from loadstone.tracing._absent_symbol import leaves
+from loadstone.tracing._trace import sources_of, symbols_in
 
 _Module = torch.nn.Module
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -165,7 +165,7 @@ class LoadHookTracer:
             return
         self.missing = [name for name in self.targets if name not in self.copied]
         values = [*self.extra.values(), *(each for taken in self.copied.values() for each in taken)]
-        used = {name for each in values if isinstance(each, Symbol) for name in leaves(each)[0]}
+        used = set(sources_of(symbols_in(values)))
         given = self.symbols.state.items()
         self.unexpected = [name for name, symbol in given if symbol.source not in used]
 
@@ -263,8 +263,7 @@ class LoadHookTracer:
 
         The core matches no name with a source that a recipe reads.
         """
-        symbols = [each for each in values if isinstance(each, Symbol)]
-        read = {name for each in symbols for name in leaves(each)[0]}
+        read = set(sources_of(symbols_in(list(values))))
         found = {}
         for name, symbol in plain.items():
             if read.isdisjoint(self.symbols.sources_of(symbol)):

@@ -9,7 +9,7 @@ import torch
 
 from loadstone._base.dtypes import dtype_name
 from loadstone._model.half_written import WRITTEN
-from loadstone._model.storages import end_byte, storage_key
+from loadstone._model.storages import byte_span, storage_key
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.ties import is_split
@@ -55,8 +55,7 @@ class Group:
 
     def __init__(self, slots: list[TensorSlot]) -> None:
         self.slots = slots
-        ends = [end_byte(slot.tensor) for slot in slots]
-        begins = [slot.tensor.storage_offset() * slot.tensor.element_size() for slot in slots]
+        begins, ends = zip(*(byte_span(slot.tensor) for slot in slots), strict=True)
         self.begin, self.end = min(begins) // _ALIGNMENT * _ALIGNMENT, max(ends)
         self.nbytes = self.end - self.begin
         self.device = str(slots[0].tensor.device)

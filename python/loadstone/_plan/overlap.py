@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loadstone import _core
 from loadstone._model.half_written import WRITTEN
-from loadstone._model.storages import storage_key
+from loadstone._model.storages import byte_span, storage_key
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.model_memory import keeps_identity
@@ -98,18 +98,14 @@ def _region(slot: TensorSlot) -> Region | None:
     if slot.tie_of is not None or slot.obstacle or not tensor.numel():
         return None
     try:
-        if tensor.is_meta:
-            space = "meta", int(tensor.untyped_storage()._cdata)
-            begin = int(tensor.storage_offset()) * tensor.element_size()
-        else:
-            space, begin = (str(tensor.device), 0), tensor.data_ptr()
+        storage = tensor.untyped_storage()
+        space = ("meta", int(storage._cdata)) if tensor.is_meta else (str(tensor.device), 0)
+        begin, end = (storage.data_ptr() + each for each in byte_span(tensor))
         dims = [
             (int(s), int(n)) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1
         ]
     except (NotImplementedError, RuntimeError):
         return None  # no memory of its own
-    last = sum(stride * (size - 1) for stride, size in dims)
-    end = begin + (last + 1) * tensor.element_size()
     return Region(slot, space, begin, end, tuple(sorted(dims, reverse=True)))
 
 

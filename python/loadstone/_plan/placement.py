@@ -196,11 +196,16 @@ class AlignedWeights(Mapping[str, torch.Tensor]):
         return len(self.weights)
 
 
+def hooks_of(hook: Any) -> list[Any]:
+    """Return the hooks that one of accelerate's consists of."""
+    inside = getattr(hook, "hooks", None)
+    return [hook] if inside is None else [each for one in inside for each in hooks_of(one)]
+
+
 def align_what_hooks_bring(model: torch.nn.Module) -> None:
     """Makes a model that is partly on disk give the same bits as in memory."""
     for module in model.modules():
-        hook: Any = getattr(module, "_hf_hook", None)
-        for each in getattr(hook, "hooks", [hook]):
+        for each in hooks_of(getattr(module, "_hf_hook", None)):
             weights: Any = getattr(each, "weights_map", None)
             inner = getattr(weights, "inner", None)  # of a map that brings quantized weights whole
             if isinstance(inner, Mapping):

@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._base.errors import make
+from loadstone._base.nests import mapped, tensors_in
 from loadstone._model.storages import is_expired, storage_key, storage_weakly
 from loadstone._model.tensor_classes import require_known
 from loadstone._skeleton.deferred import (
@@ -25,8 +26,6 @@ from loadstone._skeleton.deferred import (
     StorageView,
     TensorMeta,
     UnreplayableError,
-    mapped,
-    tensors_in,
 )
 from loadstone._skeleton.schema import (
     FACTORIES,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from loadstone._base.nests import mapped, tensors_in
 from loadstone._base.torch_modes import constructing
 
 META = torch.device("meta")
@@ -108,26 +109,6 @@ class DeferredOp:
     random: bool
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     done: bool = False
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in arguments or results of an operation."""
-    if issubclass(type(value), torch.Tensor):  # not a proxy of one
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
-
-
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest of lists, tuples and dicts with each leaf changed."""
-    if isinstance(value, list):
-        return [mapped(item, change) for item in value]
-    if isinstance(value, tuple):
-        return tuple(mapped(item, change) for item in value)
-    if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
-    return change(value)
 
 
 class OpLog:

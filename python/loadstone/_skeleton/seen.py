@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from loadstone._base.nests import tensors_in
 from loadstone._model.walk import LEAVES, attribute_names, attribute_value, may_hold_tensors
-from loadstone._skeleton.deferred import tensors_in
 
 _PRUNED_FROM = 10_000
 

@@ -14,6 +14,7 @@ import torch
 
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error
+from loadstone._base.nests import mapped
 from loadstone.tracing import _absent_symbol
 from loadstone.tracing._absent_symbol import AbsentSymbol
 from loadstone.tracing._trace import Symbol, Trace, on_meta, refusal, symbols_in
@@ -37,7 +38,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func._schema.is_mutable:
         raise refusal("plan.untraceable", func._schema.name, symbols, "writes into a tensor")
     if packet in FORM_ONLY:
-        return func(*_stand_ins(args), **_stand_ins(kwargs))
+        return func(*mapped(args, _stand_in), **mapped(kwargs, _stand_in))
     handler = _HANDLERS.get(packet)
     if handler is None or (packet is aten.view and isinstance(args[1], torch.dtype)):
         raise refusal("plan.untraceable", func._schema.name.partition("::")[2], symbols)
@@ -81,15 +82,10 @@ def _as_numbers(dim: int, index: Any, tensor: Any) -> Any:
     return index
 
 
-def _stand_ins(value: Any) -> Any:
+def _stand_in(value: Any) -> Any:
     """For operations that only ask a tensor for its form: one element, seen many times."""
-    if isinstance(value, Symbol):
-        return torch.zeros((), dtype=value.dtype).expand(value.shape)
-    if isinstance(value, list | tuple):
-        return type(value)(_stand_ins(each) for each in value)
-    if isinstance(value, dict):
-        return {key: _stand_ins(each) for key, each in value.items()}
-    return value
+    is_symbol = isinstance(value, Symbol)
+    return torch.zeros((), dtype=value.dtype).expand(value.shape) if is_symbol else value
 
 
 # --- one value in, one value out -----------------------------------------------------------------

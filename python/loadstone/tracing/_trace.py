@@ -1,7 +1,8 @@
-"""One trace: sources go in as symbols, what they became comes out as recipes."""
+"""One trace: sources go in as symbols, and recipes for their results come out."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar, NoReturn
@@ -11,6 +12,7 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import Error, make
+from loadstone._base.nests import mapped, tensors_in
 from loadstone._files.catalog import Catalog
 
 # An error message names this many of the tensors that an operation joins.
@@ -98,7 +100,8 @@ class Symbol(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Names the sources; a tensor's own form would ask for values."""
-        return f"Symbol({list(self.shape)}, {self.dtype}, of {', '.join(names([self]))})"
+        sources = ", ".join(sources_of([self], NAMES_MAX))
+        return f"Symbol({list(self.shape)}, {self.dtype}, of {sources})"
 
 
 class Trace:
@@ -207,21 +210,19 @@ class Trace:
 
 def symbols_in(value: Any) -> list[Symbol]:
     """The symbols among the arguments of an operation, in order."""
-    if isinstance(value, Symbol):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [symbol for each in value for symbol in symbols_in(each)]
-    if isinstance(value, dict):
-        return [symbol for each in value.values() for symbol in symbols_in(each)]
-    return []
+    return [each for each in tensors_in(value) if isinstance(each, Symbol)]
 
 
-def names(symbols: list[Symbol]) -> list[str]:
-    """The first few tensors of the checkpoint that these are made of."""
+def sources_of(symbols: list[Symbol], limit: float = math.inf) -> list[str]:
+    """The tensors of the checkpoint that these are made of; of many the first few."""
     found: dict[str, None] = {}
-    waiting = list(reversed(symbols))
-    while waiting and len(found) < NAMES_MAX:
+    waiting = symbols[::-1]
+    seen: set[int] = set()
+    while waiting and len(found) < limit:
         symbol = waiting.pop()
+        if id(symbol) in seen:
+            continue
+        seen.add(id(symbol))
         if symbol.source:
             found[symbol.source] = None
         waiting.extend(reversed(symbol.parents))
@@ -234,7 +235,7 @@ def refusal(code: str, operation: str, symbols: list[Symbol], why: str = "") -> 
         "plan.data_dependent": "looks at values, and a plan is made before a value is read",
         "plan.untraceable": "does more than move elements about",
     }
-    sources = names(symbols)
+    sources = sources_of(symbols, NAMES_MAX)
     message = (
         f"{caller()} calls {operation} on {', '.join(map(repr, sources)) or 'a tensor'}, "
         f"which {why or reasons[code]}"
@@ -261,12 +262,12 @@ def caller() -> str:
 
 def on_meta(value: Any, form: Callable[[Symbol], torch.Tensor]) -> Any:
     """Arguments of an operation without data; ``form`` gives the tensor for a symbol."""
-    if isinstance(value, Symbol):
-        return form(value)
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, list | tuple):
-        return type(value)(on_meta(each, form) for each in value)
-    if isinstance(value, dict):
-        return {key: on_meta(each, form) for key, each in value.items()}
-    return torch.device("meta") if isinstance(value, torch.device) else value
+
+    def without_data(each: Any) -> Any:
+        if isinstance(each, Symbol):
+            return form(each)
+        if isinstance(each, torch.Tensor):
+            return each.to("meta")
+        return torch.device("meta") if isinstance(each, torch.device) else each
+
+    return mapped(value, without_data)

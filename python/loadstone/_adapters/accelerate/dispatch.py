@@ -18,7 +18,7 @@ from loadstone._execute import audit
 from loadstone._execute.report import Report
 from loadstone._model.modules import named_modules
 from loadstone._model.walk import walk
-from loadstone._plan.placement import Device, DeviceMap, expanded
+from loadstone._plan.placement import Device, DeviceMap, expanded, hooks_of
 from loadstone._plan.provenance import OFFLOADED
 
 
@@ -86,8 +86,7 @@ def _held_by_hooks(model: torch.nn.Module) -> set[str]:
     """Names of tensors that accelerate's hooks load for a forward pass and remove again."""
     names: set[str] = set()
     for path, module in named_modules(model):
-        hook = getattr(module, "_hf_hook", None)
-        for each in getattr(hook, "hooks", [hook]):
+        for each in hooks_of(getattr(module, "_hf_hook", None)):
             if not isinstance(each, accelerate.hooks.AlignDevicesHook) or not each.offload:
                 continue
             inside = accelerate.utils.named_module_tensors(

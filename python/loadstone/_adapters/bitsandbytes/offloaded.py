@@ -11,6 +11,7 @@ import torch
 from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, STATE
 from loadstone._adapters.bitsandbytes.parameters import Int8Params, adopt, is_packed
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
+from loadstone._plan.placement import hooks_of
 
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
@@ -51,12 +52,6 @@ class OffloadedWeights(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.inner)
-
-
-def hooks_of(hook: Any) -> list[Any]:
-    """The hooks that one hook consists of."""
-    inside = getattr(hook, "hooks", None)
-    return [each for one in inside for each in hooks_of(one)] if inside is not None else [hook]
 
 
 def adopt_hook(hook: Any) -> None:

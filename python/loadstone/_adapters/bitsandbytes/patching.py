@@ -19,9 +19,10 @@ from loadstone._adapters.bitsandbytes.modules import (
     is_self_contained,
     make_self_contained,
 )
-from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, hooks_of
+from loadstone._adapters.bitsandbytes.offloaded import adopt_hook
 from loadstone._adapters.bitsandbytes.parameters import SELF_CONTAINED, adopt
 from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
+from loadstone._plan.placement import hooks_of
 
 LIBRARY = "bitsandbytes"
 

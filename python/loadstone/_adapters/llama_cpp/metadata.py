@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from loadstone._base.errors import make
+from loadstone._files.gguf_metadata import json_value
 
 FORMAT = "loadstone-gguf-metadata"
 VERSION = 1
@@ -52,7 +52,7 @@ class MetadataEntry:
     def to_json(self) -> dict[str, Any]:
         """The entry as it stands in the file."""
         items = {"items": self.items} if self.items else {}
-        return {"key": self.key, "type": self.type, **items, "value": _json_value(self.value)}
+        return {"key": self.key, "type": self.type, **items, "value": json_value(self.value)}
 
 
 def to_json(entries: Iterable[MetadataEntry]) -> str:
@@ -140,11 +140,3 @@ def _misfit(key: str, kind: str, value: Any) -> Exception:
         found=repr(value)[:80],
         expected=kind,
     )
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_json_value(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value

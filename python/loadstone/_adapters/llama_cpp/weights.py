@@ -18,7 +18,7 @@ from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import Error, make
 from loadstone._files.catalog import Catalog
 from loadstone.tracing import Symbol, Trace
-from loadstone.tracing._trace import refusal, symbols_in
+from loadstone.tracing._trace import refusal, sources_of, symbols_in
 
 _Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -121,7 +121,7 @@ class Weights:
 
     def use(self, symbol: ConverterSymbol) -> None:
         """Notes the tensors of the checkpoint that a target is made of."""
-        self._used |= _sources_of(symbol)
+        self._used.update(sources_of([symbol]))
 
     def unused(self) -> tuple[str, ...]:
         """Tensors of the checkpoint that no target is made of, in its order."""
@@ -158,7 +158,7 @@ class Weights:
         return self._value(symbol)
 
     def _require_small(self, symbols: list[Symbol], refused: Error) -> None:
-        wanted = {name for symbol in symbols for name in _sources_of(symbol)} - self._read.keys()
+        wanted = set(sources_of(symbols)) - self._read.keys()
         if any(name in self.quantized.readable for name in wanted):
             raise refused
         size = sum(self.catalog.tensors[name].nbytes for name in wanted)
@@ -185,18 +185,3 @@ class Weights:
                 value.copy_(flat.reshape(shape))
             self._read[symbol.source] = value
         return value
-
-
-def _sources_of(symbol: Symbol) -> set[str]:
-    """Names of all tensors of the checkpoint that it is made of."""
-    found: set[str] = set()
-    waiting, seen = [symbol], {id(symbol)}
-    while waiting:
-        each = waiting.pop()
-        if each.source:
-            found.add(each.source)
-        for parent in each.parents:
-            if id(parent) not in seen:
-                seen.add(id(parent))
-                waiting.append(parent)
-    return found

@@ -14,7 +14,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import transformers_weight_conversion
 
 from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
-from loadstone._adapters.peft.offloaded import bring_weights_for, has_offloaded, hooks_of
+from loadstone._adapters.peft.offloaded import bring_weights_for, has_offloaded, offloading_hooks
 from loadstone._adapters.transformers import adapters
 from loadstone._base.errors import Error, counted, make
 
@@ -177,7 +177,7 @@ def _tuned(model: Any) -> Iterator[tuple[str, Any]]:
 
 def _execution_device(module: Any) -> torch.device | None:
     """Where a hook brings the weights of an offloaded module; ``None``: no hook does."""
-    for hook in hooks_of(module):
+    for hook in offloading_hooks(module):
         if hook.execution_device is not None:
             return torch.empty(0, device=hook.execution_device).device
     return None
@@ -188,7 +188,7 @@ def _require_reachable(model: Any) -> None:
     around = [
         path
         for path, module in model.named_modules()
-        if any(each.place_submodules for each in hooks_of(module))
+        if any(each.place_submodules for each in offloading_hooks(module))
     ]
     for path, _ in _tuned(model):
         for outer in around:

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
+from loadstone._plan.placement import hooks_of
+
 # PEFT's methods that read or change the base weight.
 METHODS = ("forward", "merge", "unmerge")
 
 
-def hooks_of(module: Any) -> Iterator[Any]:
-    """Yield accelerate's hooks that offload a module."""
-    hook = module.__dict__.get("_hf_hook")
-    for each in getattr(hook, "hooks", [hook]):
-        if getattr(each, "offload", False):
-            yield each
+def offloading_hooks(module: Any) -> list[Any]:
+    """Return accelerate's hooks that offload a module."""
+    hooks = hooks_of(module.__dict__.get("_hf_hook"))
+    return [each for each in hooks if getattr(each, "offload", False)]
 
 
 def bring_weights_for(layer: Any) -> None:
@@ -36,7 +36,7 @@ def bring_weights_for(layer: Any) -> None:
 
 def has_offloaded(model: Any) -> bool:
     """Return whether hooks offload the model or a module in it."""
-    return any(True for module in model.modules() for _ in hooks_of(module))
+    return any(offloading_hooks(module) for module in model.modules())
 
 
 def _with_weights(layer: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ def _in_memory(layer: Any) -> Iterator[None]:
         for module in layer.modules():
             if not any(each.is_meta for each in module.parameters(recurse=False)):
                 continue
-            for hook in hooks_of(module):
+            for hook in offloading_hooks(module):
                 hook.pre_forward(module)
                 hook.offload = False
                 stack.callback(_take_away, module, hook, layer, merged)

@@ -7,7 +7,7 @@ import mmap
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from loadstone._adapters.serving.receipts import CopiedRange
 from loadstone._adapters.serving.write_tracking import storage_of
 from loadstone._base.errors import Error
+from loadstone._base.nests import tensors_in
 from loadstone._base.progress import ProgressCallback
 from loadstone.tracing import Symbol
 from loadstone.tracing._trace import refusal
@@ -100,7 +101,7 @@ class PendingCopies:
             self._require_private(func, args)
         if func.overloadpacket is aten.copy_ and isinstance(args[1], Symbol):
             return
-        self.flush_into([*_real_in(args), *_real_in(kwargs)])
+        self.flush_into(_real_in((args, kwargs)))
 
     def expose(self, tensors: list[torch.Tensor]) -> None:
         """Gives memory to others: its values are there now, and later ones are at once."""
@@ -169,12 +170,5 @@ def changes_in_place(func: Any, symbols: list[Any]) -> Error:
     return refusal("plan.untraceable", func._schema.name, symbols, why)
 
 
-def _real_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if not isinstance(value, Symbol):
-            yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _real_in(each)
-    elif isinstance(value, dict):
-        yield from _real_in(list(value.values()))
+def _real_in(value: Any) -> list[torch.Tensor]:
+    return [each for each in tensors_in(value) if not isinstance(each, Symbol)]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from loadstone._base.nests import tensors_in
 from loadstone._base.torch_modes import DispatchMode
 from loadstone.tracing import Symbol
 
@@ -147,14 +148,10 @@ class MemoryAccess(TorchFunctionMode):
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     """Those with memory in a value of an operation."""
-    among = value if isinstance(value, list | tuple) else (value,)
     return [
         each
-        for each in among
-        if isinstance(each, torch.Tensor)
-        and not isinstance(each, Symbol)
-        and each.layout is torch.strided
-        and not each.is_meta
+        for each in tensors_in(value)
+        if not isinstance(each, Symbol) and each.layout is torch.strided and not each.is_meta
     ]
 
 

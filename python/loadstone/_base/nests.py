@@ -1,0 +1,32 @@
+"""Tensors in nested lists, tuples and dicts: arguments and results of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors, in order."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if issubclass(type(each), torch.Tensor):  # not a proxy of one
+            yield each
+        elif isinstance(each, list | tuple):
+            waiting += reversed(each)
+        elif isinstance(each, dict):
+            waiting += reversed(each.values())
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nest of lists, tuples and dicts with each leaf changed."""
+    if isinstance(value, list):
+        return [mapped(item, change) for item in value]
+    if isinstance(value, tuple):
+        return tuple(mapped(item, change) for item in value)
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return change(value)
