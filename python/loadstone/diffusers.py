@@ -8,8 +8,11 @@ Recipes are traced from the library's own converter of the class.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from loadstone._base.errors import make
 from loadstone._base.keywords import refuse_misspelled
 from loadstone._files.catalog import Catalog
 from loadstone._files.weighted import Weighted
-from loadstone._plan.options import NAMES, LoadOptions, Missing, Progress
+from loadstone._plan.options import LoadOptions, Missing, Progress
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._skeleton.rebuild import builder
 
@@ -179,14 +182,24 @@ def trace(
     raise AssertionError("a converter passes over tensors again and again")
 
 
+def _config_fields(cls: Any, source: Any, subfolder: str | None) -> Iterable[str]:
+    """The names in a folder's config: components of a pipeline, arguments of a model."""
+    with contextlib.suppress(Exception):  # a file, or what the library names in its own error
+        return [*cls.load_config(source, subfolder=subfolder)]
+    return ()
+
+
 def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
     import diffusers
 
     from loadstone._adapters.diffusers import call, hooks
     from loadstone._adapters.transformers import hooks as encoders
 
-    library = [getattr(each, function, cls.__init__) for each in (cls, diffusers.DiffusionPipeline)]
-    refuse_misspelled(kwargs, NAMES, (*library, cls.__init__))
+    if kwargs.get("custom_pipeline") is None:  # whose components are not known yet
+        own = inspect.signature(globals()[function]).parameters
+        library = [getattr(each, function, cls) for each in (cls, diffusers.DiffusionPipeline)]
+        fields = functools.partial(_config_fields, cls, source, kwargs.get("subfolder"))
+        refuse_misspelled(kwargs, own, (*library, cls), fields=fields)
     merges = options.adapters is not None and options.adapters.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"

@@ -43,10 +43,8 @@ Finding other_times(const std::vector<const Shard*>& shards) {
       "'{}' was modified at another time than when the plan was made; its size and header are the "
       "same, and its values are not compared",
       printable(shards.front()->path, 400));
-  if (shards.size() > 1) {
-    message += fmt::format(" (and {} more {})", shards.size() - 1,
-                           shards.size() == 2 ? "shard" : "shards");
-  }
+  const std::size_t more = shards.size() - 1;
+  if (more > 0) message += fmt::format(" (and {} more {})", more, more == 1 ? "shard" : "shards");
   return {.severity = Severity::warning,
           .code = "io.time",
           .message = std::move(message),
@@ -81,16 +79,18 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
   }
 }
 
-void check_checkpoints(const std::vector<SavedCheckpoint>& saved, const Catalog& catalog,
+// Returns whether no shard was modified since.
+bool check_checkpoints(const std::vector<SavedCheckpoint>& saved, const Catalog& catalog,
                        std::vector<Finding>& findings) {
   std::vector<const Shard*> other_time;
   for (std::size_t c = 0; c < saved.size(); ++c) {
     const auto& joined = catalog.checkpoints();
     check_shards(saved[c].shards, joined.empty() ? catalog : *joined.at(c), other_time);
   }
-  if (other_time.empty()) return;
+  if (other_time.empty()) return true;
   findings.push_back(other_times(other_time));
   sort_findings(findings);
+  return false;
 }
 
 class Binder {
@@ -100,9 +100,8 @@ class Binder {
         sources_(std::move(saved.sources)),
         tie_checks_(std::move(saved.tie_checks)) {
     plan_.catalog = std::move(catalog);
-    for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
-      index_.emplace(plan_.targets[i].name, i);
-    }
+    std::size_t position = 0;
+    for (const PlannedTarget& each : plan_.targets) index_.emplace(each.name, position++);
   }
 
   Plan run() && {
@@ -110,9 +109,7 @@ class Binder {
     bind_sources();
     bind_decodings();
     for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
-      if (index_.at(plan_.targets[i].name) != i) {
-        refuse(i, "name", {"the name stands here twice"});
-      }
+      if (index_.at(plan_.targets[i].name) != i) refuse(i, "name", {"the name stands here twice"});
     }
     for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
       check_target(i);
@@ -491,8 +488,13 @@ class Binder {
 }  // namespace
 
 Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog) {
-  check_checkpoints(saved.checkpoints, *catalog, saved.plan.findings);
-  return Binder(std::move(saved), std::move(catalog)).run();
+  const bool is_same = check_checkpoints(saved.checkpoints, *catalog, saved.plan.findings);
+  Plan plan = Binder(std::move(saved), std::move(catalog)).run();
+  // Values that the plan took from other tensors may not be theirs any longer.
+  for (PlannedTarget& target : plan.targets) {
+    if (!is_same) target.recipe.decided_by.clear();
+  }
+  return plan;
 }
 
 }  // namespace loadstone

@@ -83,6 +83,16 @@ TEST_F(DecidingTensors, AnAlphaIsInTheReceiptAlsoOfASavedPlan) {
   }
 }
 
+TEST_F(DecidingTensors, AnAlphaThatChangedAfterThePlanIsNotInTheReceipt) {
+  const std::string saved = to_json(plan());
+  write_adapter("adapter.safetensors", 8);
+  const Plan again = plan_from_json(saved);
+  ASSERT_FALSE(again.findings.empty());
+  EXPECT_EQ(again.findings.front().code, "io.time");
+  EXPECT_THAT(names_in(receipt_of_load(again).sources[1]),
+              ElementsAre("l.lora_down.weight", "l.lora_up.weight"));
+}
+
 // The adapter repeats the product of a tied name, and the plan compares the two.
 TEST_F(DecidingTensors, ComparedTensorsOfAnAdapterAreInTheReceipt) {
   std::vector<FileTensor> tensors;

@@ -80,7 +80,7 @@ def run(library: str, *, again: bool = False) -> Outcome:
             return Outcome(EQUAL, note.decode(errors="replace"), is_remembered=True)
     try:
         outcome = _compared(library)
-    except Exception as error:  # of another library, so of any class
+    except (Exception, SystemExit) as error:  # of another library, so of any class
         return Outcome(FAILED, f"{type(error).__name__}: {error}")
     if outcome.result == EQUAL:
         user_cache.write(path, facts + b"\n" + outcome.reason.encode())

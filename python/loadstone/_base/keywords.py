@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from loadstone import _core
@@ -35,34 +36,73 @@ def names_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def refuse_misspelled(
-    given: Iterable[str], ours: Iterable[str], functions: Iterable[Any], config: Any = None
+    given: Iterable[str],
+    ours: Iterable[str],
+    takers: Iterable[Any],
+    config: Any = None,
+    fields: Callable[[], Iterable[str]] = tuple,
 ) -> None:
     """Refuse keywords that nobody takes and that are nearly one that somebody takes.
 
     All others pass: libraries hand keywords on to configs, models and components.
 
     Args:
-        ours: names of loadstone's own keywords.
-        functions: of the library; keywords are their parameters, and names that their code looks
-            up in ``**kwargs``.
+        ours: loadstone's own keywords of the function that is called.
+        takers: functions and classes of the library; keywords are their parameters, and names that
+            their code looks up in ``**kwargs``.
         config: a class or an object; its attributes may be keywords.
+        fields: returns more names that may be keywords; called before a refusal.
 
     Raises:
         Error: ``plan.options``, which names the nearest keyword.
     """
-    known = set(ours).union(*map(_taken_by, functions))
+    own = list(ours)
+    known = set(own).union(*map(_taken_by, takers))
     if config is not None:
         known.update(dir(config), _parameters(config) if isinstance(config, type) else ())
     for name in given:
-        if name not in known and (near := difflib.get_close_matches(name, known, 1, LIKENESS_MIN)):
-            raise unknown(name, "argument", name, near)
+        is_numbered = re.sub(r"_?\d+$", "", name) in known  # tokenizer_2
+        near = "" if name in known or is_numbered else _nearest(name, own, known)
+        if near and name not in fields():
+            raise unknown(name, "argument", name, [near])
 
 
-def _taken_by(function: Any) -> set[str]:
-    function = inspect.unwrap(getattr(function, "__func__", function))
+def _nearest(name: str, own: list[str], known: Iterable[str]) -> str:
+    """Return the keyword that a name seems to be: case counts for nothing in loadstone's own."""
+    if name.lower() in own:
+        return name.lower()
+    found = re.search("'(.*)'", _core.did_you_mean(name, own))
+    near = difflib.get_close_matches(name, known, 1, LIKENESS_MIN)
+    return near[0] if near else found[1] if found is not None else ""
+
+
+def _taken_by(taker: Any) -> set[str]:
+    if isinstance(taker, type):
+        return set().union(*map(_taken_by, _constructors(taker)))
+    function = inspect.unwrap(getattr(taker, "__func__", taker))
     code = getattr(function, "__code__", None)
     words = [each for each in code.co_consts if isinstance(each, str)] if code is not None else []
     return {*_parameters(function), *filter(str.isidentifier, words)}
+
+
+def _constructors(cls: type) -> Iterator[Any]:
+    """The constructors of a class and of its bases, as far as they hand keywords on."""
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        made = inspect.unwrap(vars(base)["__init__"])
+        yield made
+        if not _hands_on(made):
+            return
+
+
+def _hands_on(function: Any) -> bool:
+    """Return whether a function takes any keyword."""
+    try:
+        kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+    except (TypeError, ValueError):
+        return False
+    return inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def _parameters(function: Any) -> list[str]:

@@ -13,8 +13,8 @@ FILES_MAX = 64
 
 def folder(name: str) -> Path:
     """Return ``loadstone/NAME`` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "loadstone" / name
+    home = os.path.expanduser("~")  # noqa: PTH111  (it never fails)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path(home, ".cache"), "loadstone", name)
 
 
 def read(path: Path) -> bytes | None:

@@ -94,7 +94,7 @@ def _library(name: str) -> dict[str, Any]:
         found["version"] = sites.version()
         found["is_newer"] = sites.is_untried()
         found["lacking"] = list(sites.lacking())
-    except Exception as error:  # of another library, so of any class
+    except (Exception, SystemExit) as error:  # of another library, so of any class
         found["version"] = found["version"] or "?"
         found["lacking"] = [f"{name} ({type(error).__name__}: {error})"]
     return found
@@ -146,7 +146,7 @@ def _private(value: Any) -> Any:
         return [_private(each) for each in value]
     if not isinstance(value, str):
         return value
-    home = re.escape(str(Path.home()).rstrip("/") or "~")
+    home = re.escape(os.path.expanduser("~").rstrip("/") or "~")  # noqa: PTH111  (it never fails)
     return printable(re.sub(rf"{home}(/[^\s'\",:;)\]]*)?", "~/...", value))
 
 

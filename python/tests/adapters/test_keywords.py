@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,40 @@ def test_keywords_of_configs_and_unlike_ones_are_the_library_s(llama: Path) -> N
         loadstone.transformers.from_pretrained(LlamaForCausalLM, llama, rms_norm_epss=0.5)
     with pytest.raises(TypeError, match="unexpected keyword argument 'a_word_of_its_own'"):
         loadstone.transformers.from_pretrained(LlamaForCausalLM, llama, a_word_of_its_own=1)
+
+
+def test_names_of_loadstone_are_found_in_any_case_and_length(vae: Path) -> None:
+    from diffusers import AutoencoderKL
+
+    for wrong in ("lroa", "Lora", "LORA"):
+        with pytest.raises(loadstone.PlanError, match="lora"):
+            loadstone.diffusers.from_pretrained(AutoencoderKL, vae, **{wrong: "nowhere"})
+
+
+def test_fields_of_a_folder_s_config_are_keywords(llama: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps(config | {"hidden_sizes": 1}))
+    model = loadstone.transformers.from_pretrained(LlamaForCausalLM, llama, hidden_sizes=2)
+    assert model.config.hidden_sizes == 2
+    with pytest.raises(loadstone.PlanError, match="did you mean 'hidden_size'"):  # the control
+        loadstone.transformers.from_pretrained(LlamaForCausalLM, llama, hidden_siez=2)
+
+
+def test_keywords_that_a_constructor_hands_to_its_base_pass() -> None:
+    class Base:
+        def __init__(self, thread: int = 0, other: int = 0) -> None: ...
+
+    class Own(Base):
+        def __init__(self, **kwargs: int) -> None: ...
+
+    refuse_misspelled(["thread", "tokenizer_2"], ["threads", "tokenizer"], [Own])
+    for cls in (Base, type("Closed", (Base,), {"__init__": lambda self, thing=0: None})):
+        with pytest.raises(loadstone.PlanError, match="threads"):
+            refuse_misspelled(["thraeds"], ["threads"], [cls])
+    with pytest.raises(loadstone.PlanError, match="threads"):
+        refuse_misspelled(["thread"], ["threads"], [type("Closed", (Base,), {"__init__": print})])
 
 
 def test_names_that_a_function_looks_up_are_its_keywords() -> None:

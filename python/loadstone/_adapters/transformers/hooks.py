@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -81,13 +81,21 @@ def hooks() -> Hooks:
     )
 
 
+def _config_fields(cls: Any, folder: Any = None) -> Iterable[str]:
+    """The names in a folder's config.json, which a config class need not name."""
+    with contextlib.suppress(Exception):  # the library has its own error for a folder
+        return [*cls.config_class.get_config_dict(folder)[0]]
+    return ()
+
+
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     chosen = OPTIONS.get()
     if chosen.refuses_unsupported:
         given = kwargs.get("config")
         config = given if hasattr(given, "attribute_map") else cls.config_class
         aliases = getattr(config, "attribute_map", {})
-        refuse_misspelled(kwargs, [*NAMES, *aliases], (original, cls.__init__), config)
+        fields = functools.partial(_config_fields, cls, *args[:1])
+        refuse_misspelled(kwargs, [*NAMES, *aliases], (original, cls), config, fields)
     ways = _OTHER_WAYS if RELEASE.MAKES_DTENSORS else (*_OTHER_WAYS, *_OF_RANKS)
     other = [name for name in ways if kwargs.get(name) is not None]
     if _is_sharded_by_others():
