@@ -1,8 +1,7 @@
-"""Python's automatic garbage collection, paused while a load makes many objects that stay.
+"""Pause Python's automatic garbage collection during loads.
 
-Each of them brings the next collection nearer, which looks at every object of the process and finds
-nothing: half of the time of a load of 10,000 tensors. Nothing is collected or frozen here; it goes
-on afterwards as it was.
+A load makes many objects that stay. They trigger collections, which look at every object of the
+process and free nothing: half of the time of a load of 10,000 tensors.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import threading
 from collections.abc import Iterator
 
 _guard = threading.Lock()
-_pauses = 0  # under way, in all threads: collecting is the process's
-_was_enabled = False  # when the first of them began
+_pauses = 0  # in progress, over all threads: collection is per process
+_was_enabled = False  # before the first pause
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """No automatic collection in this block, nor in other threads meanwhile; for short work only.
+    """Disable automatic collection in all threads during this block; for short work only.
 
     Also a decorator. Thread-safe.
     """
@@ -34,13 +33,13 @@ def paused() -> Iterator[None]:
         yield
     finally:
         with _guard:
-            _pauses = max(_pauses - 1, 0)  # 0: this is a fork of the thread
+            _pauses = max(_pauses - 1, 0)  # 0 after a fork inside the block
             if _pauses == 0 and _was_enabled:
                 gc.enable()
 
 
 def _renew() -> None:
-    """In a forked process the threads are gone whose blocks would end."""
+    """End the pauses of threads that a forked process lacks."""
     global _guard, _pauses
     _guard = threading.Lock()
     if _pauses > 0 and _was_enabled:

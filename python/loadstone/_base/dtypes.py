@@ -1,4 +1,4 @@
-"""torch dtypes by the names that safetensors headers and every JSON of ours use."""
+"""Convert between torch dtypes and their safetensors names, which all our JSON uses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from loadstone import _core
 from loadstone._base.errors import make
 from loadstone._base.late import torch
 
-# Counts of elements that may share a scale in nf4 and fp4.
+# Elements per scale in nf4 and fp4.
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-# torch has two values of F4 in one element. Checkpoints count the values.
+# torch packs two F4 values in one element. Checkpoints count the values.
 _PAIRS = "float4_e2m1fn_x2"
 
 _TORCH_NAMES = {name: torch_name for name, torch_name in _core.dtypes() if torch_name}
@@ -30,16 +30,12 @@ def _by_dtype() -> dict[torch.dtype, str]:
 
 
 def is_dtype(name: str) -> bool:
-    """Whether torch has a dtype of this safetensors name; not for block formats."""
+    """Return whether torch has a dtype of this safetensors name; false for block formats."""
     return name in _TORCH_NAMES
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype for ``"BF16"``, ``"F8_E4M3"`` ...
-
-    Raises:
-        PlanError: torch has no dtype of one element each for it (``plan.dtype``).
-    """
+    """Return the dtype for ``"BF16"``, ``"F8_E4M3"`` ...; ``plan.dtype`` if torch lacks it."""
     try:
         return _by_name()[name]
     except KeyError:
@@ -47,36 +43,30 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def element_dtype(name: str) -> torch.dtype:
-    """Return the dtype of a tensor that holds values of a dtype: of F4 it has pairs.
-
-    Raises:
-        PlanError: torch has no such dtype (``plan.dtype``).
-    """
+    """Return the dtype of a tensor's elements; for F4, that of pairs."""
     pairs: torch.dtype | None = getattr(torch, _PAIRS, None) if name == "F4" else None
     return torch_dtype(name) if pairs is None else pairs
 
 
 def element_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
-    """Return the shape of a tensor that holds values of this shape."""
     if dtype != "F4" or not shape:
         return tuple(shape)
     return (*shape[:-1], shape[-1] // 2)
 
 
 def value_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
-    """Return the shape of the values that a tensor of this shape holds."""
     if dtype != "F4" or not shape:
         return tuple(shape)
     return (*shape[:-1], shape[-1] * 2)
 
 
 def has_name(dtype: torch.dtype) -> bool:
-    """Whether checkpoint formats have this dtype."""
+    """Return whether checkpoint formats have this dtype."""
     return dtype in _by_dtype()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name for a torch dtype.
+    """Return the safetensors name of a torch dtype.
 
     Raises:
         PlanError: no checkpoint format has it (``plan.dtype``).
@@ -88,7 +78,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_argument(dtype: object) -> str:
-    """The safetensors name of ``torch.bfloat16``, ``"bfloat16"`` or ``"BF16"``.
+    """Return the safetensors name for ``torch.bfloat16``, ``"bfloat16"`` or ``"BF16"``.
 
     Raises:
         PlanError: the dtype is unknown (``plan.dtype``).
@@ -100,5 +90,4 @@ def dtype_argument(dtype: object) -> str:
 
 
 def is_floating(name: str) -> bool:
-    """Whether a dtype by its safetensors name is of floating-point numbers."""
     return name.startswith(("F", "BF"))

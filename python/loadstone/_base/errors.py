@@ -1,4 +1,4 @@
-"""The exceptions of loadstone: one class per area, one stable code per rule that was broken."""
+"""loadstone's exceptions: one class per area, one stable code per rule."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def _unpickled(
 
 
 def _public(value: Any) -> Any:
-    """A text without the secrets of URLs in it."""
+    """Remove the secrets of URLs from a text."""
     return _core.without_secrets(value) if isinstance(value, str) else value
 
 
-# Callers of the libraries catch what these raise, so our errors are these as well. A misfit is a
-# RuntimeError in torch and transformers and a ValueError in diffusers and accelerate; a file that
-# cannot be parsed is an OSError in diffusers and a ValueError where JSON is read.
+# Our errors also derive from the exceptions that callers of the libraries catch. A mismatch is a
+# RuntimeError in torch and transformers, a ValueError in diffusers and accelerate; a file that
+# cannot be parsed is an OSError in diffusers, and a ValueError if it is JSON.
 
 
 class FormatError(Error, OSError, ValueError):
@@ -166,25 +166,20 @@ _CODES: dict[str, type[Error]] = {
 
 
 def error_class(code: str) -> type[Error]:
-    """The class for a code: its area decides, but for a few."""
     return _CODES.get(code) or _AREAS.get(code.partition(".")[0], Error)
 
 
 def from_core(
     text: str, code: str, message: str = "", path: str = "", tensor: str = "", *rest: Any
 ) -> Error:
-    """The error for one of the C++ core, which calls this."""
+    """Make the exception for an error of the C++ core, which calls this."""
     if f"'{tensor}'" in message:  # name the tensor once
         text = text.replace(f"'{tensor}': {message}", message, 1)
     return error_class(code)(text, code, message, path, tensor, *rest)
 
 
 def make(code: str, message: str, lines: Sequence[str] = (), **where: Any) -> Error:
-    """Return an error of the Python side, in the format of the core's.
-
-    Args:
-        lines: printed below the message.
-    """
+    """Make an error in the core's format; ``lines`` are printed below the message."""
     parts = (where.get(key) for key in ("path", "tensor", "field"))
     head = "".join(f"{printable(part)}: " for part in parts if part and f"'{part}'" not in message)
     body = "\n".join(map(printable, [message, *lines]))
@@ -198,11 +193,10 @@ def make(code: str, message: str, lines: Sequence[str] = (), **where: Any) -> Er
 def unknown(
     field: str, what: str, word: object, known: Iterable[str], code: str = "plan.options"
 ) -> Error:
-    """Return the error for a word that an argument does not take; it names the nearest known one.
+    """Return the error for an unsupported word, which names the nearest of the known ones.
 
     Args:
-        what: what the word should have been: ``"library"``.
-        known: the words that the argument takes.
+        what: the kind of word: ``"library"``.
     """
     words = list(known)
     error = make(code, _core.unknown_word(what, str(word), words), field=field)
@@ -211,11 +205,7 @@ def unknown(
 
 
 def count_argument(field: str, value: Any, most: int = 2**32 - 1) -> int:
-    """A count from 0 to ``most``: an integer of Python or numpy.
-
-    Raises:
-        Error: ``plan.options``: it is not such a number.
-    """
+    """Require an integer from 0 to ``most``, of Python or numpy (else ``plan.options``)."""
     try:
         count = operator.index(value)
     except TypeError:
@@ -232,7 +222,6 @@ def count_argument(field: str, value: Any, most: int = 2**32 - 1) -> int:
 
 
 def counted(count: int, one: str, several: str) -> str:
-    """A count with its noun, singular or plural."""
     return f"{count} {one if count == 1 else several}"
 
 
@@ -243,12 +232,9 @@ def listed(
     by: str = ", ",
     more: str = " and {} more",
 ) -> str:
-    """Return the text of the first items and the count of the others: ``"a, b and 3 more"``.
+    """Join the first ``most`` items, and count the others: ``"a, b and 3 more"``.
 
     Args:
-        most: the number of items to show.
-        shown: returns an item's text.
-        by: the separator.
         more: the text after the last item if others are left; ``{}`` is their count.
     """
     left = len(items) - most

@@ -1,4 +1,4 @@
-"""Indices such as ``[0:128, :, None, -1]`` as boxes of a shape, before anything is read."""
+"""Convert indices such as ``[0:128, :, None, -1]`` to boxes, before any read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Selection:
     """A strided box of a tensor, and the shape of the result.
 
     Attributes:
-        ranges: first index, count and step of each dimension of the tensor.
-        shape: without the dimensions that a number selects from, with those that ``None`` adds.
+        ranges: first index, count and step for each dimension of the tensor.
+        shape: without the dimensions that an integer selects from, with those that ``None`` adds.
     """
 
     ranges: tuple[tuple[int, int, int], ...]
@@ -26,25 +26,23 @@ class Selection:
 
     @property
     def numel(self) -> int:
-        """Selected elements."""
         return math.prod(self.shape)
 
 
 def whole(shape: Sequence[int]) -> Selection:
-    """The selection of a whole tensor."""
     return Selection(tuple((0, extent, 1) for extent in shape), tuple(shape))
 
 
 def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
-    """The box that an index of numbers, slices, ``...`` and ``None`` means, as in torch.
+    """Return the box for an index of integers, slices, ``...`` and ``None``, as in torch.
 
-    ``[:]`` of a tensor without dimensions is all of it. An empty list selects no row.
+    ``[:]`` of a tensor without dimensions selects all of it. An empty list selects no row.
 
     Returns:
-        ``None`` for an index of another kind (lists, tensors, masks), which is no box.
+        ``None`` for other indices (lists, tensors, masks), which are not boxes.
 
     Raises:
-        TensorIndexError: a number is outside its dimension, there are more items than dimensions,
+        TensorIndexError: an integer is outside its dimension, there are more items than dimensions,
             or a step is not positive (``open.index``).
     """
     items = list(index) if isinstance(index, tuple) else [index]
@@ -71,10 +69,10 @@ def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
 
 
 def take(tensor: Any, index: Any, name: str) -> Any:
-    """Applies an index that is not a box to a tensor. A list selects rows, as in NumPy.
+    """Apply an index that is not a box. A list selects rows, as in NumPy.
 
     Raises:
-        TensorIndexError: torch does not take it (``open.index``).
+        TensorIndexError: torch rejects it (``open.index``).
     """
     try:
         return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
@@ -93,7 +91,7 @@ def _is_plain(item: Any) -> bool:
 
 
 def _expanded(items: list[Any], index: Any, shape: Sequence[int], name: str) -> list[Any]:
-    """The items with full slices in the place of ``...`` and behind the last one."""
+    """Replace ``...`` by full slices, and append them for the remaining dimensions."""
     used = sum(item is not None and item is not Ellipsis for item in items)
     if used > len(shape):
         raise _refusal("too many indices", name, repr(index), f"at most {len(shape)}")

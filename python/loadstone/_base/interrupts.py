@@ -1,4 +1,4 @@
-"""Ctrl-C waits while something is done that has to be finished."""
+"""Delay Ctrl-C during work that must finish."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Delays Ctrl-C until the block ends. Other threads than the main one never get it."""
+    """Delay Ctrl-C until the block ends. Only the main thread ever gets it."""
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not callable(before):  # ignored, or a handler that is not Python's
+    if not is_main or not callable(before):  # ignored, or not a Python handler
         yield
         return
     came: list[tuple[int, FrameType | None]] = []

@@ -1,4 +1,4 @@
-"""Misspelled keywords: refused with the nearest name, in place of being ignored."""
+"""Reject misspelled keywords, which libraries would ignore, and suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from loadstone._base.errors import unknown
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# The likeness, by `difflib`, of a keyword that is taken for a misspelled one.
+# `difflib` ratio above which a keyword counts as misspelled.
 LIKENESS_MIN = 0.85
 
 
 def names_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate a function that names all its keywords: its TypeError names the nearest one."""
+    """Make the TypeError for an unknown keyword suggest the nearest one."""
     known = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -42,16 +42,16 @@ def refuse_misspelled(
     config: Any = None,
     fields: Callable[[], Iterable[str]] = tuple,
 ) -> None:
-    """Refuse keywords that nobody takes and that are nearly one that somebody takes.
+    """Reject keywords that nothing accepts and that are close to one that something accepts.
 
     All others pass: libraries hand keywords on to configs, models and components.
 
     Args:
         ours: loadstone's own keywords of the function that is called.
-        takers: functions and classes of the library; keywords are their parameters, and names that
+        takers: functions and classes of the library; they accept their parameters, and names that
             their code looks up in ``**kwargs``.
         config: a class or an object; its attributes may be keywords.
-        fields: returns more names that may be keywords; called before a refusal.
+        fields: returns further possible keywords; called only before a rejection.
 
     Raises:
         Error: ``plan.options``, which names the nearest keyword.
@@ -68,7 +68,7 @@ def refuse_misspelled(
 
 
 def _nearest(name: str, own: list[str], known: Iterable[str]) -> str:
-    """Return the keyword that a name seems to be: case counts for nothing in loadstone's own."""
+    """Return the closest keyword; loadstone's own match regardless of case."""
     if name.lower() in own:
         return name.lower()
     found = re.search("'(.*)'", _core.did_you_mean(name, own))
@@ -86,7 +86,7 @@ def _taken_by(taker: Any) -> set[str]:
 
 
 def _constructors(cls: type) -> Iterator[Any]:
-    """The constructors of a class and of its bases, as far as they hand keywords on."""
+    """Yield the constructors of a class and its bases, as long as they pass keywords on."""
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue
@@ -108,5 +108,5 @@ def _hands_on(function: Any) -> bool:
 def _parameters(function: Any) -> list[str]:
     try:
         return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of a class that is not written in Python
+    except (TypeError, ValueError):  # a class that is not written in Python
         return []

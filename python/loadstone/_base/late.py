@@ -1,4 +1,4 @@
-"""torch for modules that also work without it: imported when it is first used."""
+"""Import torch on first use, for modules that also work without it."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ class _Late:
     def __getattr__(self, attribute: str) -> Any:
         import torch
 
-        self.__dict__ = torch.__dict__  # look-ups from now on are those of the module
+        self.__dict__ = torch.__dict__  # later look-ups find the module's attributes
         return getattr(torch, attribute)
 
 

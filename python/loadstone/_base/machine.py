@@ -1,4 +1,4 @@
-"""The memory of this machine, for computed device maps."""
+"""Measure this machine's memory, and parse sizes and device maps."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ _BYTES_MAX = 2**63 - 1
 
 
 def byte_count(size: int | str, field: str = "max_memory") -> int:
-    """Bytes of ``4096``, ``"8GiB"`` or ``"500 MB"``.
-
-    Args:
-        field: the argument, for the error.
-    """
+    """Return the bytes of ``4096``, ``"8GiB"`` or ``"500 MB"``."""
     count: float = -1
     if isinstance(size, int) and not isinstance(size, bool):
         count = size
@@ -43,7 +39,7 @@ def byte_count(size: int | str, field: str = "max_memory") -> int:
 
 
 def device_name(device: Any) -> str:
-    """A device's name in plans: ``"cuda:0"`` for ``0``, the current device for ``"cuda"``."""
+    """Return a device's name in plans: ``"cuda:0"`` for 0, the current device for ``"cuda"``."""
     if isinstance(device, int):
         return f"cuda:{device}"
     name = str(device)
@@ -51,7 +47,7 @@ def device_name(device: Any) -> str:
 
 
 def _current(kind: str) -> int:
-    """The number of torch's current device; one that nobody has chosen is not asked for."""
+    """Return the index of torch's current device without initializing the device."""
     module = getattr(sys.modules.get("torch"), kind, None)
     if module is None or not getattr(module, "is_initialized", bool)():
         return 0
@@ -59,7 +55,7 @@ def _current(kind: str) -> int:
 
 
 def available_memory() -> dict[str, int]:
-    """Free bytes of each CUDA device, then of the host."""
+    """Return the free bytes of each CUDA device, then of the host."""
     capacities = {}
     for index in range(torch.cuda.device_count()):
         capacities[f"cuda:{index}"] = torch.cuda.mem_get_info(index)[0]
@@ -70,7 +66,7 @@ def available_memory() -> dict[str, int]:
 
 
 def peak_resident_bytes() -> int:
-    """The largest resident set of this process so far; 0 where the system does not say."""
+    """Return this process's peak resident set; 0 if the system does not report it."""
     try:
         with Path("/proc/self/status").open(encoding="ascii", errors="replace") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -81,14 +77,14 @@ def peak_resident_bytes() -> int:
 def capacities(
     max_memory: Mapping[Any, int | str] | None, *, computed: bool
 ) -> list[tuple[str, int]]:
-    """Device and bytes, in order of preference; the machine's own where a map is to be computed."""
+    """Return devices and bytes by preference; those of the machine if a map is to be computed."""
     if max_memory is not None:
         return [(device_name(device), byte_count(size)) for device, size in max_memory.items()]
     return list(available_memory().items()) if computed else []
 
 
 def device_map_entries(device_map: Any) -> tuple[str, list[tuple[str, str]]]:
-    """The strategy of a device map (``""``: none), and its modules with their devices."""
+    """Return the strategy of a device map (``""``: none), and its modules with their devices."""
     if device_map is None:
         return "", []
     if isinstance(device_map, str) and device_map in MODES:

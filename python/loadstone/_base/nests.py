@@ -1,4 +1,4 @@
-"""Tensors in nested lists, tuples and dicts: arguments and results of operations."""
+"""Walk nested lists, tuples and dicts: arguments and results of operations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors, in order."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
-        if issubclass(type(each), torch.Tensor):  # not a proxy of one
+        if issubclass(type(each), torch.Tensor):  # not a proxy
             yield each
         elif isinstance(each, list | tuple):
             waiting += reversed(each)
@@ -22,7 +21,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest of lists, tuples and dicts with each leaf changed."""
     if isinstance(value, list):
         return [mapped(item, change) for item in value]
     if isinstance(value, tuple):

@@ -10,7 +10,7 @@ ProgressCallback = Callable[[int, int], object]
 
 @contextlib.contextmanager
 def shown(progress: bool | ProgressCallback, title: str) -> Iterator[ProgressCallback | None]:
-    """A bar for ``True``, or the caller's own function of bytes done and bytes in total."""
+    """Yield a bar for ``True``, or the caller's function of bytes done and bytes in total."""
     if progress is False:
         yield None
     elif progress is not True:

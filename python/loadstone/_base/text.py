@@ -1,4 +1,4 @@
-"""Text files: read whatever their encoding is, written whole."""
+"""Read text files of any encoding, and write them atomically."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ _CODES = {
 
 
 def code_of(number: int | None, otherwise: str) -> str:
-    """Return the error code of an ``errno``."""
     return _CODES.get(number or 0, otherwise)
 
 
 def require_local(path: str) -> None:
-    """Refuse a URL with ``io.remote``."""
     if _core.is_remote(path):
         raise make("io.remote", "only a file of this machine is read here", path=path)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return a file's text. Bytes that are not UTF-8 reach the core, which rejects them by name.
+    """Return a file's text. Bytes that are not UTF-8 reach the core, which names them in its error.
 
     Raises:
         FileError: it cannot be read.
@@ -48,7 +46,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file under a temporary name and rename it: it is the old one or the new one.
+    """Write a file atomically, by a rename.
 
     Raises:
         LoadError: ``io.write``, ``io.no_space``, ``io.denied``; ``io.remote`` for a URL;

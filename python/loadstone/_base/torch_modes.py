@@ -1,4 +1,4 @@
-"""State that torch keeps for a process or a thread, and that a load sets for a time."""
+"""Set and restore torch's per-process and per-thread state."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Setting:
-    """State of the whole process that constructors change: it ends as it was.
+    """Process-wide state that constructors change and that this restores.
 
-    Thread-safe. Where threads overlap, the last one out puts back the value that the first one
-    found; what another thread sets meanwhile on purpose is then lost.
+    Thread-safe. If threads overlap, the last one to leave restores the value that the first one
+    found; a value that a different thread sets meanwhile on purpose is lost.
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
         self.read = read
         self.write = write
         self._found: Any = None
-        self._inside: list[int] = []  # threads, once for each entry
+        self._inside: list[int] = []  # thread ids, once per entry
         self.renew()
 
     def renew(self) -> None:
-        """A forked child has none of the other threads."""
+        """Reset after a fork: the child has none of the other threads."""
         self._lock = threading.Lock()
         self._inside = [each for each in self._inside if each == threading.get_ident()]
 
     @contextlib.contextmanager
     def kept(self, *, is_mine: bool = False) -> Iterator[None]:
-        """Puts the value back on leaving.
+        """Restore the value on leaving.
 
         Args:
-            is_mine: no other thread sets the value meanwhile, so it is put back at once.
+            is_mine: no other thread sets the value meanwhile, so restore it at once.
         """
         thread = threading.get_ident()
         with self._lock:
@@ -58,7 +58,6 @@ class Setting:
 
 
 def _generators() -> dict[torch.Generator, torch.Tensor]:
-    """The default generators of all devices that are in use, and their states."""
     devices = (torch.cuda, torch.xpu)
     found = (torch.default_generator, *(each for of in devices for each in of.default_generators))
     return {generator: generator.get_state() for generator in found}
@@ -75,7 +74,7 @@ _lock = threading.RLock()
 
 
 def _renew() -> None:
-    """A forked child has none of the threads that may have held the locks."""
+    """Reset the locks in a forked child: it lacks the threads that may have held them."""
     global _lock
     _lock = threading.RLock()
     default_dtype.renew()
@@ -87,10 +86,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that sees every operation, and that torch's compiler leaves alone.
+    """A mode that sees every operation and that torch's compiler skips.
 
     torch wraps ``__torch_dispatch__`` for that purpose, and the wrapper imports the compiler: a
-    second and 800 modules for a process that compiles nothing. Here the code is marked instead.
+    second and 800 modules for a process that compiles nothing. This class marks the code instead.
     """
 
     def __init_subclass__(cls) -> None:
@@ -105,14 +104,12 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def constructing(dtype: torch.dtype | None = None) -> Iterator[None]:
-    """The only place where a default dtype is set, here or by a library inside of it.
+    """Restore torch's default dtype on leaving; all code that sets it runs in here.
+
+    One thread at a time is inside; the same thread may enter again.
 
     Args:
-        dtype: the default dtype inside; None: the one that is there, which a library may set.
-
-    On leaving, torch's default dtype is the one from before, however the construction ended.
-
-    Thread safety: one thread at a time is inside; the same thread may enter again.
+        dtype: the default dtype inside; None: the current one, which a library may set.
     """
     with _lock, default_dtype.kept(is_mine=True):
         if dtype is not None:
@@ -121,7 +118,7 @@ def constructing(dtype: torch.dtype | None = None) -> Iterator[None]:
 
 
 def wrap_always(wrap_call: Callable[..., Any]) -> Callable[[Any], Any]:
-    """The ``wrap`` of a hook that concerns all callers, patched or not: they share the lock.
+    """Return the ``wrap`` of a hook for all callers, patched or not: they share the lock.
 
     Args:
         wrap_call: called with the library's own function and then the call's arguments.
@@ -141,17 +138,16 @@ def wrap_always(wrap_call: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def construct(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call of a library's function that constructs, in turn with others."""
     with constructing():
         return original(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """Tensors made inside are no inference tensors, whose writes torch does not count.
+    """Make no inference tensors inside, because torch does not count writes to them.
 
-    Inside ``torch.inference_mode()`` torch also leaves operations whole that conversion code is
-    traced through. Whether gradients are recorded stays as it is.
+    Inside ``torch.inference_mode()`` torch also does not decompose operations, which tracing of
+    conversion code needs. Gradient recording stays unchanged.
     """
     if not torch.is_inference_mode_enabled():
         yield

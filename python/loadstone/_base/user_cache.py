@@ -1,4 +1,4 @@
-"""Small files in the user's cache folder: private to the user, and whole or absent."""
+"""Small files in the user's cache folder: private, and written atomically."""
 
 from __future__ import annotations
 
@@ -7,27 +7,21 @@ import os
 import tempfile
 from pathlib import Path
 
-# Older files are removed when a folder has more than these.
+# Files per folder; write() removes the oldest.
 FILES_MAX = 64
 
 
 def folder(name: str) -> Path:
-    """Return ``loadstone/NAME`` in the user's cache folder."""
     home = os.path.expanduser("~")  # noqa: PTH111  (it never fails)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path(home, ".cache"), "loadstone", name)
 
 
 def read(path: Path) -> bytes | None:
-    """Return the content of a file that this user owns, else None.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the content of a file that this user owns, else None."""
     return path.read_bytes() if path.stat().st_uid == os.getuid() else None
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file and remove the oldest ones. Errors are ignored: it is a cache."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600

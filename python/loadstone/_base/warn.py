@@ -1,4 +1,4 @@
-"""Warnings about loads, each at the line of the user's code that asked for the load."""
+"""Warn about loads at the line of the user's code that requested the load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from loadstone import _core
 from loadstone._base.terminal import warn
 
-# Modules whose frames are passed over to find the user's line.
+# Packages whose frames are skipped to find the user's line.
 _LOADING = (
     *("loadstone", "accelerate", "diffusers", "transformers", "huggingface_hub"),
     *("contextlib", "functools"),
@@ -26,7 +26,7 @@ def users_level() -> int:
 
 
 def warn_of_findings(findings: Iterable[_core.Finding]) -> None:
-    """Warn of each finding that is a warning, where no report hands it on.
+    """Warn of findings that no report passes on.
 
     Skips a wrong total in an index: no value depends on it, and many files have one.
     """
@@ -37,7 +37,7 @@ def warn_of_findings(findings: Iterable[_core.Finding]) -> None:
 
 
 def warn_of_overflows(findings: Iterable[_core.Finding]) -> None:
-    """Warn once about all tensors with finite values that their dtype cannot hold."""
+    """Warn once about all tensors with finite values that their dtype cannot represent."""
     found = [each for each in findings if each.code == "convert.overflow"]
     if not found:
         return

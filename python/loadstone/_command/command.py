@@ -1,10 +1,9 @@
-"""The command from Python: ``python -m loadstone``, which knows three things more.
+"""``python -m loadstone``: the C++ command, plus three features that need Python.
 
-The command itself needs no Python. ``convert FOLDER NAME.gguf``, in these places, asks llama.cpp's
-converter for names, layouts and metadata first (:mod:`loadstone.llama_cpp`), and hands them on as
-``--rules`` and ``--metadata``. ``export-rules`` asks a Python library for its conversions
-(:mod:`loadstone._command.export_rules`), and ``doctor`` looks at the libraries and the machine
-(:mod:`loadstone._command.doctor`). Everything else is passed on as it is.
+``convert FOLDER NAME.gguf`` first runs llama.cpp's converter for names, layouts and metadata
+(:mod:`loadstone.llama_cpp`), and passes them on as ``--rules`` and ``--metadata``.
+``export-rules`` asks a Python library for its conversions, and ``doctor`` checks the libraries and
+the machine.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from loadstone._base.errors import Error, make
 _USAGE = 2
 _INTERRUPTED = 130
 
-# Commands that the C++ program does not have.
-# By references: they import frameworks.
+# Commands that the C++ program lacks.
+# References, because these modules import frameworks.
 _OWN = {
     "doctor": "loadstone._command.doctor:main",
     "export-rules": "loadstone._command.export_rules:main",
@@ -38,7 +37,6 @@ _OWN = {
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command with these arguments; returns its exit status."""
     if arguments and arguments[0] in _OWN:
         return _own(*arguments)
     with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
@@ -49,7 +47,7 @@ def main(arguments: list[str]) -> int:
             return _USAGE
         except KeyboardInterrupt:
             return _INTERRUPTED
-        # Ctrl-C is the command's, which cleans up; a handler, unlike SIG_IGN, is not inherited.
+        # The command handles Ctrl-C and cleans up; unlike SIG_IGN, a handler is not inherited.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             return subprocess.run(command, check=False).returncode
@@ -68,7 +66,7 @@ def _own(name: str, *arguments: str) -> int:
 
 
 def prepared(arguments: list[str], folder: Path) -> list[str]:
-    """The command's arguments; writes the files that they name to ``folder``.
+    """Return the command's arguments; write the files that they name to ``folder``.
 
     Raises:
         Error: see :func:`loadstone.llama_cpp.trace`.
@@ -78,7 +76,7 @@ def prepared(arguments: list[str], folder: Path) -> list[str]:
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--converter")
     own.add_argument("--trust-code", action="store_true")
-    own.add_argument("--dtype")  # the converter's, which gives each tensor its own
+    own.add_argument("--dtype")  # passed to the converter, which picks one per tensor
     ours, rest = own.parse_known_args(arguments)
     traced = model_folder.trace(
         arguments[1],
@@ -92,7 +90,7 @@ def prepared(arguments: list[str], folder: Path) -> list[str]:
 
 
 def _prepared_apart(arguments: list[str], folder: Path) -> list[str]:
-    """The same from a process of its own: what the converter imports would stay in memory."""
+    """Run prepared() in its own process: the converter's imports would stay in memory."""
     if not _is_traced(arguments):
         return arguments
     context = multiprocessing.get_context("spawn")
@@ -112,7 +110,7 @@ def _has(arguments: list[str], option: str) -> bool:
 
 
 def _command() -> str:
-    """The command that was installed with the package, or the first of its name in the path."""
+    """Return the command installed with the package, or the first one in the path."""
     name = "loadstone"
     installed = Path(sysconfig.get_path("scripts"), name)
     found = str(installed) if os.access(installed, os.X_OK) else shutil.which(name)

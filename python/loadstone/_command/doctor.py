@@ -1,4 +1,4 @@
-"""``python -m loadstone doctor``: what a bug report needs, and the canaries of the adapters."""
+"""``python -m loadstone doctor``: facts for a bug report, and the canaries of the adapters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from loadstone._adapters.sites import LIBRARIES, sites_of
 from loadstone._base.terminal import printable
 from loadstone._base.version import build_info
 
-# Adapters whose canary is never run, each with its reason.
+# Adapters without a canary, and the reason.
 WITHOUT_CANARY = {
     "vllm": "a tiny load takes a server and minutes; `make test-vllm` runs one",
     "sglang": "a tiny load takes a server and a GPU",
@@ -33,7 +33,7 @@ _WRONG = (canaries.DIFFERS, canaries.FAILED)
 
 
 def main(arguments: list[str]) -> int:
-    """Print the report; return 1 if something in it is wrong, else 0."""
+    """Print the report; return 1 if it found a fault, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m loadstone doctor",
         allow_abbrev=False,
@@ -52,9 +52,9 @@ def main(arguments: list[str]) -> int:
 
 
 def report(*, again: bool) -> dict[str, Any]:
-    """Return all that is printed, as JSON has it."""
+    """Return the report as a JSON object."""
     libraries = [_library(each) for each in (*LIBRARIES, *WITHOUT_CANARY)]
-    for each in libraries:  # all are imported now, so that a result names all their releases
+    for each in libraries:  # after all imports, so that each result names all releases
         each["canary"] = dataclasses.asdict(_canary(each, again))
     return {
         "ok": not any(each["lacking"] or each["canary"]["result"] in _WRONG for each in libraries),
@@ -76,7 +76,6 @@ def report(*, again: bool) -> dict[str, Any]:
 
 
 def _library(name: str) -> dict[str, Any]:
-    """Return a library's release and the places in it that differ from the table of sites."""
     found: dict[str, Any] = {
         "name": name,
         "version": "",
@@ -84,7 +83,7 @@ def _library(name: str) -> dict[str, Any]:
         "is_newer": False,
         "lacking": [],
     }
-    if name == "llama_cpp":  # whose table needs a folder
+    if name == "llama_cpp":  # its table needs a folder
         return found
     sites = sites_of(name)
     found["tested"] = sites.tested
@@ -94,7 +93,7 @@ def _library(name: str) -> dict[str, Any]:
         found["version"] = sites.version()
         found["is_newer"] = sites.is_untried()
         found["lacking"] = list(sites.lacking())
-    except (Exception, SystemExit) as error:  # of another library, so of any class
+    except (Exception, SystemExit) as error:  # other libraries raise any class
         found["version"] = found["version"] or "?"
         found["lacking"] = [f"{name} ({type(error).__name__}: {error})"]
     return found
@@ -111,12 +110,11 @@ def _canary(library: dict[str, Any], again: bool) -> canaries.Outcome:
 
 
 def _torch() -> dict[str, Any]:
-    """Return torch's version and its GPUs."""
     try:
         import torch
 
         gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    except Exception as error:  # a driver or a build that does not fit, too
+    except Exception as error:  # e.g. a driver that does not match the build
         return {"torch": f"{type(error).__name__}: {error}", "gpus": []}
     return {
         "torch": torch.__version__,
@@ -129,7 +127,7 @@ def _processor_count() -> int:
 
 
 def _field(path: str, name: str) -> str:
-    """Return a field of a file of /proc, or "0" without one."""
+    """Return a field of a file of /proc, or "0" if absent."""
     with contextlib.suppress(OSError):
         for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
@@ -139,7 +137,7 @@ def _field(path: str, name: str) -> str:
 
 
 def _private(value: Any) -> Any:
-    """Return the report without secrets of URLs, and without paths in the user's home."""
+    """Remove secrets of URLs, and paths in the user's home."""
     if isinstance(value, dict):
         return {name: _private(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""``python -m loadstone export-rules``: the conversions of a library's model type as rules."""
+"""``python -m loadstone export-rules``: write the conversions of a model type as rules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from loadstone._base.text import write_text
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the rules; returns the exit status.
-
-    Raises:
-        Error: see :func:`loadstone._adapters.transformers.export.export`; ``io.write``.
+    """Raises:
+    Error: see :func:`loadstone._adapters.transformers.export.export`; ``io.write``.
     """
     parser = argparse.ArgumentParser(
         prog="python -m loadstone export-rules",

@@ -1,9 +1,9 @@
-"""Tensor objects that keep their identity while their contents change.
+"""Exchange the contents of tensor objects, which keep their identity.
 
-Optimizers, closures, partials and other owners hold a tensor by identity. ``.data`` takes memory of
-any dtype and device, but cannot cross from meta into memory or back. There torch can exchange the
-contents of two tensor objects. It refuses if a weak reference to one of them exists, or if C++ code
-(an autograd graph, a ``Reducer``) holds it: then the model gets another object.
+Optimizers, closures and partials hold a tensor by identity. ``.data`` accepts memory of any dtype
+and device, but cannot cross from meta into memory or back; there torch can exchange the contents of
+two tensor objects. It refuses if a weak reference to one of them exists, or if C++ code (an
+autograd graph, a ``Reducer``) holds it. Then the model gets a different object.
 """
 
 from __future__ import annotations
@@ -18,24 +18,19 @@ from loadstone._model.memory import like
 from loadstone._model.modules import owner_of
 from loadstone._model.walk import TensorSlot
 
-# Attributes that keep a tensor's hooks in Python. What calls them is part of its contents.
+# A tensor's hooks in Python. The C++ code that calls them belongs to the contents.
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def may_change(slot: TensorSlot) -> bool:
-    """Return whether a slot's tensor can get contents of another device or dtype.
-
-    A tensor on meta has none that anybody could want. Of tensors with memory only parameters
-    change, as in ``Module.to``. A place that shares its tensor with an earlier one is given what
-    the earlier one has, or a tensor of its own.
-    """
+    """A tensor on meta always may; of tensors with memory only parameters, as in Module.to()."""
     if slot.shard is not None or slot.obstacle or slot.tie_of is not None:
         return False
     return slot.tensor.is_meta or slot.kind == "parameter"
 
 
 def takes_data(slot: TensorSlot, value: torch.Tensor) -> bool:
-    """Return whether ``.data`` can be set to a value, which no holder of the tensor prevents."""
+    """Return whether ``.data`` can be set to a value, even if others hold the tensor."""
     tensor = slot.tensor
     if not may_change(slot) or tensor.is_inference():
         return False
@@ -45,7 +40,6 @@ def takes_data(slot: TensorSlot, value: torch.Tensor) -> bool:
 
 
 def may_exchange(slot: TensorSlot) -> bool:
-    """Return whether the contents of a slot's tensor can be exchanged."""
     return may_change(slot) and _is_free(slot.tensor)
 
 
@@ -54,7 +48,6 @@ def _is_free(tensor: Any) -> bool:
 
 
 def keep_object(model: torch.nn.Module, name: str, replace: Callable[[], object]) -> None:
-    """Runs code of a library that replaces a parameter, and keeps the object if it was on meta."""
     registry = owner_of(model, name)._parameters
     leaf = name.rpartition(".")[2]
     old: Any = registry.get(leaf)
@@ -70,17 +63,14 @@ def keep_object(model: torch.nn.Module, name: str, replace: Callable[[], object]
 
 
 class Contents:
-    """Contents that a load gives to tensor objects. For one load."""
-
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
-        self._others: list[torch.Tensor] = []  # with the new contents, later with the old ones
-        # One entry an exchange. A signal finds it right: C code alone appends to it.
+        self._others: list[torch.Tensor] = []  # new contents; after commit() the old ones
+        # One entry per exchange. Only C code appends, so the list is right even after a signal.
         self._done: list[None] = []
         self._refused: dict[int, torch.Tensor] = {}
 
     def add(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Plans an exchange; ``value`` stays as it is."""
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):
             content = value.detach().requires_grad_(tensor.requires_grad)
         else:
@@ -89,7 +79,7 @@ class Contents:
         self._others.append(content)
 
     def commit(self) -> None:
-        """Exchanges contents. What torch refuses now, C++ code holds weakly."""
+        """Exchange the contents. If torch refuses now, C++ code holds the tensor weakly."""
         exchange = torch._C._swap_tensor_impl
         while (done := len(self._done)) < len(self._tensors):
             try:
@@ -102,18 +92,16 @@ class Contents:
             _renew_hooks(tensor)
 
     def instead_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself; after a refusal, the one that the model gets in its place."""
         return self._refused.get(id(tensor), tensor)
 
     def undo(self) -> None:
-        """Gives the tensors the contents that they had before :meth:`commit`."""
         for tensor, other in zip(self._tensors[: len(self._done)], self._others, strict=False):
             torch._C._swap_tensor_impl(tensor, other)
         self._done.clear()
 
 
 def _renew_hooks(tensor: Any) -> None:
-    """Makes autograd call the hooks of the object for its new contents."""
+    """Make autograd call the object's hooks for its new contents."""
     for name in _HOOKS:
         hooks = getattr(tensor, name)
         if hooks is not None:

@@ -1,8 +1,8 @@
-"""Memory of devices: tensors for values that a load brings there, and who copies.
+"""Allocate device memory and copy loaded values into it.
 
-Values for a GPU are read into a ring of pinned memory and copied from it while others are read; no
-second copy of a tensor is held on the host. CUDA's copies are made by the core, which calls the
-driver that torch has loaded; those of other devices by torch.
+Values for a GPU are read into a ring of pinned memory and copied from there during further reads,
+so the host never has a second copy of a tensor. The core copies to CUDA devices with the driver
+that torch has loaded; torch copies to all other devices.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import Error, make
 from loadstone._base.late import torch
 
-# As torch loads it.
+# The file name by which torch loads it.
 CUDA_LIBRARY = "libcuda.so.1"
 
 
 def require(device: str) -> None:
-    """Raises where this machine lacks a device (``plan.device_map``)."""
+    """Raise an error if this machine lacks the device (``plan.device_map``)."""
     try:
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError) as error:
@@ -34,11 +34,7 @@ def require(device: str) -> None:
 
 @contextlib.contextmanager
 def memory_for(name: str, device: str) -> Iterator[None]:
-    """Names the tensor for which a device has no memory left.
-
-    Raises:
-        LoadError: the device's memory is full (``memory.device``).
-    """
+    """Raise ``memory.device`` for the tensor if the device's memory is full."""
     try:
         yield
     except RuntimeError as error:
@@ -46,19 +42,14 @@ def memory_for(name: str, device: str) -> Iterator[None]:
 
 
 def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
-    """A tensor of uninitialized memory for a target, whatever the default device.
-
-    Raises:
-        LoadError: the device's memory is full (``memory.device``).
-    """
-    try:  # as memory_for(), which takes as long as the tensor itself
+    """Return uninitialized memory for a target; raise ``memory.device`` if the device is full."""
+    try:  # memory_for() inlined: it costs as much as the allocation
         return torch.empty(shape, dtype=element_dtype(dtype), device=device)
     except RuntimeError as error:
         _rethrow(error, name, device)
 
 
 def _rethrow(error: RuntimeError, name: str, device: str) -> NoReturn:
-    """As an error that names the tensor, if it is about memory."""
     # OutOfMemoryError is a RuntimeError; Metal has no class of its own.
     if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
         raise error
@@ -68,14 +59,11 @@ def _rethrow(error: RuntimeError, name: str, device: str) -> NoReturn:
 
 
 class Copier:
-    """Who copies to the tensors that a load is about to write, and by what they know them.
+    """Copies to the tensors that a load is about to write.
 
-    CUDA's driver knows addresses, and waits here for what is still under way on the devices: its
-    copies are on streams of their own. torch's copies are known by numbers: not every device has
-    addresses (a tensor's on ``mps`` is that of an object).
-
-    Attributes:
-        core: ``None`` where all tensors are on the host.
+    For CUDA, copies are addressed by pointer. They run on their own streams, so the constructor
+    first synchronizes the devices. torch's copies are addressed by numbers, because not every
+    device has addresses (``data_ptr()`` on ``mps`` is an object's).
     """
 
     def __init__(self, values: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -95,11 +83,11 @@ class Copier:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Gives the driver up, also where an error's traceback keeps this."""
+        """Release the driver, even if an error's traceback keeps this object."""
         self.core = None
 
     def address(self, tensor: torch.Tensor) -> int:
-        """Where the core is to write a tensor; 0 where it has no elements."""
+        """Return where the core writes a tensor; 0 if it has no elements."""
         if not tensor.numel():
             return 0
         number = self._numbers.get(id(tensor))
@@ -107,13 +95,12 @@ class Copier:
 
 
 def _cuda(devices: Sequence[str]) -> _core.Device | None:
-    """CUDA's driver for devices that are all its own, where it can be found."""
     if torch.version.hip is not None or not all(name.startswith("cuda") for name in devices):
         return None
     try:
         return _core.open_cuda(CUDA_LIBRARY)
     except Error as error:
-        if not error.path:  # it is there, and says no
+        if not error.path:  # found, but failed
             raise
         return None
 
@@ -123,11 +110,7 @@ def _synchronize(device: str) -> None:
 
 
 class _TorchCopies:
-    """Copies by torch into tensors.
-
-    Attributes:
-        numbers: where each tensor begins among all bytes of all, by its identity.
-    """
+    """Copies by torch. ``numbers``: each tensor's offset in the concatenation of all, by its id."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensor for tensor in tensors if tensor.numel()]
@@ -138,7 +121,6 @@ class _TorchCopies:
         self._ring = torch.empty(0, dtype=torch.uint8)
 
     def allocate(self, device: str, nbytes: int) -> int:
-        """Pinned memory where torch has it for the device."""
         try:
             self._ring = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except (RuntimeError, AssertionError):
@@ -146,12 +128,10 @@ class _TorchCopies:
         return self._ring.data_ptr()
 
     def copy(self, device: str, to: int, begin: int, nbytes: int) -> None:
-        """Brings bytes of the ring to a tensor."""
         at = begin - self._ring.data_ptr()
         self._bytes(to, nbytes).copy_(self._ring[at : at + nbytes])
 
     def read(self, device: str, begin: int, to: int, nbytes: int) -> None:
-        """Brings bytes of a tensor to memory of the host."""
         import ctypes
 
         held = self._bytes(begin, nbytes).cpu().contiguous()

@@ -1,8 +1,8 @@
-"""Tensors that a failed load in place may have left with old and new values.
+"""Record tensors that a failed load in place may have left with old and new values.
 
-Two records know them. One is by memory, which several modules may share. The other is on the module
-that owns the tensor: it stays where the value goes to other memory (``.to()``), and goes along with
-``copy.deepcopy`` and ``pickle``.
+There are two records. One is by memory, which several modules may share. The other is on the module
+that owns the tensor: it survives a move to other memory (``.to()``), ``copy.deepcopy`` and
+``pickle``.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from loadstone._model.storages import byte_span, is_expired, storage_key, storag
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import HALF_WRITTEN, TensorSlot
 
-# Origins of values that a load puts into memory; a value of another origin stays where it is.
+# Origins of values that a load writes to memory.
 WRITTEN = tuple(name for name, (is_written, _) in _core.ORIGINS.items() if is_written)
 
-_Range = tuple[int, int, int]  # a storage, and bytes in it
-# The references keep the address of a storage from being given to another one.
+_Range = tuple[int, int, int]  # storage, begin and end in bytes
+# The references keep torch from reusing a storage's address.
 _ranges: dict[_Range, StorageWeakRef] = {}
 
 
 class _Mark:
-    """One tensor of a module that may be half-written. A copy forgets the memory."""
+    """Marks a tensor of a module as half-written. A copy forgets the memory."""
 
     __slots__ = ("before", "range", "weak")
 
@@ -41,12 +41,11 @@ class _Mark:
         return _Mark, ()
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor has other memory now, which only this mark covers."""
+        """Return whether the tensor has moved to other memory, which only this mark covers."""
         return self.range is None or _range(tensor) != self.range
 
 
 def note(slots: Iterable[TensorSlot]) -> None:
-    """Records tensors that may be half-written."""
     for gone in [key for key, weak in list(_ranges.items()) if is_expired(weak)]:
         _ranges.pop(gone, None)
     for slot in slots:
@@ -57,11 +56,7 @@ def note(slots: Iterable[TensorSlot]) -> None:
 
 
 def clear(slots: Iterable[TensorSlot], given: Set[str]) -> None:
-    """Forgets those that a load has written.
-
-    Args:
-        given: their names, without those of ties.
-    """
+    """Forget written tensors. ``given``: their names, without ties."""
     for slot in slots:
         record = None if slot.module is None else slot.module.__dict__.get(HALF_WRITTEN)
         if (slot.tie_of or slot.name) in given:
@@ -74,10 +69,9 @@ def clear(slots: Iterable[TensorSlot], given: Set[str]) -> None:
 
 
 def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> None:
-    """Requires that a load writes all half-written tensors, which an audit could not recognise.
+    """Require that a load writes all half-written tensors (``audit.unaccounted``).
 
-    Raises:
-        AuditError: ``audit.unaccounted``: the load would keep some of it.
+    An audit could not recognise those that it keeps.
     """
     left = set(_ranges)
     stays = []
@@ -102,7 +96,7 @@ def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget
 
 
 def _record(module: torch.nn.Module) -> dict[str, _Mark]:
-    """The module's marks; from now on it watches ``load_state_dict``, which may repair them."""
+    """Return the module's marks; hook ``load_state_dict``, which may repair the tensors."""
     record: dict[str, _Mark] | None = module.__dict__.get(HALF_WRITTEN)
     if record is None:
         record = module.__dict__[HALF_WRITTEN] = {}
@@ -113,7 +107,6 @@ def _record(module: torch.nn.Module) -> dict[str, _Mark]:
 
 
 def _forget(module: torch.nn.Module) -> None:
-    """Takes an empty record away, and the hooks."""
     del module.__dict__[HALF_WRITTEN]
     for hooks in (module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks):
         for key, hook in list(hooks.items()):
@@ -124,7 +117,7 @@ def _forget(module: torch.nn.Module) -> None:
 def _before_state_dict(
     module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any
 ) -> None:
-    """Notes which marked tensors the state dict has, if that is not half-written itself."""
+    """Note which marked tensors the state dict has, unless those are half-written too."""
     record = module.__dict__.get(HALF_WRITTEN, {})
     own = (_range(each) for name in record if (each := _registered(module, name)) is not None)
     parts = _by_storage([*_ranges, *(each for each in own if each is not None)])
@@ -135,9 +128,9 @@ def _before_state_dict(
 
 
 def _after_state_dict(module: torch.nn.Module, _: object) -> None:
-    """Forgets the tensors that were written or replaced since.
+    """Forget the tensors that ``load_state_dict`` wrote or replaced.
 
-    A new version alone does not prove that: writing some of the elements makes one, too.
+    A new version alone proves nothing: writing only some elements makes one, too.
     """
     record = module.__dict__.get(HALF_WRITTEN, {})
     for name, mark in list(record.items()):
@@ -156,7 +149,6 @@ def _registered(module: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 
 def _is_marked_elsewhere(slot: TensorSlot) -> bool:
-    """Return whether the tensor was half-written, and then got other memory."""
     record = None if slot.module is None else slot.module.__dict__.get(HALF_WRITTEN)
     mark = None if record is None else record.get(slot._key)
     return mark is not None and mark.is_of(slot.tensor)
@@ -170,7 +162,7 @@ def _range(tensor: torch.Tensor) -> _Range | None:
 
 
 def _by_storage(ranges: Iterable[_Range]) -> dict[int, list[_Range]]:
-    parts: dict[int, list[_Range]] = {}  # models have many tensors
+    parts: dict[int, list[_Range]] = {}
     for key in list(ranges):
         parts.setdefault(key[0], []).append(key)
     return parts

@@ -1,9 +1,9 @@
-"""The holders of a model's tensor that has no memory: partials, closures, sets, optimizers.
+"""Find what holds a model's meta tensor: partials, closures, sets, optimizers.
 
-The walk over a model looks into attributes and containers, and runs no code of other objects. What
-it does not look into may hold a tensor as well, and computes garbage with one on meta. Reference
-counts show that somebody does; only then the garbage collector is asked who, because that costs
-time that grows with the process.
+The walk over a model looks into attributes and containers, and runs no code of other objects. An
+object that it does not look into may hold a tensor as well, and computes garbage if that is on
+meta. Reference counts reveal such holders; only then does loadstone ask the garbage collector for
+them, because that takes time proportional to the size of the process.
 """
 
 from __future__ import annotations
@@ -24,25 +24,20 @@ from loadstone._model.walk import TensorSlot
 
 Refs = list[tuple[str, weakref.ref[torch.Tensor]]]
 
-# The collector compares every reference in the process with every tensor that it is asked for.
+# The collector compares every reference in the process with every tensor in question.
 SEARCHED_MAX = 64
-# Steps from a holder up to a module of the model; each is one search.
+# Steps from a holder up to a module of the model; one search per step.
 _STEPS_MAX = 6
 _WIDTH_MAX = 64
 _CONTAINERS = (dict, list, tuple, set, frozenset, types.CellType)
-# Variables: the caller's hold the model, and may hold its tensors.
+# Variables: the caller's own may hold the model and its tensors.
 _SCOPES = (types.FrameType, types.GeneratorType, types.CoroutineType, types.ModuleType)
 
-# Tensors that a load replaced: on meta, or parameters.
 _replaced: weakref.WeakKeyDictionary[Any, Refs] = weakref.WeakKeyDictionary()
 
 
 class Own(list[Any]):
-    """A list of loadstone's own, which does not count as a holder.
-
-    Attributes:
-        is_in_slot: of referrers: slots are among them, which are not listed.
-    """
+    """A list that does not count as a holder. ``is_in_slot``: slots also refer to the value."""
 
     is_in_slot = False
 
@@ -52,11 +47,10 @@ class Holder:
     """An object that holds a tensor.
 
     Attributes:
-        name: of the tensor, or of the one that took its place.
+        name: name of the tensor, or of its replacement.
         what: type of the holder, and of the nearest object around it: ``"list in SGD"``.
         is_in_model: the model can reach it.
-        is_replaced: the model has another tensor in its place.
-        is_meta: the tensor has no memory.
+        is_replaced: the model has a different tensor in its place.
     """
 
     name: str
@@ -67,7 +61,6 @@ class Holder:
 
     @property
     def is_fault(self) -> bool:
-        """Return whether it has garbage in place of a value that was loaded or offloaded."""
         return self.is_meta and (self.is_replaced or self.is_in_model)
 
     def __str__(self) -> str:
@@ -85,7 +78,6 @@ class _Suspect:
 
 
 def note_replaced(model: Any, slot: TensorSlot) -> None:
-    """Remembers, weakly, a tensor that is about to be replaced in the model."""
     wanted = slot.tensor.is_meta or slot.kind == "parameter"
     if wanted and slot.shard is None and slot.tie_of is None:
         _note(model, slot.name, slot.tensor)
@@ -96,8 +88,6 @@ def _note(model: Any, name: str, tensor: torch.Tensor) -> None:
 
 
 class Parameters:
-    """A model's parameters on meta before a library replaces them."""
-
     def __init__(self, model: torch.nn.Module) -> None:
         self._names: list[str] = []
         self._tensors = Own()
@@ -107,7 +97,6 @@ class Parameters:
                 self._tensors.append(parameter)
 
     def note_replaced(self, model: torch.nn.Module) -> None:
-        """Remembers, weakly, those that are on meta and in the model no longer."""
         held = {id(parameter) for parameter in model.parameters()}
         for name, tensor in zip(self._names, self._tensors, strict=True):
             if tensor.is_meta and id(tensor) not in held:
@@ -117,22 +106,18 @@ class Parameters:
 
 
 def replaced(model: Any) -> Refs:
-    """Return what :func:`note_replaced` has noted and is still alive."""
     return [each for each in _replaced.get(model, ()) if each[1]() is not None]
 
 
 def restore_replaced(model: Any, before: Refs) -> None:
-    """Forgets later notes: a weak reference would keep torch from exchanging contents."""
+    """Forget later notes: a weak reference would keep torch from exchanging contents."""
     _replaced[model] = before
 
 
 def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
-    """Find the holders of tensors on meta, or replaced ones, except the model's own places.
+    """Find the holders of tensors that are on meta or replaced, except the model itself.
 
-    Not seen are variables, C++ code, weak references, and holders of distributed tensors.
-
-    Args:
-        slots: places whose tensors are on meta on purpose.
+    It misses variables, C++ code, weak references, and holders of distributed tensors.
     """
     suspects = Own(_shared(slots))
     for module in model.modules() if _replaced else ():
@@ -142,7 +127,7 @@ def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
                 del tensor
     if not suspects:
         return []
-    gc.collect()  # what waits to be freed holds nothing
+    gc.collect()  # garbage holds nothing
     searched = Own(suspects[:SEARCHED_MAX])
     holders = _referrers(Own(suspect.tensor for suspect in searched))
     for suspect in searched:
@@ -161,7 +146,6 @@ def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
 
 
 def _shared(slots: Iterable[TensorSlot]) -> list[_Suspect]:
-    """Tensors with more references than the places that the walk has found."""
     groups: dict[int, list[TensorSlot]] = defaultdict(list)
     for slot in slots:
         if slot.tensor.is_meta and slot.shard is None:
@@ -169,14 +153,13 @@ def _shared(slots: Iterable[TensorSlot]) -> list[_Suspect]:
     found = []
     for group in groups.values():
         known = frozenset(id(_place(slot)) for slot in group)
-        # in addition to places and slots, the argument of the call has a reference
+        # one more for the argument of the call
         if sys.getrefcount(group[0].tensor) > len(known) + len(group) + 1:
             found.append(_Suspect(group[0].name, group[0].tensor, False, known))
     return found
 
 
 def _place(slot: TensorSlot) -> Any:
-    """The dictionary, list, tuple or object in which a slot's tensor is."""
     home = slot._home
     if slot._key is not None:
         return home
@@ -187,7 +170,7 @@ def _place(slot: TensorSlot) -> Any:
 
 
 def _referrers(values: Own) -> dict[int, Own]:
-    """Return who refers to each value, by its id, from one pass over the collector's objects."""
+    """Return the referrers of each value, by its id, from one pass over the collector's objects."""
     found = {id(value): Own() for value in values}
     for each in gc.get_referrers(*values):
         is_slot = isinstance(each, TensorSlot)
@@ -206,12 +189,6 @@ def _is_own(value: Any) -> bool:
 
 
 class _Search:
-    """The search for what is around one holder, a level at a time.
-
-    Args:
-        modules: of the model, by id.
-    """
-
     __slots__ = ("_is_in_slot", "_modules", "_owner", "_seen", "holder", "is_in_model", "level")
 
     def __init__(self, holder: Any, modules: set[int]) -> None:
@@ -224,9 +201,8 @@ class _Search:
         self.level = Own() if self.is_in_model else Own([holder])
 
     def climb(self, referrers: dict[int, Own]) -> None:
-        """Take the next level; an empty one ends the search."""
         above = Own()
-        if len(self._seen) == 1:  # of the holder itself
+        if len(self._seen) == 1:
             self._is_in_slot = referrers[id(self.holder)].is_in_slot
         for value in self.level:
             for each in referrers[id(value)]:
@@ -239,9 +215,9 @@ class _Search:
         self.level = Own() if self.is_in_model else Own(above[:_WIDTH_MAX])
 
     def result(self) -> tuple[str, bool]:
-        """Return the holder in words, and whether the model can reach it; ``""``: loadstone's."""
+        """Return a description (``""``: loadstone's own), and whether the model reaches the holder."""
         is_ours = type(self._owner).__module__.partition(".")[0] == "loadstone"
-        # A traceback keeps slots of a load that failed, and they hold the places of lost modules.
+        # The traceback of a failed load keeps slots, which hold the places of lost modules.
         if is_ours or (self._owner is None and self._is_in_slot):
             return "", False
         has_owner = self._owner is not None and self._owner is not self.holder
@@ -250,7 +226,6 @@ class _Search:
 
 
 def _surroundings(holders: Own, modules: set[int]) -> dict[int, tuple[str, bool]]:
-    """Return what is around each holder, by id, with one pass for each level."""
     searches = {id(holder): _Search(holder, modules) for holder in holders}
     for _ in range(_STEPS_MAX):
         level = Own(each for search in searches.values() for each in search.level)
@@ -264,7 +239,6 @@ def _surroundings(holders: Own, modules: set[int]) -> dict[int, tuple[str, bool]
 
 
 def _is_namespace(value: Any) -> bool:
-    """Return whether a dictionary holds the global variables of a Python module."""
     return isinstance(value, dict) and "__builtins__" in value
 
 

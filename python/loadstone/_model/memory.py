@@ -1,4 +1,4 @@
-"""Memory of tensors, as the core is told of it and as the model's tensors take it."""
+"""Pass tensor memory to the core and give it to the model's tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadstone._base.dtypes import dtype_name, element_dtype
 
 
 def destination(tensor: torch.Tensor | None) -> tuple[int, int, str]:
-    """Address, bytes and dtype for the core; zeros for ``None``, which it skips."""
+    """Return address, bytes and dtype; zeros for ``None``, which the core skips."""
     if tensor is None:
         return 0, 0, "U8"
     if not tensor.is_contiguous():
@@ -20,7 +20,7 @@ def destination(tensor: torch.Tensor | None) -> tuple[int, int, str]:
 
 
 def file_view(mapping: Any, offset: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """A tensor that is a private view of a mapped shard: writes to it never reach the file."""
+    """Return a private view of a mapped shard: writes to it never reach the file."""
     kind = element_dtype(dtype)
     count = math.prod(shape)
     if count == 0:
@@ -29,12 +29,10 @@ def file_view(mapping: Any, offset: int, shape: tuple[int, ...], dtype: str) -> 
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def like(old: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """``data`` as the kind of tensor that ``old`` is: class, requires_grad and attributes kept."""
     if type(old) is torch.Tensor:
         return data.requires_grad_(old.requires_grad) if old.requires_grad else data
     new = torch.Tensor._make_subclass(type(old), data, old.requires_grad)

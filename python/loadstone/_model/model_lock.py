@@ -1,4 +1,4 @@
-"""Loads into one model, after each other, and what a load knows of it while it lasts."""
+"""Serialize loads into one model, and cache its walk meanwhile."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from loadstone._model.walk import TensorSlot, walk
 
 
 class _Lock:
-    """Lives as long as somebody waits for it or has it."""
+    """Lives as long as a thread waits for it or has it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.owner: int | None = None  # the thread that has it
+        self.owner: int | None = None
         self.slots: list[TensorSlot] | None = None  # the owner's last walk over the model
 
 
@@ -26,7 +26,7 @@ _locks: weakref.WeakValueDictionary[int, _Lock] = weakref.WeakValueDictionary() 
 
 
 def _renew() -> None:
-    """In a forked process the threads are gone that may have held these."""
+    """Reset the locks in a forked process, which lacks the threads that may have held them."""
     global _guard, _locks
     _guard, _locks = threading.Lock(), weakref.WeakValueDictionary()
 
@@ -37,15 +37,14 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def model_lock(model: Any) -> Iterator[None]:
-    """Other threads that load into this very model wait until the block ends.
+    """Make other threads that load into this model wait until the block ends.
 
-    Two loads at a time would replace each other's tensors, and each would find values in the model
-    that are none of its own. A load into a part of the model is not seen.
+    Concurrent loads would replace each other's tensors. The lock does not cover parts of the model.
     """
-    if isinstance(model, str | os.PathLike):  # a skeleton file, which nothing is loaded into
+    if isinstance(model, str | os.PathLike):  # a skeleton file: loads never write to it
         yield
         return
-    with _guard:  # the model lives while its block runs, so its id is its own
+    with _guard:  # the model outlives the block, so its id stays unique
         held = _locks.get(id(model))
         if held is None:
             held = _locks[id(model)] = _Lock()
@@ -60,11 +59,7 @@ def model_lock(model: Any) -> Iterator[None]:
 
 
 def slots_of(model: Any, *, anew: bool = False) -> list[TensorSlot]:
-    """Every tensor reachable from a model; the thread that has its lock walks it once.
-
-    Args:
-        anew: the model may have got other tensors since the last walk.
-    """
+    """Walk a model; cached while the current thread holds the lock, unless ``anew``."""
     held = _locks.get(id(model))
     if held is None or held.owner != threading.get_ident():
         return walk(model)

@@ -1,37 +1,33 @@
-"""Modules by the paths that state dicts give them; which modules a plan in the core cannot see."""
+"""Find modules by their state-dict paths."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Where torch's checkpointing of activations holds the module that it is put around. State dicts
-# leave it out of their names, which is the work of the class: others keep the name.
+# The attribute in which torch's activation checkpointing wraps a module. That wrapper class leaves
+# it out of state-dict names; other classes keep it.
 _INSIDE = "_checkpoint_wrapped_module"
 _AROUND = ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper")
 
 
 def is_left_out(module: Any, name: str) -> bool:
-    """Whether a child's name is no part of the names in a state dict."""
     return name == _INSIDE and any(
         (cls.__module__, cls.__name__) == _AROUND for cls in type(module).__mro__
     )
 
 
 def is_around_another(module: Any) -> bool:
-    """Whether a module is one of those whose child's name is left out."""
     return _INSIDE in module._modules and is_left_out(module, _INSIDE)
 
 
 def inside(module: Any) -> Any:
-    """The module itself, without those around it."""
     while is_around_another(module):
         module = module._modules[_INSIDE]
     return module
 
 
 def saved_path(model: Any, path: str) -> str:
-    """The path of a module or tensor as state dicts have it."""
     if _INSIDE not in path:
         return path
     parts, module = [], model
@@ -45,18 +41,16 @@ def saved_path(model: Any, path: str) -> str:
 
 
 def saved_map(model: Any, device_map: Mapping[str, Any]) -> dict[str, Any]:
-    """A device map whose paths are as state dicts have them."""
     return {saved_path(model, path): device for path, device in device_map.items()}
 
 
 def named_modules(model: Any, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
-    """All modules; what is put around another one comes before it, with the same path."""
+    """Yield all modules; a wrapper precedes the wrapped module, under the same path."""
     for path, module in model.named_modules(remove_duplicate=remove_duplicate):
         yield saved_path(model, path), module
 
 
 def submodule(model: Any, path: str) -> Any:
-    """The module of a path; what is put around it is passed over."""
     module = inside(model)
     for part in path.split(".") if path else ():
         module = inside(module._modules[part])
@@ -64,12 +58,11 @@ def submodule(model: Any, path: str) -> Any:
 
 
 def owner_of(model: Any, name: str) -> Any:
-    """The module that holds a tensor."""
     return submodule(model, name.rpartition(".")[0])
 
 
 def among(module: Any, paths: list[str]) -> list[str]:
-    """Those of the paths that are modules: some have no tensor, which is all that the core sees."""
+    """Keep the paths that are modules. The core cannot do that: it sees only paths with tensors."""
     if module is None or not paths:
         return []
     known = {path for path, _ in named_modules(module, remove_duplicate=False)}
@@ -77,7 +70,6 @@ def among(module: Any, paths: list[str]) -> list[str]:
 
 
 def no_split_paths(module: Any) -> list[str]:
-    """Paths of the modules that their authors want whole: ``_no_split_modules`` names classes."""
     if module is None:
         return []
     classes: set[str] = set()
@@ -87,19 +79,15 @@ def no_split_paths(module: Any) -> list[str]:
 
 
 class ModuleStates:
-    """Classes and attributes of modules, to be restored after code that may fail."""
-
     def __init__(self) -> None:
         self._kept: list[tuple[Any, type, list[tuple[str, Any, Any]]]] = []
 
     def keep(self, module: Any) -> None:
-        """Notes what a module is now; of its dictionaries the entries too."""
         own = module.__dict__.items()
         found = [(k, value, dict(value) if isinstance(value, dict) else None) for k, value in own]
         self._kept.append((module, type(module), found))
 
     def undo(self) -> None:
-        """Gives the modules the attributes that they had, the latest first."""
         for module, cls, found in reversed(self._kept):
             if type(module) is not cls:
                 module.__class__ = cls

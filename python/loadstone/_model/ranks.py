@@ -1,7 +1,7 @@
-"""Tensors that are spread over ranks: what this rank holds, and how the model gets it.
+"""Load tensors that are sharded over ranks.
 
-A ``DTensor`` stands for a whole tensor and holds a slice of it. The plan is made for the whole, its
-recipe cut to the slice, and each rank reads its own: ranks say nothing to each other.
+A ``DTensor`` represents a whole tensor and holds a slice of it. loadstone plans the whole tensor,
+cuts the recipe to the slice, and each rank reads its own slice: ranks do not communicate.
 """
 
 from __future__ import annotations
@@ -14,39 +14,38 @@ from typing import Any
 
 from loadstone._base.late import torch
 
-# More than any machine has; a typing mistake must not overflow.
+# More than any machine has; a typo must not overflow.
 RANKS_MAX = 1 << 20
 
 
 class LocalShard:
-    """The part of a DTensor that this rank holds.
+    """This rank's part of a DTensor.
 
     Attributes:
         owner: the DTensor.
-        local: its part on this rank, an ordinary tensor.
-        shape: of the whole.
-        begin: of the part in the whole, by dimension.
-        groups: into so many equal groups each dimension falls, of which the part has the same
-            range; ``()``: one each. ``begin`` counts within a group.
-        obstacle: why no value can be read into it, or ``""``.
+        shape: shape of the whole.
+        begin: offset of the part in the whole, by dimension.
+        groups: number of equal groups in each dimension, if the part has the same range of each
+            group; ``()`` means 1 everywhere. ``begin`` counts within a group.
+        obstacle: why the part cannot be loaded, or ``""``.
     """
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
         self.shape = tuple(owner.shape)
-        # to_local() gives a view, and what is given new memory has to be the tensor itself.
+        # Not to_local(): it returns a view, and new memory must go to the tensor itself.
         self.local: torch.Tensor = owner._local_tensor
         self.begin: tuple[int, ...] = (0,) * len(self.shape)
         self.groups: tuple[int, ...] = ()
         self.obstacle = self._obstacle()
-        # A part, and who holds it, as what.
+        # A part, its DTensor, and that DTensor's local tensor.
         self._made: tuple[torch.Tensor, Any, Any] = (self.local, owner, self.local)
 
     def holding(self, local: torch.Tensor) -> Any:
-        """A tensor as the owner is, of another part; the same one for all that are tied to it.
+        """Return a DTensor like the owner with a different part; ties share one.
 
-        An owner on meta gets the part itself, and stays the object that optimizers know: those that
-        are made with a sharded model are made before it has values.
+        An owner on meta takes the part itself and stays the same object, because optimizers of
+        sharded models are made before the load.
         """
         if self.owner._local_tensor is local:
             return self.owner
@@ -70,7 +69,7 @@ class LocalShard:
         )
         if isinstance(owner, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=owner.requires_grad)
-        for name, value in owner.__dict__.items():  # attributes that a user set on it
+        for name, value in owner.__dict__.items():  # attributes that the user has set
             made.__dict__.setdefault(name, value)
         return made
 
@@ -97,10 +96,7 @@ class LocalShard:
 
 
 def _swapped(owner: Any, made: Any) -> bool:
-    """Gives two tensors each other's contents, as ``Module.to_empty`` does for DTensors.
-
-    Not where somebody holds the owner in another way than by reference.
-    """
+    """Exchange contents, as ``Module.to_empty`` does; False if weak or C++ references forbid it."""
     try:
         torch.utils.swap_tensors(owner, made)  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -109,7 +105,6 @@ def _swapped(owner: Any, made: Any) -> bool:
 
 
 def shard_of(tensor: Any) -> LocalShard | None:
-    """Of a DTensor; ``None``: it is an ordinary tensor."""
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not isinstance(tensor, module.DTensor):
         return None
@@ -117,9 +112,9 @@ def shard_of(tensor: Any) -> LocalShard | None:
 
 
 def _is_in_one_piece(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Any]) -> bool:
-    """Whether the parts of all ranks lie one behind the other, in each dimension.
+    """Return whether the parts of all ranks are contiguous in each dimension.
 
-    They do but for strided shards, whose name says so: torch gives only where a part begins.
+    They are, except for strided shards, for which torch reports only where a part begins.
     """
     if not any(type(placement).__name__ == "_StridedShard" for placement in placements):
         return True
@@ -143,9 +138,9 @@ def _even_groups(
     coordinate: Sequence[int],
     begin: Sequence[int],
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Groups and begins of strided shards that split each of several equal groups evenly.
+    """Return groups and begins of shards that split several equal groups evenly, or ``None``.
 
-    transformers spreads fused projections so: a rank has its part of each. ``None``: they are not.
+    transformers shards fused projections this way: a rank has its part of each.
     """
     groups, begins = [1] * len(shape), list(begin)
     sharded = [placement.dim for placement in placements if hasattr(placement, "dim")]
@@ -169,23 +164,22 @@ def _tiles(parts: Iterable[tuple[int, int]], extent: int) -> bool:
 
 
 def reshard(model: Any) -> None:
-    """Takes FSDP's gathered parameters apart again: what is read into those is lost."""
+    """Drop FSDP's gathered parameters: values read into them would be lost."""
     for module in _fsdp_modules(model):
         module.reshard()
 
 
 def renew(model: Any) -> None:
-    """Lets FSDP, which keeps the memory of its shards beside the parameters, look at them anew."""
+    """Refresh FSDP's references to the memory of its shards, which it keeps separately."""
     for module in _fsdp_modules(model):
         state = module._get_fsdp_state()
-        several = getattr(state, "_fsdp_param_groups", None)  # of later releases
+        several = getattr(state, "_fsdp_param_groups", None)  # in later releases
         for group in [state._fsdp_param_group] if several is None else several:
             for each in group.fsdp_params if group is not None else ():
                 each.reset_sharded_param()
 
 
 def unsharded_class(module: Any) -> type:
-    """Of a module that FSDP2 gave a class of its own, the class that it had before."""
     cls = type(module)
     fsdp = sys.modules.get("torch.distributed.fsdp")
     is_sharded = fsdp is not None and isinstance(module, fsdp.FSDPModule)
@@ -194,16 +188,16 @@ def unsharded_class(module: Any) -> type:
 
 def _fsdp_modules(model: Any) -> list[Any]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not hasattr(model, "modules"):  # a skeleton file has none
+    if fsdp is None or not hasattr(model, "modules"):  # a skeleton file
         return []
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
 
 def local_ranks() -> int:
-    """Processes of this machine that load at the same time, this one included; never too few.
+    """Return the number of processes that load at the same time on this machine; never too few.
 
-    ``torchrun`` says it. Without it all ranks of the default process group count: which of them are
-    elsewhere is known by asking them, and a plan asks nobody.
+    ``torchrun`` sets it. Without it, all ranks of the default process group count, because only
+    communication could show which of them are on other machines.
     """
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     if told.isdecimal() and int(told) > 0:
@@ -214,7 +208,6 @@ def local_ranks() -> int:
 
 
 def mesh_device(shards: Iterable[LocalShard]) -> str | None:
-    """The device that shards on meta are meant for, if that is not the CPU."""
     for shard in shards:
         if shard.local.is_meta:
             kind: str = shard.owner.device_mesh.device_type

@@ -1,4 +1,4 @@
-"""Planned targets, as the core tells them."""
+"""Planned targets, as the core reports them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ class PlannedTarget:
 
 
 def planned_targets(core: _core.Plan) -> list[PlannedTarget]:
-    """Every target of a plan, in the model's order."""
     targets = [PlannedTarget(*core.target(index)) for index in range(len(core))]
     return [
         replace(each, shape=element_shape(each.shape, each.dtype)) if each.dtype == "F4" else each

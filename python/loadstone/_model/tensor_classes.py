@@ -1,8 +1,8 @@
-"""Which tensors values can be read into: known classes, plain memory, a dtype that files have.
+"""Decide which tensors a load can fill: known classes, plain memory, a dtype that files have.
 
-The core writes bytes into memory. Behind a tensor of an unknown subclass there may be none (a
-wrapper around others), a part of the value (a shard), or bytes that mean something else. So a
-class is known by name, or has nothing of its own that decides what an operation does.
+The core writes bytes into memory. A tensor of an unknown subclass may have no memory (a wrapper
+around others), a part of the value (a shard), or bytes with a different meaning. So loadstone
+accepts classes that it knows by name, and classes that override no operation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def class_name(cls: type) -> str:
-    """Where a class is from, and its name."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -31,18 +30,13 @@ def _is_known(cls: type) -> bool:
     known = (_LAZY, *(each.tensor_classes for each in ADAPTERS.values()))
     if cls in _PLAIN or any(class_name(cls) in names for names in known):
         return True
-    # A subclass that takes part in no operation is an ordinary tensor of another name.
+    # A subclass that overrides no operation behaves like an ordinary tensor.
     behaviour = ("__torch_dispatch__", "__torch_function__", "__tensor_flatten__")
     own = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
     return all(base in _PLAIN or not set(behaviour) & set(base.__dict__) for base in own)
 
 
 def require_known(cls: type, owner: str) -> None:
-    """Refuses a class of parameters whose memory is not known to be the value.
-
-    Raises:
-        PlanError: ``plan.tensor_class``.
-    """
     if not _is_known(cls):
         raise make(
             "plan.tensor_class",
@@ -53,7 +47,6 @@ def require_known(cls: type, owner: str) -> None:
 
 
 def obstacle(tensor: torch.Tensor) -> str:
-    """Why no value can be read into a tensor; ``""``: one can."""
     if not _is_known(type(tensor)):
         return f"{class_name(type(tensor))} is a tensor subclass that loadstone does not know"
     if tensor.layout is not torch.strided:

@@ -1,4 +1,4 @@
-"""Every tensor that can be reached from a module, with its name and a way to replace it."""
+"""Find every tensor that is reachable from a module."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from loadstone._model.tensor_classes import obstacle
 
 Kind = str
 
-# The attribute of a module with the marks of ``half_written``, by the name of the tensor.
+# A module's attribute with the marks of ``half_written``, by tensor name.
 HALF_WRITTEN = "_loadstone_half_written"
 
-# nn.Module's own attributes are walked by its own rules, or hold nothing but callbacks; tensors of
-# accelerate's hook are copies of the module's own on their way to a device.
+# The walk treats nn.Module's own attributes separately, or they hold only callbacks. accelerate's
+# hook holds copies of the module's own tensors on their way to a device.
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
     "_forward_pre_hooks_with_kwargs",
     "_hf_hook",
     HALF_WRITTEN,
 }
-# Objects of these packages hold no tensors of a model, or are views of others' insides.
+# Objects of these packages hold no tensors of a model, or only views of other objects.
 _FOREIGN = frozenset({"torch", "torchgen", "functorch", "numpy", "logging"})
-# Proxies are never looked through: the referent may be gone, and whoever owns it is walked.
+# Proxies are leaves: the referent may be gone, and the walk reaches it through its owner.
 LEAVES = (
     str, bytes, bytearray, int, float, complex, bool, type(None), type, enum.Enum,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
     types.CodeType, weakref.ref, weakref.ProxyType, weakref.CallableProxyType,
     torch.Size, torch.dtype, torch.device,
 )  # fmt: skip
-# A tuple is listed under so many of its places; replacements reach all of them.
+# The walk lists a tuple under at most this many places; replacements reach all of them.
 _TUPLE_VISITS_MAX = 16
 
 
@@ -51,48 +51,43 @@ class TensorSlot:
     Attributes:
         name: dotted path; ``rope.freqs[0]``, ``cache['cos']`` inside containers.
         kind: ``parameter``, ``persistent_buffer``, ``non_persistent_buffer`` or ``attribute``.
-        tensor: what lies there; of a tensor that is spread over ranks what this rank holds.
-        tie_of: name of the first place that holds the very same tensor object, if this is not it.
-        is_registered: in a parameter or buffer of the model's own tree of modules, as its state
-            dict has them; not in a module that a list, dictionary or plain attribute holds.
-        obstacle: why no value can be read into it, or ``""``; see ``_tensor_classes``.
-        shard: of a tensor that is spread over ranks.
+        tensor: the tensor; for a DTensor, this rank's part.
+        tie_of: name of the first place that holds the same tensor object, if this is not it.
+        is_registered: False in modules that a list, dictionary or plain attribute holds.
+        obstacle: why the tensor cannot be loaded, or ``""``; see ``tensor_classes``.
     """
 
     name: str
     kind: Kind
     tensor: torch.Tensor
     tie_of: str | None
-    _home: Any  # a registry of a module, with a key; else a function that replaces the tensor
+    _home: Any  # a module's registry, if there is a key; else a setter
     _key: str | None = None
     is_registered: bool = True
     obstacle: str = ""
     shard: LocalShard | None = None
-    # Weak: an error's traceback has slots, and would keep a module that a load replaced.
+    # Weak: an error's traceback holds slots, and would keep a module that a load replaced.
     _owner: weakref.ReferenceType[torch.nn.Module] | None = None
 
     @property
     def held(self) -> Any:
-        """The object that stands there."""
         return self.tensor if self.shard is None else self.shard.holding(self.tensor)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor, as checkpoints have it."""
+        """The shape of the whole tensor, as in checkpoints."""
         return tuple(self.tensor.shape) if self.shard is None else self.shard.shape
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """The owner of a parameter or buffer."""
         return None if self._owner is None else self._owner()
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether a tensor that the checkpoint lacks keeps its value.
+        """Whether a tensor keeps its value if the checkpoint lacks it.
 
-        So it is for real tensors that the state dict of the model lacks: those of modules that are
-        not registered (a teacher in a list), and buffers and attributes that no value can be read
-        into (sparse ones).
+        True for real tensors that the state dict lacks (a teacher in a list), and for buffers and
+        attributes that cannot be loaded (sparse ones).
         """
         if self.tensor.is_meta or self.tensor.is_conj() or self.tensor.is_neg():
             return False
@@ -100,18 +95,16 @@ class TensorSlot:
 
     @property
     def slot_key(self) -> tuple[int, str] | None:
-        """The registry and key that hold it: one for all paths of a module."""
+        """Identifies the place: the same for all paths of a module."""
         return None if self._key is None else (id(self._home), self._key)
 
     def replace(self, tensor: torch.Tensor) -> None:
-        """Puts another tensor there. A parameter stays one."""
         is_bare = self.shard is None and not isinstance(tensor, torch.nn.Parameter)
         if self.kind == "parameter" and is_bare:
             tensor = torch.nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
         self.put_back(tensor)
 
     def put_back(self, tensor: torch.Tensor) -> None:
-        """Puts the tensor that was found there in its place again, as it is."""
         self.tensor = tensor
         if self._key is None:
             self._home(self.held)
@@ -120,7 +113,7 @@ class TensorSlot:
 
 
 class _Name:
-    """A path whose text is made when somebody wants it: most places hold no tensor."""
+    """A path that is formatted on demand: most places hold no tensor."""
 
     __slots__ = ("above", "form", "last")
 
@@ -138,14 +131,11 @@ class _Name:
         return "".join(reversed(parts))
 
     def child(self, attribute: str) -> _Name:
-        """The name of an attribute."""
         return _Name(self, ".{}" if self.last or self.above is not None else "{}", attribute)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Somewhere that a value stands and can be replaced."""
-
     name: _Name
     value: Any
     set: Callable[[Any], None]
@@ -153,15 +143,15 @@ class _Place:
 
 
 def walk(model: torch.nn.Module) -> list[TensorSlot]:
-    """Every tensor reachable from a module: parameters, buffers, and those in its attributes.
+    """Return every tensor reachable from a module.
 
-    The names of the state dict come first, in its order; then what lies in attributes, in lists,
-    tuples, dictionaries and objects (``quant_state.state2.code``), and in modules that are not
-    registered. Parameters and buffers of a module with two paths are listed under both, the later
-    as ties. Parameters that have no shape yet (lazy modules) are left out.
+    The names of the state dict come first, in its order; then the tensors in attributes, lists,
+    tuples, dictionaries and objects (``quant_state.state2.code``), and in unregistered modules. A
+    module with two paths appears under both, the later as ties. The walk omits parameters that have
+    no shape yet (lazy modules).
 
-    Every object is looked into once, and the depth of nesting is not limited by Python's stack. No
-    code of the objects runs: classes decide what is looked into.
+    It visits every object once, nests deeper than Python's stack allows, and runs no code of the
+    objects: it decides by class.
     """
     return _Walk(model).slots
 
@@ -169,10 +159,10 @@ def walk(model: torch.nn.Module) -> list[TensorSlot]:
 class _Walk:
     def __init__(self, model: torch.nn.Module) -> None:
         self.slots: list[TensorSlot] = []
-        self._first: dict[int, str] = {}  # tensor object: its first name
+        self._first: dict[int, str] = {}  # first name, by tensor object
         self._shards: dict[int, LocalShard] = {}  # by tensor object
         self._seen: set[int] = set()  # modules and containers
-        self._keep: list[Any] = []  # what `_seen` and `_first` know by address
+        self._keep: list[Any] = []  # keeps the ids in `_seen` and `_first` valid
         self._tuples: dict[int, _Tuple] = {}
         self._are_leaves: dict[type, bool] = {}
         pending = [self._tree(model, _Name(None, "{}", ""), is_registered=True)]
@@ -184,7 +174,6 @@ class _Walk:
                 pending.append(inner)
 
     def _enter(self, place: _Place) -> Iterator[_Place] | None:
-        """Notes a tensor; the places inside anything else."""
         value = place.value
         if issubclass(type(value), torch.Tensor):
             self._slot(str(place.name), "attribute", value, place.set, None, is_registered=False)
@@ -211,7 +200,6 @@ class _Walk:
         return known
 
     def _tree(self, root: torch.nn.Module, path: _Name, *, is_registered: bool) -> Iterator[_Place]:
-        """Notes what is registered in a tree of modules, then yields attributes."""
         tree: list[tuple[_Name, torch.nn.Module]] = []
         for name, module in _paths(root, path):
             if id(module) not in self._seen:
@@ -289,7 +277,7 @@ class _Walk:
         )
 
     def _inside_tensor(self, name: _Name, tensor: torch.Tensor) -> Iterator[_Place]:
-        """Attributes set on a tensor: bitsandbytes keeps its quantization state there."""
+        """Yield attributes set on a tensor: bitsandbytes keeps its quantization state there."""
         own = getattr(tensor, "__dict__", None)
         if id(tensor) in self._seen or not own:
             return
@@ -329,22 +317,21 @@ class _Walk:
 
 
 class _Tuple:
-    """A tuple and all its places: to replace an element, it is made anew for each of them."""
+    """A tuple and all its places; replacing an element makes a new tuple for each of them."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
         self.visits = 0
         self.around: list[_Tuple] = []  # tuples that it is an element of
-        self.holders: list[Callable[[Any], None]] = []  # of its other places
+        self.holders: list[Callable[[Any], None]] = []  # setters of its other places
 
     def replace(self, index: int, item: Any) -> None:
-        """Puts another element in, wherever the tuple is held."""
         pending = [(self, self.value[index], item)]
         while pending:
             changed, old, new = pending.pop()
             before = changed.value
             items = [new if each is old else each for each in before]
-            make = getattr(type(before), "_make", None)  # a named tuple
+            make = getattr(type(before), "_make", None)  # named tuple
             changed.value = make(items) if make is not None else type(before)(items)
             for put in changed.holders:
                 put(changed.value)
@@ -352,7 +339,7 @@ class _Tuple:
 
 
 def _paths(root: torch.nn.Module, path: _Name) -> Iterator[tuple[_Name, torch.nn.Module]]:
-    """All modules of a tree by all their paths, parents first; a cycle is not followed."""
+    """Yield all modules of a tree by all their paths, parents first; break cycles."""
     above = {id(root)}
     yield path, root
     pending = [(root, path, iter(list(root._modules.items())))]
@@ -373,7 +360,6 @@ def _paths(root: torch.nn.Module, path: _Name) -> Iterator[tuple[_Name, torch.nn
 
 
 def may_hold_tensors(cls: type) -> bool:
-    """Whether objects of a class may hold tensors of a model in their attributes."""
     package = cls.__module__.partition(".")[0]
     if cls is types.SimpleNamespace:
         return True
@@ -410,13 +396,12 @@ def _has(value: Any, name: str) -> bool:
 
 
 def attribute_value(owner: Any, attribute: str) -> Any:
-    """An attribute, read past properties."""
+    """Read an attribute without running properties."""
     own = _own_attributes(owner)
     return own[attribute] if attribute in own else object.__getattribute__(owner, attribute)
 
 
 def _attribute(owner: Any, attribute: str, name: _Name) -> _Place:
-    """An attribute, read and written past properties and frozen dataclasses."""
     own = _own_attributes(owner)
     in_slot = functools.partial(object.__setattr__, owner, attribute)
     setter = _in_dict(own, attribute) if attribute in own else in_slot
