@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, from its headers alone."""
+"""The tensors of a checkpoint, from its headers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from loadstone._files import hub, remote
 
 CheckpointPath = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
-# GGUF files of video models hold patch embeddings of five dims, one more than ggml knows: what is
-# made for such models passes this on.
+# GGUF files of video models contain patch embeddings of rank 5, one more than ggml supports; code
+# for such models passes this value.
 RANK_MAX = _core.GGUF_RANK_MOST
 
 
@@ -48,7 +48,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class EncodingTotal:
-    """All tensors of one encoding together."""
+    """Totals over all tensors of one encoding."""
 
     tensors: int = 0
     elements: int = 0
@@ -64,7 +64,7 @@ class Catalog:
 
     def __init__(self, core: _core.Catalog, opened: tuple[Any, ...] = ()) -> None:
         self._core = core
-        self._opened = opened  # the arguments of open_checkpoint()
+        self._opened = opened  # arguments of open_checkpoint()
 
     def __reduce__(self) -> tuple[Any, ...]:
         opened = self._opened or (self.shards, True, RANK_MAX)
@@ -163,14 +163,14 @@ def inspect(
 
 
 def opened(source: CheckpointPath | Catalog, *, allow_links: bool) -> Catalog:
-    """A catalog as it is; else that of a checkpoint, whose tensors may have any rank."""
+    """Return a catalog unchanged; else open a checkpoint, with tensors of any rank."""
     if isinstance(source, Catalog):
         return source
     return inspect(source, allow_links=allow_links, gguf_rank_max=RANK_MAX)
 
 
 def readable(paths: CheckpointPath, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
-    """The catalog; or the reason why a file of torch is unsupported, which torch may read.
+    """Return the catalog; or the reason why loadstone cannot read a torch file, which torch may.
 
     Raises:
         FormatError, LoadError: see :func:`inspect`; for other files.

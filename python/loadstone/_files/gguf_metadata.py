@@ -1,4 +1,4 @@
-"""Typed metadata of GGUF files, as the core reads it: ``docs/formats/gguf.md``."""
+"""Typed metadata of GGUF files, in the core's JSON: ``docs/formats/gguf.md``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Metadata = Mapping[str, Any] | str | os.PathLike[str]
 
 
 def metadata_text(metadata: Metadata) -> str:
-    """The JSON of a file, or of values by key."""
+    """Return the JSON of a file, or of values by key."""
     if isinstance(metadata, str | os.PathLike):
         return read_text(metadata)
     entries = [_entry(key, value) for key, value in metadata.items()]
@@ -39,7 +39,7 @@ def _entry(key: str, value: Any) -> dict[str, Any]:
 
 
 def json_value(value: Any) -> Any:
-    """Non-finite numbers have no form in JSON but text."""
+    """Write non-finite values as strings, because JSON has no literals for them."""
     if isinstance(value, list | tuple):
         return [json_value(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):

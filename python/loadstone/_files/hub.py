@@ -1,4 +1,4 @@
-"""Finds ids of the Hugging Face hub in the local cache; nothing is downloaded."""
+"""Find Hugging Face hub ids in the local cache, without downloads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:/(?P<file>[^/].*))?")
 
 
 def local_path(path: str) -> str:
-    """The path as it is, or the folder (or file) of the hub cache that a hub id stands for.
+    """Return the folder or file in the hub cache for a hub id; else the path unchanged.
 
-    A path that exists is never taken for an id. The snapshot is that of the branch ``main``, found
-    by ``huggingface_hub`` without the network; where that is not installed, or the cache does not
-    hold the id, the path stays as it is and opening it says that it does not exist.
+    An existing path is never an id. ``huggingface_hub`` finds the snapshot of the branch ``main``
+    offline. If it is not installed, or the cache lacks the id, the path stays unchanged, and
+    opening it fails.
     """
     match = _HUB_ID.fullmatch(path)
     if match is None or path.startswith(".") or os.path.lexists(path):

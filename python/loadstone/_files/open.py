@@ -1,4 +1,4 @@
-"""A checkpoint as a mapping of names to tensors that are read when they are asked for."""
+"""A checkpoint as a mapping of names to lazily read tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint read by the core, whole, in boxes or all in one pass."""
+"""Read tensors of a checkpoint, whole, in boxes or all in one pass."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ from loadstone._files.catalog import Catalog, TensorInfo
 from loadstone._model import devices
 from loadstone._model.ranks import local_ranks
 
-# Reads of fewer bytes are not worth a second thread.
+# Smaller reads use one thread.
 ONE_THREAD_BYTES = 8 << 20
-# An error lists this many names.
 NEAREST_MAX = 3
 
 
 class Entry(NamedTuple):
-    """One tensor as callers see it: decoded, or as the file holds it.
+    """One tensor as callers see it: decoded, or unchanged.
 
     Attributes:
         encoding: a dtype by its safetensors name, a block format (``"Q4_K"``) or the name of a
             quantized encoding (``"nf4"``).
         shape: decoded.
-        dtype: of a read that asks for no other.
-        is_decoded: a read decodes it from its components.
-        components: names in the file by role; ``{"data": name}`` where one tensor is all.
+        dtype: default dtype of a read.
+        components: names in the file by role; ``{"data": name}`` for a plain tensor.
         stored_bytes: of all components in the file.
     """
 
@@ -52,14 +50,14 @@ class TensorReader:
     """Reads the tensors of one catalog. Thread-safe.
 
     Args:
-        decodes: quantized tensors are decoded, and their components have no entries; else each
-            tensor of the file is an entry, as it is there (block formats are always decoded).
+        decodes: decode quantized tensors and hide their components; else each tensor of the file
+            is an entry, unchanged (block formats are always decoded).
     """
 
     @collector.paused()
     def __init__(self, catalog: Catalog, *, decodes: bool, receipt: str = "") -> None:
         self.catalog = catalog
-        self.receipts: list[str] = []  # of each read, as JSON, if asked for
+        self.receipts: list[str] = []  # one per read, as JSON, if requested
         self._digest = receipt
         self._quantized = {row[3].get("data", row[0]): row for row in catalog._core.quantized()}
         self.entries = {entry.name: entry for entry in self._entries(decodes)}
@@ -70,11 +68,7 @@ class TensorReader:
         self.bytes_read = 0
 
     def entry(self, name: str) -> Entry:
-        """The tensor of a name.
-
-        Raises:
-            MissingTensorError: there is none (``open.name``).
-        """
+        """Return the entry of a name, or raise MissingTensorError (``open.name``)."""
         try:
             return self.entries[name]
         except (KeyError, TypeError):
@@ -89,12 +83,7 @@ class TensorReader:
     def read(
         self, entry: Entry, dtype: str, selection: Selection | None = None, device: str = "cpu"
     ) -> torch.Tensor:
-        """A tensor, or a box of it, in memory of its own.
-
-        Args:
-            dtype: by its safetensors name.
-            selection: of the entry's shape; ``None``: all.
-        """
+        """Read a tensor, or a box of it, into new memory; ``None`` selects all."""
         selection = selection or whole(entry.shape)
         if selection.numel == 0 and not entry.is_decoded:
             return _empty(entry.name, selection.shape, dtype, device)
@@ -116,11 +105,6 @@ class TensorReader:
 
     @collector.paused()
     def read_all(self, dtypes: Mapping[str, str], device: str, threads: int) -> dict[str, Any]:
-        """Many tensors in one pass, in the order of the file.
-
-        Args:
-            dtypes: of each by its name.
-        """
         tensors = {}
         for name, dtype in dtypes.items():
             entry = self.entry(name)
@@ -135,15 +119,10 @@ class TensorReader:
         threads: int,
         device: str = "cpu",
     ) -> None:
-        """As :meth:`read_all`, into memory that is there.
-
-        Args:
-            tensors: contiguous, on the device, of the entries' shapes.
-            dtypes: theirs, by their safetensors names.
-        """
+        """Read into the given tensors: contiguous, on the device, of the entries' shapes."""
         entries = [self.entry(name) for name in tensors]
         for entry in entries:
-            if entry.is_decoded and not entry.shape:  # codes that are missing have no shape
+            if entry.is_decoded and not entry.shape:  # missing codes have no shape
                 _core.RecipeBuilder(self.catalog._core).numbers(
                     self.catalog._core, entry.name, "F32"
                 )
@@ -156,7 +135,7 @@ class TensorReader:
         self.execute(plan, places, wanted, device, threads)
 
     def components(self, entry: Entry) -> dict[str, Any]:
-        """A tensor's components as they are in the file, by role; blocks are bytes of rows."""
+        """Read a tensor's components unchanged, by role; blocks are bytes of rows."""
         shapes = {}
         for name in entry.components.values():
             info = self.catalog.tensors[name]
@@ -172,7 +151,7 @@ class TensorReader:
     def _entries(self, decodes: bool) -> Iterator[Entry]:
         tensors = self.catalog.tensors
         hidden = set(self.catalog._core.companions())
-        if not decodes:  # blocks are always decoded, and their scales are in the numbers
+        if not decodes:  # blocks are always decoded, including their scales
             hidden = {name for row in self._quantized.values() for name in self._of_blocks(row)}
         for name, info in tensors.items():
             row = self._quantized.get(name) if decodes else None
@@ -216,11 +195,11 @@ class TensorReader:
             ) from error
 
     def is_component(self, name: str) -> bool:
-        """Whether a tensor is read as it is that is part of a quantized one: codes, scales ..."""
+        """Return whether a tensor is a component of a quantized one: codes, scales ..."""
         return name in self._components
 
     def beside(self, names: Iterable[str]) -> list[_core.Target]:
-        """The other components of codes that are read as they are, which none are read without."""
+        """Return the other components of codes: the core reads codes only together with them."""
         given = set(names)
         rows = (self._quantized[name] for name in given if name in self._quantized)
         others = {name for row in rows for name in row[3].values()} - given
@@ -239,11 +218,10 @@ class TensorReader:
         threads: int = 0,
         progress: ProgressCallback | None = None,
     ) -> None:
-        """Carries a plan out that :func:`plan_for` made.
+        """Execute a plan of :func:`plan_for`.
 
         Args:
-            tensors: contiguous, one for each of its targets; ``None``: it is not to be made.
-            dtypes: of each.
+            tensors: contiguous, one per target; ``None``: skip the target.
         """
         plan.require_ok()
         values = ((device, tensor) for tensor in tensors if tensor is not None)
@@ -272,16 +250,15 @@ class TensorReader:
 
 
 def wanted_dtype(entry: Entry, dtype: str | None) -> str:
-    """The dtype of a read: ``dtype`` for floating-point entries, else the entry's own."""
+    """Return ``dtype`` for floating-point entries, else the entry's own."""
     return dtype if dtype and is_floating(entry.dtype) else entry.dtype
 
 
 def device_argument(device: Any) -> str:
-    """A device by its name in torch.
+    """Return a device's name in torch.
 
     Raises:
-        PlanError: torch does not have it here, or it is ``"meta"``, which holds no values
-            (``plan.options``).
+        PlanError: torch does not have it here, or it is ``"meta"`` (``plan.options``).
     """
     if str(device) == "cpu":
         return "cpu"
@@ -303,7 +280,6 @@ def device_argument(device: Any) -> str:
 
 
 def _unknown(name: str, names: Iterable[str], path: str) -> Error:
-    """The error for an unknown name, with the nearest known ones."""
     leaf = name.rpartition(".")[2]
     known = list(names)
     pool = [each for each in known if each.rpartition(".")[2] == leaf] or known
@@ -320,7 +296,7 @@ def plan_for(
     device: str = "cpu",
     **options: Any,
 ) -> _core.Plan:
-    """A plan for exactly these targets."""
+    """Plan exactly these targets."""
     return _core.make_plan(
         catalog._core,
         targets,
@@ -338,7 +314,7 @@ def plan_for(
 
 
 def _block_shape(info: TensorInfo) -> tuple[int, ...]:
-    """Return the shape of the bytes: of rows, or flat where rows are not whole blocks."""
+    """Return the shape in bytes: of rows, or flat if rows are not whole blocks."""
     is_dtype_of_bits = info.encoding.startswith("F6")
     if not is_dtype_of_bits and info.shape[-1] % _core.gguf_layout(info.encoding)[0]:
         return (info.nbytes,)

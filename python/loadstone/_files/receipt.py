@@ -1,4 +1,4 @@
-"""Receipts: what was read and what was written, by content."""
+"""Receipts: digests of everything that was read and written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadstone._base.text import require_local, write_text
 
 
 def held_tensors(tensor: Any) -> dict[str, Any]:
-    """The tensors that a quantized parameter holds beside its data, by the codec's names."""
+    """Return a quantized parameter's tensors other than its data, by the codec's names."""
     for library, adapter in adapters.adapters_with("components").items():
         if adapters.is_of(type(tensor), library):
             return dict(adapters.resolve(adapter.components)(tensor))
@@ -88,7 +88,7 @@ class Receipt:
         return self._digest(found) == str(data[0]["digest"])
 
     def components_of(self, name: str, tensor: Any) -> bool | None:
-        """The same of what a quantized tensor holds beside its data: scales, tables, offsets."""
+        """Do the same for the other tensors of a quantized tensor: scales, tables, offsets."""
         known = {entry.get("component"): entry for entry in self.targets.get(name, [])}
         held = held_tensors(tensor)
         if any(each.is_meta or component not in known for component, each in held.items()):
@@ -98,10 +98,10 @@ class Receipt:
         )
 
     def with_held(self, model_slots: Sequence[Any], provenance: Mapping[str, Any]) -> Receipt:
-        """With what the model holds of quantized tensors, as it is now, right after the load.
+        """Add digests of the model's quantized tensors, right after the load.
 
-        A codec's components become what their library computes with (a table beside codes, scales
-        in another unit). Only where a tensor stands in the model can its bytes be compared later.
+        A codec's components become tensors in the library's own form (a table next to codes, scales
+        in a different unit), and later checks can compare only those.
         """
         document = json.loads(self._text)
         for slot in model_slots:

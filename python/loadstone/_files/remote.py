@@ -1,4 +1,4 @@
-"""How other machines are reached: options of the caller, else those of the environment."""
+"""Options for remote access: from the caller, else from the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from loadstone import _core
 
-# Others are not the core's business.
+# The core gets no other variables.
 _PREFIXES = ("AWS_", "HF_")
 _VARIABLES = {
     *("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"),
@@ -68,7 +68,7 @@ def configure_remote(
 
 
 def storage() -> _core.Storage:
-    """The storage to read checkpoints through, local ones too; one for each choice of options."""
+    """Return the storage for all checkpoints, even local ones; one per set of options."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -84,12 +84,12 @@ def storage() -> _core.Storage:
 
 
 def absolute(path: str) -> str:
-    """Return the path as it means the same from a different folder; links and patterns stay.
+    """Return the path in a form that is valid in any folder; links and patterns stay.
 
-    A URL loses its query: what a program pickles holds no signature.
+    A URL loses its query, so that a pickle contains no signature.
     """
     if not _core.is_remote(path):
         return str(Path(path).absolute())
     location, mark, rest = path.partition("?")
-    # In a bucket the name of an object may hold one.
+    # In a bucket, an object's name may contain "?".
     return _core.without_secrets(location) + (mark + rest if path.startswith("s3:") else "")

@@ -1,4 +1,4 @@
-"""The interface of ``safetensors.safe_open``, for every format: tensors as the file holds them."""
+"""The interface of ``safetensors.safe_open``, for every format."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ BACKENDS = ("mmap", "pread")
 
 
 class SafeSlice:
-    """A tensor whose parts are read by an index, as of :class:`loadstone.LazyTensor`."""
+    """A tensor that is read by index, like :class:`loadstone.LazyTensor`."""
 
     def __init__(self, owner: safe_open, entry: Entry) -> None:
         self._owner = owner
         self._entry = entry
 
     def get_shape(self) -> list[int]:
-        """As the header has it."""
+        """Return the shape in the header."""
         return list(self._entry.shape)
 
     def get_dtype(self) -> str:
-        """As the header has it: ``"BF16"``, ``"F8_E4M3"``, or a block format."""
+        """Return the dtype in the header: ``"BF16"``, ``"F8_E4M3"``, or a block format."""
         return self._entry.encoding
 
     def __getitem__(self, index: Any) -> Any:
@@ -127,6 +127,5 @@ class safe_open:  # noqa: N801
 
 
 def require_backend(backend: str) -> None:
-    """Refuses unknown names of backends (``plan.options``)."""
     if backend not in BACKENDS:
         raise unknown("backend", "backend", backend, BACKENDS)

@@ -1,7 +1,7 @@
-"""``_metadata`` of state dicts in torch's files, and the names of entries that are not tensors.
+"""Read ``_metadata`` of state dicts in torch's files, and the names of non-tensor entries.
 
-The core keeps only the tensors of such files, so the pickle is read again here. No name is imported
-or called: every global becomes an empty class.
+The core keeps only the tensors of such files, so this module reads the pickle again. It imports and
+calls nothing by name: every global becomes an empty class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from loadstone._files.catalog import Catalog
 
-# The same as the core's, which has read the file.
+# The core's limits.
 _PICKLE_BYTES_MAX = 48 << 20
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 _WRAPPERS_MAX = 4
@@ -23,11 +23,9 @@ _TENSORS = frozenset({"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_
 
 @dataclass
 class Metadata:
-    """Of a checkpoint.
-
-    Attributes:
-        modules: by module path, what ``load_state_dict`` hands to it; ``None``: there is none.
-        objects: names of extra state that is no tensor.
+    """Attributes:
+    modules: what ``load_state_dict`` passes to each module, by path; ``None``: no metadata.
+    objects: names of extra state that is not a tensor.
     """
 
     modules: dict[str, Any] | None = None
@@ -35,7 +33,7 @@ class Metadata:
 
 
 def metadata_of(catalog: Catalog) -> Metadata:
-    """The metadata of all shards; empty for formats other than torch's."""
+    """Return the metadata of all shards; empty for formats other than torch's."""
     found = Metadata()
     for shard in catalog.shards:
         state = _state(shard)
@@ -55,7 +53,7 @@ def metadata_of(catalog: Catalog) -> Metadata:
 
 
 class _Foreign:
-    """In the place of any class or function: takes everything, and does nothing."""
+    """Replaces any class or function: accepts everything, and does nothing."""
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         return object.__new__(cls)
@@ -70,7 +68,7 @@ class _Foreign:
         pass
 
     def extend(self, _: Any) -> None:
-        """As of a list."""
+        """Like ``list.extend``."""
 
 
 class _Tensor(_Foreign):
@@ -97,7 +95,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _state(path: str) -> Any:
-    """The state dict, with stand-ins for tensors; ``None`` for other files than torch's."""
+    """Return the state dict, with stand-ins for tensors; ``None`` for other kinds of files."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -109,12 +107,12 @@ def _state(path: str) -> Any:
                     return _unwrapped(_Unpickler(file).load())
         with open(path, "rb") as file:  # noqa: PTH123
             return _unwrapped(_before_zip(file)) if file.read(1) == b"\x80" else None
-    except Exception:  # a pickle that does more with foreign classes than they can
+    except Exception:  # the pickle needs more than the stand-ins support
         return None
 
 
 def _before_zip(file: IO[bytes]) -> Any:
-    """Magic number, protocol and machine stand before the content."""
+    """Skip magic number, protocol and machine, which precede the content."""
     file.seek(0)
     for _ in range(3):
         _Unpickler(file).load()

@@ -1,4 +1,4 @@
-"""Checkpoints with a weight each, and adapters that are merged into a model."""
+"""Weighted checkpoints, and adapters that a load merges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ Weighted = Source | Mapping[str, float] | Sequence[Source | tuple[Source, float]
 
 
 def weighted(given: Weighted, field: str) -> list[tuple[Source, float]]:
-    """Checkpoints and their weights, in order."""
     if isinstance(given, str | os.PathLike | Catalog):
         return [(given, 1.0)]
     pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
@@ -33,7 +32,7 @@ def weighted(given: Weighted, field: str) -> list[tuple[Source, float]]:
 
 
 def joined(catalogs: Sequence[Catalog]) -> _core.Catalog:
-    """Several checkpoints as one; names are those of the first."""
+    """Join checkpoints; names are those of the first."""
     return _core.join_checkpoints([catalog._core for catalog in catalogs])
 
 
@@ -42,8 +41,8 @@ class MergedAdapters:
     """Adapters that a load merges into its model, in order.
 
     Attributes:
-        rows: of each its factor, and patterns of the tensors that are left out.
-        tie: what becomes of the other names of a tied tensor that they change.
+        rows: factor of each, and patterns of the tensors to ignore.
+        tie: how a change to one name of a tied tensor affects the others.
     """
 
     catalogs: tuple[Catalog, ...] = ()
@@ -52,11 +51,9 @@ class MergedAdapters:
 
     @property
     def keeps_ties(self) -> bool:
-        """Whether all names of a tie change with one of them."""
         return bool(self.catalogs) and self.tie == "keep"
 
     def behind(self, base: Catalog) -> _core.Catalog:
-        """The base with these behind it."""
         return joined([base, *self.catalogs]) if self.catalogs else base._core
 
 
@@ -66,7 +63,6 @@ def adapters(
     allow_links: bool = False,
     tie: str = "split",
 ) -> MergedAdapters:
-    """Opens the adapters that a caller names as for :func:`loadstone.merge`."""
     pairs = weighted(lora, "lora")
     patterns = ignored_by(pairs, ignore)
     catalogs = tuple(opened(source, allow_links=allow_links) for source, _ in pairs)
@@ -79,7 +75,7 @@ def patterns_of(patterns: str | Sequence[str]) -> list[str]:
 
 
 def ignored_by(pairs: Sequence[object], ignore: str | Sequence[str]) -> list[str]:
-    """Return the patterns of tensors that adapters leave out; refuse them without an adapter."""
+    """Return the patterns of tensors that adapters ignore; reject them without an adapter."""
     patterns = patterns_of(ignore)
     if patterns and not pairs:
         raise make("plan.options", "it goes with lora", field="lora_ignore")
@@ -87,7 +83,7 @@ def ignored_by(pairs: Sequence[object], ignore: str | Sequence[str]) -> list[str
 
 
 def tie_argument(tie: str) -> str:
-    """Return the word; the core knows which words there are."""
+    """Check only the type; the core knows the supported words."""
     if isinstance(tie, str) and tie:
         return tie
     raise make("plan.options", "not a word", field="tie", found=repr(tie), expected="split, keep")

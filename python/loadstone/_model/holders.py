@@ -215,7 +215,7 @@ class _Search:
         self.level = Own() if self.is_in_model else Own(above[:_WIDTH_MAX])
 
     def result(self) -> tuple[str, bool]:
-        """Return a description (``""``: loadstone's own), and whether the model reaches the holder."""
+        """Return a description (``""``: loadstone's own), and whether the model can reach it."""
         is_ours = type(self._owner).__module__.partition(".")[0] == "loadstone"
         # The traceback of a failed load keeps slots, which hold the places of lost modules.
         if is_ours or (self._owner is None and self._is_in_slot):

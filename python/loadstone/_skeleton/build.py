@@ -1,9 +1,10 @@
-"""One build of a skeleton: what is carried out, what goes to meta, what is made real at the end.
+"""One build of a skeleton: decides which operations run, which go to meta, and which run later.
 
-The rule: small tensors are made as the constructor says and stay. Large results of factories go to
-meta, with what is done to them in the log (most become parameters, whose values nobody wants).
+Small tensors are made as the constructor requests, and stay. Large results of factories go to meta,
+and the log records the operations on them (most become parameters, whose values nobody needs).
 Parameters go to meta when they are registered. At the end every large tensor that did not become a
-parameter is made real, in place, wherever it is (see ``_skeleton_seen``)."""
+parameter is made real, in place, wherever it is (see ``seen``).
+"""
 
 from __future__ import annotations
 
@@ -38,38 +39,38 @@ from loadstone._skeleton.seen import Seen, inside_constructor
 
 CPU = torch.device("cpu")
 
-# Results of factories from this size on lie on meta until somebody needs their content.
+# Results of factories from this size on stay on meta until their content is needed.
 DEFERRED_BYTES_MIN = 1 << 20
-# Memory that is asked for without content has less to lose.
+# Lower for uninitialized memory: it has no content to record.
 UNINITIALIZED_BYTES_MIN = 64 << 10
-# Real operands up to this size are copied into the log; larger ones make the operation real.
+# The log copies real operands up to this size; larger ones make the operation run at once.
 SNAPSHOT_BYTES_MAX = 64 << 10
 
 
 class Build:
-    """All that is known of the tensors made inside one ``with skeleton():``. For one thread."""
+    """The tensors made inside one ``with skeleton():``. For one thread."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.log = OpLog()
         self.seen = Seen()
-        self.any_real = False  # some tensor on meta has its content in memory by now
-        self.random_read = False  # the constructor looked at a value drawn at random
-        self.born: dict[int, StorageWeakRef] = {}  # real storages made in here
+        self.any_real = False  # a tensor on meta has its content in memory
+        self.random_read = False  # the constructor read a random value
+        self.born: dict[int, StorageWeakRef] = {}  # real storages made in this build
         self._born_limit = 1000
-        self.random: dict[int, StorageWeakRef] = {}  # of those, the ones drawn at random
-        self.uninitialized: dict[int, StorageWeakRef] = {}  # of those, the ones never written to
+        self.random: dict[int, StorageWeakRef] = {}  # the random ones among `born`
+        self.uninitialized: dict[int, StorageWeakRef] = {}  # never written to, among `born`
         self.former: dict[int, tuple[StorageWeakRef, MetaStorage]] = {}  # by real storage
-        self.used_generators: list[torch.Generator] = []  # whose draws were left out
+        self.used_generators: list[torch.Generator] = []  # generators with skipped draws
         self.failures: dict[MetaStorage, str] = {}
         self.default_dtype = torch.get_default_dtype()
-        # somebody asked for meta by name: for the whole build, or in the call that is running
+        # the caller requested meta: for the whole build, or in the current call
         self.wants_meta = torch.get_default_device().type == "meta"
-        self.busy = False  # what torch does now is this class's own doing
+        self.busy = False  # this class itself is calling torch
 
     @contextlib.contextmanager
     def quietly(self) -> Iterator[None]:
-        """Own work inside, which no mode shall see."""
+        """Hide loadstone's own operations from the modes."""
         before, self.busy = self.busy, True
         try:
             with torch._C.DisableTorchFunction():
@@ -80,12 +81,12 @@ class Build:
     # --- operations ------------------------------------------------------------------------------
 
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Carries an operation out, or notes it."""
+        """Run an operation, or defer it."""
         schema = schema_of(func)
         tensors = [*tensors_in(args), *tensors_in(kwargs)]
         homes = [home for home in map(self.log.home, tensors) if home is not None]
         if not homes and not self.wants_meta and self.log.homes:
-            # a tensor made by torch itself to go with one that only seems to be on meta
+            # torch makes this tensor for an operand that the log keeps on meta
             kwargs = mapped(kwargs, lambda value: _elsewhere(value, CPU))
         if schema.name in LIKE or (schema.name in FACTORIES and not tensors):
             return self._make(func, schema, args, kwargs, homes)
@@ -99,7 +100,7 @@ class Build:
         return self._defer(func, schema, args, kwargs, homes)
 
     def _set(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """``tensor.set_(source)`` for a tensor on meta: no content is touched."""
+        """Run ``tensor.set_(source)`` for a tensor on meta: no content is touched."""
 
         def on_meta(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or value.is_meta:
@@ -140,7 +141,7 @@ class Build:
     def _make(
         self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], homes: list[MetaStorage]
     ) -> Any:
-        """A factory: on meta when it is large. Of a tensor argument only the form is used."""
+        """Run a factory, on meta if the result is large. Tensor arguments only provide a form."""
         device = kwargs.get("device")
         if homes and (device is None or (device.type == "meta" and not self.wants_meta)):
             device = homes[0].device
@@ -156,7 +157,7 @@ class Build:
             if size >= DEFERRED_BYTES_MIN:
                 kwargs = {**kwargs, "device": wanted}
                 if schema.takes_dtype and kwargs.get("dtype") is None:
-                    kwargs["dtype"] = result.dtype  # not left to the default of another moment
+                    kwargs["dtype"] = result.dtype  # the default may differ at replay
                 self.log.add(
                     func, mapped(args, _form), kwargs, result, (), (), wanted, schema.random
                 )
@@ -177,7 +178,7 @@ class Build:
     def _defer(
         self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], homes: list[MetaStorage]
     ) -> Any:
-        """Notes an operation; what it gives is found on meta."""
+        """Log an operation and return its result on meta."""
         given = kwargs.get("device")
         if given is not None and given.type == "meta" and self.wants_meta:
             return func(*args, **kwargs)
@@ -186,7 +187,7 @@ class Build:
         written = schema.written_tensors(args, kwargs)
         targets = [home for home in map(self.log.home, written) if home is not None]
         if schema.overwrites and schema.name != "copy_" and _is_whole(args[0]):
-            self.log.overwritten(homes[0])  # an initialiser: by far the most frequent
+            self.log.overwritten(homes[0])  # initialisers are by far the most frequent
             noted = (StorageView(args[0], homes[0]), *args[1:]), kwargs
             self.log.add(func, *noted, args[0], (), homes, device, schema.random)
             return args[0]
@@ -206,7 +207,7 @@ class Build:
             reads = sources
         if targets and all(home.is_parameter for home in targets) and self._is_large(args):
             for home in targets:
-                home.lost = True  # not worth a copy of what is written into it
+                home.lost = True  # a copy of the source would cost too much
             return result
         noted = self._descriptors(args, kwargs)
         reads = [home for home in reads if home.real is None]
@@ -219,7 +220,7 @@ class Build:
         return any(size > SNAPSHOT_BYTES_MAX for size in sizes)
 
     def _descriptors(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The arguments without tensors that lie on meta; those in memory as copies."""
+        """Replace tensors on meta by views, and copy tensors in memory."""
 
         def descriptor(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -227,7 +228,7 @@ class Build:
             home = self.log.home(value)
             if home is None and value.is_meta:
                 home = self.log.new_home(value, META)
-                home.lost = True  # on meta by somebody's own wish
+                home.lost = True  # on meta by request
             if home is None:
                 return value.clone()
             view = StorageView(value, home)
@@ -237,7 +238,7 @@ class Build:
         return noted
 
     def _carry_out(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
-        """An operation whose result is wanted now, or whose operands are in memory anyway."""
+        """Run an operation whose result is needed now, or whose operands are in memory."""
         written = schema.written_tensors(args, kwargs)
         originals: dict[int, torch.Tensor] = {}
         tainted = False
@@ -265,7 +266,7 @@ class Build:
         for tensor in written:
             home = self.log.home(tensor)
             if home is not None and home.real is None:
-                home.lost = True  # written beside the log, into a copy
+                home.lost = True  # written outside the log, to a copy
             elif home is not None:
                 home.tainted = home.tainted or tainted or schema.random
         tensors = list(tensors_in([new_args, new_kwargs]))
@@ -273,7 +274,7 @@ class Build:
         return mapped(result, lambda value: originals.get(id(value), value))
 
     def _content(self, home: MetaStorage) -> tuple[Any, bool]:
-        """A storage's content in memory, and whether it was drawn at random."""
+        """Return a storage's content in memory, and whether it is random."""
         if home.real is not None and not self.log.needed(home):
             return home.real, home.tainted
         try:
@@ -296,7 +297,7 @@ class Build:
         result: Any,
         tainted: bool = False,
     ) -> Any:
-        """Keeps account of real storages: which were made here, and which were drawn at random."""
+        """Record which real storages this build made, and which are random."""
         random = tainted or (schema.random and not self._keeps_order(kwargs))
         before = {storage_key(tensor) for tensor in operands}
         written = schema.written_tensors(args, kwargs)
@@ -334,14 +335,14 @@ class Build:
             self._born_limit = 2 * len(self.born) + 1000
 
     def _keeps_order(self, kwargs: dict[str, Any]) -> bool:
-        """A generator of the constructor's own, from which no draw was left out."""
+        """Return whether this is the constructor's own generator, without skipped draws."""
         generator = kwargs.get("generator")
         return generator is not None and not any(generator is used for used in self.used_generators)
 
     # --- what Python sees of tensors -------------------------------------------------------------
 
     def note_literal(self, args: Any, kwargs: Any, result: torch.Tensor) -> None:
-        """A tensor that came from no tensor (``torch.from_numpy`` ...) was made in here."""
+        """Record a tensor that was not made from a tensor (``torch.from_numpy`` ...)."""
         with self.quietly():
             key = storage_key(result)
             if key is None or key in self.born or result.is_meta:
@@ -351,14 +352,14 @@ class Build:
                 self.born[key] = storage_weakly(result)
 
     def apparent_device(self, tensor: torch.Tensor) -> torch.device | None:
-        """The device that a direct build would see; None: the true one."""
+        """Return the device in a direct build; None if it is the true one."""
         home = self.log.home(tensor)
         if home is None or (home.is_parameter and not inside_constructor()):
             return None
         return home.device
 
     def with_memory(self, args: tuple[Any, ...], *, values: bool) -> tuple[Any, ...]:
-        """The arguments, with content. Parameters keep none: a constructor gets a copy to read."""
+        """Give tensor arguments content. Parameters get none: a constructor reads a copy."""
         with self.quietly():
             changed = list(args)
             for place, value in enumerate(args):
@@ -380,7 +381,7 @@ class Build:
             return tuple(changed)
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of what the constructor has put into a tensor, a parameter too, until now."""
+        """Return a copy of the constructor's current value for a tensor, even for a parameter."""
         with self.quietly(), torch.no_grad():
             home = self.log.home(tensor)
             if home is None:
@@ -389,7 +390,7 @@ class Build:
             return StorageView(tensor, home).bind(content).detach().clone()
 
     def materialize_arguments(self, args: Any) -> None:
-        """Tensors whose content is in memory by now lie on meta no longer."""
+        """Move tensors off meta whose content is in memory."""
         with self.quietly():
             for tensor in tensors_in(args):
                 home = self.log.home(tensor)
@@ -397,7 +398,7 @@ class Build:
                     swap(tensor, StorageView(tensor, home).bind(home.real))
 
     def initialiser_skipped(self, tensor: torch.Tensor, frame: Any) -> None:
-        """Notes a function of ``torch.nn.init`` as a whole: it does nothing to a tensor on meta."""
+        """Log a function of ``torch.nn.init`` as a whole, because it skips tensors on meta."""
         home = self.log.home(tensor)
         code = frame.f_code
         func = getattr(torch.nn.init, code.co_name, None)
@@ -411,7 +412,7 @@ class Build:
         self.log.add(func, (), arguments, tensor, (home,), (home,), home.device, random)
 
     def set_data(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """``tensor.data = value``, which torch refuses between meta and memory."""
+        """Set ``tensor.data = value``, which torch rejects between meta and memory."""
         if tensor.is_meta == value.is_meta:
             tensor.data = value
             home = self.log.home(value)
@@ -426,7 +427,7 @@ class Build:
             self.log.set_parameter(home)
 
     def close(self) -> None:
-        """Lets go of everything; a task that goes on in this context builds as ever."""
+        """Drop all references, which a task may keep alive in this context."""
         self.busy = True
         self.log, self.seen = OpLog(), Seen()
         for kept in (self.born, self.random, self.uninitialized, self.former, self.failures):
@@ -436,7 +437,7 @@ class Build:
     # --- parameters ------------------------------------------------------------------------------
 
     def parameter_registered(self, module: Any, parameter: Any) -> None:
-        """Puts a parameter on meta, in place, so that whoever holds it sees it there."""
+        """Move a parameter to meta, in place, for all its holders."""
         self.seen.module(module)
         if torch.nn.parameter.is_lazy(parameter):
             return
@@ -449,7 +450,7 @@ class Build:
             self.log.set_parameter(home)
 
     def stand_in(self, tensor: torch.Tensor) -> MetaStorage:
-        """The home on meta for a tensor's memory, as long as the build lasts."""
+        """Return the meta home of a tensor's memory; it lasts as long as the build."""
         storage = tensor.untyped_storage()
         known = self.former.get(storage._cdata)
         if known is not None:
@@ -465,14 +466,14 @@ class Build:
         return home
 
     def to_meta(self, tensor: torch.Tensor) -> MetaStorage:
-        """Takes a tensor's memory away; what shares it is found again by its storage."""
+        """Release a tensor's memory; tensors that share it are found by its storage."""
         home = self.stand_in(tensor)
         swap(tensor, StorageView(tensor, home).bind(home.storage))
         return home
 
 
 def swap(tensor: torch.Tensor, content: torch.Tensor) -> None:
-    """Gives a tensor object another content; class, attributes and identity stay."""
+    """Exchange a tensor's content; class, attributes and identity stay."""
     content.requires_grad_(tensor.requires_grad)
     torch._C._swap_tensor_impl(tensor, content)
 

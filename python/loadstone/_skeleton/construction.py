@@ -1,4 +1,4 @@
-"""Skeletons of models that libraries construct, in one thread at a time."""
+"""Build skeletons of libraries' models, one thread at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from loadstone._skeleton.skeleton import skeleton
 
 @contextlib.contextmanager
 def skeleton_in_turn() -> Iterator[None]:
-    """A skeleton of a library's construction, which sets torch's default dtype or follows it."""
+    """Open a skeleton for a library's constructor, which sets or reads torch's default dtype."""
     with constructing(), skeleton():
         yield

@@ -1,8 +1,7 @@
-"""The constructor's values for a model that another library built on meta.
+"""Get the constructor's values for a model that a library built on meta.
 
 An adapter that knows class and configuration builds a second model under
-:func:`loadstone.skeleton`; its buffers and plain tensors are what the first one's constructor
-would have made.
+:func:`loadstone.skeleton`, whose buffers and plain tensors have the constructor's values.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from loadstone._skeleton.skeleton import skeleton
 
 
 def constructor_values(model: Any, slots: Iterable[TensorSlot]) -> dict[str, Any]:
-    """Name and value of each buffer and plain tensor that lies on meta, where it can be had."""
+    """Return the values of buffers and plain tensors on meta, by name, as far as available."""
     lacking = [slot for slot in slots if slot.kind != "parameter" and slot.tensor.is_meta]
     build = model_builder(model) if lacking else None
     if build is None:
@@ -33,15 +32,13 @@ def constructor_values(model: Any, slots: Iterable[TensorSlot]) -> dict[str, Any
 
 
 def parameter_values(build: Callable[[], Any], names: Iterable[str]) -> dict[str, Any]:
-    """Values that a constructor gives parameters, of which a skeleton keeps nothing.
+    """Return the constructor's values for parameters, which a skeleton drops.
+
+    The result lacks parameters without an available value. Random values advance torch's
+    generators, so a second call returns different values.
 
     Args:
-        build: makes a model; called under :func:`skeleton`, so only the parameters asked for take
-            memory.
-        names: of parameters; those whose value cannot be had are left out of the result.
-
-    Values that are drawn at random are drawn from torch's generators, which go on from there: a
-    second call gives others.
+        build: makes a model; runs under :func:`skeleton`, so only the named parameters take memory.
     """
     values: dict[str, Any] = {}
     with skeleton():
@@ -67,7 +64,7 @@ def _fits(slot: TensorSlot, value: Any) -> bool:
 
 
 def model_builder(model: Any) -> Callable[[], Any] | None:
-    """The ``skeleton_builder`` of the adapter for the library of the model's class or a base."""
+    """Return the ``skeleton_builder`` of the adapter for the model's class or a base."""
     model = inside(model)
     for base in type(model).__mro__:
         library = adapters.ADAPTERS.get(base.__module__.partition(".")[0])

@@ -1,8 +1,8 @@
-"""Operations that were not carried out: a log that can make their results real later.
+"""A log of deferred operations, which can compute their results later.
 
-While a skeleton is built, large tensors lie on meta and what is done to them is noted here. The log
-speaks of storages, never of tensor objects, so that it keeps nothing alive that the constructor
-dropped, and so that views and in-place writes come out as they would have.
+While a skeleton is built, large tensors stay on meta, and the log records the operations on them.
+It refers to storages, not to tensor objects: so it keeps no tensor alive that the constructor
+dropped, and replays views and in-place writes correctly.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from loadstone._base.torch_modes import constructing
 
 META = torch.device("meta")
 
-# Initial values of small parameters are kept this far, for constructors that read them back.
+# Total size of kept initial values of parameters, for constructors that read them back.
 INITIAL_BYTES_MAX = 16 << 20
-# Initialisers of this many parameters are remembered, for the same reason.
+# The log keeps the operations of this many parameters, for the same reason.
 HISTORIES_MAX = 1_000
 
 
@@ -33,18 +33,16 @@ class UnreplayableError(Exception):
 
 @dataclass(eq=False, slots=True)
 class MetaStorage:
-    """A meta storage and what is known of its content."""
-
-    storage: Any  # held during the build, so that its address stays its name
-    device: torch.device  # where the constructor wanted it
-    real: Any = None  # the real storage, once somebody needed the content
-    initial: Any = None  # content before the first operation, where that was real
-    uninitialized: bool = False  # before the first operation it is fresh memory
-    written: bool = False  # anything was ever done to it
+    storage: Any  # held during the build, which keeps its address unique
+    device: torch.device  # device that the constructor requested
+    real: Any = None  # the real storage, if the content was needed
+    initial: Any = None  # content before the first operation, if it was real
+    uninitialized: bool = False  # fresh memory before the first operation
+    written: bool = False  # an operation wrote to it
     is_parameter: bool = False
-    lost: bool = False  # the content before the first operation is not known
-    tainted: bool = False  # `real` depends on the random generator
-    ops: list[DeferredOp] = field(default_factory=list)  # all that read or write it, in order
+    lost: bool = False  # content before the first operation is unknown
+    tainted: bool = False  # `real` depends on a random generator
+    ops: list[DeferredOp] = field(default_factory=list)  # that read or write it, in order
     key: int = field(init=False)
     nbytes: int = field(init=False)
 
@@ -53,12 +51,12 @@ class MetaStorage:
         self.nbytes = int(self.storage.nbytes())
 
     def weakly(self) -> StorageWeakRef:
-        """A reference that keeps the storage's name from being given to another one."""
+        """Return a weak reference; it keeps torch from reusing the storage's key."""
         return StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
 
 
 class StorageView:
-    """A tensor's place and form in a storage."""
+    """A tensor's view of a storage."""
 
     __slots__ = ("conj", "dtype", "home", "neg", "offset", "size", "stride")
 
@@ -72,7 +70,7 @@ class StorageView:
         self.neg = tensor.is_neg()
 
     def bind(self, storage: Any) -> torch.Tensor:
-        """The same window onto another storage."""
+        """Return the same view of a different storage."""
         tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
         tensor.set_(storage, self.offset, self.size, self.stride)
         if self.conj:
@@ -81,7 +79,7 @@ class StorageView:
 
 
 class TensorMeta:
-    """A tensor of which an operation uses no more than shape, strides and dtype."""
+    """A tensor of which an operation uses only shape, strides and dtype."""
 
     __slots__ = ("dtype", "size", "stride")
 
@@ -89,19 +87,16 @@ class TensorMeta:
         self.size, self.stride, self.dtype = tuple(tensor.size()), tensor.stride(), tensor.dtype
 
     def make(self) -> torch.Tensor:
-        """A tensor without memory of that form."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=META)
 
 
 @dataclass(eq=False, slots=True)
 class DeferredOp:
-    """One operation that was not carried out yet."""
-
     seq: int
     func: Callable[..., Any]
     args: Any
     kwargs: dict[str, Any]
-    # By place among the results; None: not a tensor, or an argument again.
+    # By position among the results; None: not a tensor, or one of the arguments.
     outputs: list[StorageView | None]
     reads: frozenset[MetaStorage]
     writes: frozenset[MetaStorage]
@@ -112,7 +107,7 @@ class DeferredOp:
 
 
 class OpLog:
-    """All operations of one build, in order. For one thread."""
+    """The operations of one build, in order. For one thread."""
 
     def __init__(self) -> None:
         self.homes: dict[int, MetaStorage] = {}
@@ -122,16 +117,15 @@ class OpLog:
         self._histories: OrderedDict[MetaStorage, None] = OrderedDict()
 
     def home(self, tensor: torch.Tensor) -> MetaStorage | None:
-        """The home of a meta tensor that this log made; None for every other tensor."""
+        """Return the home of a meta tensor that this log made; None for other tensors."""
         if not self.homes or not tensor.is_meta:
             return None
         try:
             return self.homes.get(tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):  # sparse and other tensors without storage
+        except (NotImplementedError, RuntimeError):  # sparse or otherwise without storage
             return None
 
     def new_home(self, tensor: torch.Tensor, device: torch.device) -> MetaStorage:
-        """Takes a fresh meta tensor's storage into the log."""
         home = MetaStorage(tensor.untyped_storage(), device)
         self.homes[home.key] = home
         return home
@@ -147,7 +141,7 @@ class OpLog:
         device: torch.device,
         random: bool,
     ) -> DeferredOp | None:
-        """Notes an operation; its arguments hold views, forms and constants instead of tensors."""
+        """Log an operation whose arguments are views, forms and constants instead of tensors."""
         reads, writes = set(read), set(written)
         outputs: list[StorageView | None] = []
         for tensor in tensors_in(result):
@@ -157,7 +151,7 @@ class OpLog:
                 writes.add(ref.home)
             outputs.append(ref)
         if not writes:
-            return None  # a view: its window is all there is to know
+            return None  # a view needs no operation
         self.count += 1
         op = DeferredOp(
             self.count, func, args, kwargs, outputs, frozenset(reads), frozenset(writes),
@@ -170,7 +164,7 @@ class OpLog:
         return op
 
     def set_initial(self, home: MetaStorage, storage: Any) -> None:
-        """Keeps what a parameter held before it went to meta, as long as there is room."""
+        """Keep a parameter's content from before it went to meta, within INITIAL_BYTES_MAX."""
         size = int(storage.nbytes())
         if size > INITIAL_BYTES_MAX:
             home.lost = True
@@ -184,7 +178,7 @@ class OpLog:
             oldest.initial, oldest.lost = None, True
 
     def set_parameter(self, home: MetaStorage) -> None:
-        """A parameter's content will come from a checkpoint: its history may be forgotten."""
+        """Mark a parameter: a checkpoint will provide its content, so its history is disposable."""
         home.is_parameter = True
         self._histories[home] = None
         self._histories.move_to_end(home)
@@ -203,7 +197,7 @@ class OpLog:
                 each.ops.remove(op)
 
     def overwritten(self, home: MetaStorage) -> None:
-        """All content is about to be replaced: what only wrote it before need not be kept."""
+        """Drop earlier operations that only wrote to a storage about to be overwritten."""
         if any(op.writes != {home} or not op.reads <= {home} for op in home.ops):
             return
         home.ops.clear()
@@ -214,10 +208,10 @@ class OpLog:
     # --- making real -----------------------------------------------------------------------------
 
     def needed(self, home: MetaStorage, *, through_parameters: bool = True) -> list[DeferredOp]:
-        """The operations that must run, in order, so that a storage gets its content.
+        """Return the operations, in order, that produce a storage's content.
 
-        An operation needs the earlier writes of all that it touches; one that writes also needs the
-        earlier reads of what it writes to be over.
+        An operation needs the earlier writes to every storage that it touches. If it writes, it
+        must also run after the earlier reads of the storages that it writes.
         """
         chosen: dict[int, DeferredOp] = {}
         open_ops = [op for op in home.ops if home in op.writes and not op.done]
@@ -237,10 +231,10 @@ class OpLog:
         return [chosen[seq] for seq in sorted(chosen)]
 
     def materialize(self, home: MetaStorage, *, in_use: bool = False) -> None:
-        """Gives a storage its content for good; not for what depends on parameters.
+        """Produce a storage's content for good; not for one that depends on parameters.
 
-        With ``in_use`` the content may be changed from now on without the log's knowing: what reads
-        it must have read it before.
+        With ``in_use`` the content may later change without the log's knowledge, so pending
+        operations read it now.
         """
         for op in self.needed(home):
             self._commit(op)
@@ -251,7 +245,7 @@ class OpLog:
                 self._detach(op, home)
 
     def _detach(self, op: DeferredOp, home: MetaStorage) -> None:
-        """Makes an operation independent of later changes to a storage that it reads."""
+        """Make an operation independent of later changes to a storage that it reads."""
         if op.done:
             return
         if not any(self.depends_on_parameters(each) for each in op.reads | op.writes):
@@ -281,14 +275,13 @@ class OpLog:
             home.ops.remove(op)
 
     def scratch(self, home: MetaStorage) -> tuple[Any, bool]:
-        """The content of a storage that depends on parameters, made beside the log, and whether it
-        depends on the random generator."""
+        """Compute a storage that depends on parameters, outside the log; the flag: it is random."""
         ops = self.needed(home)
         storages: dict[MetaStorage, Any] = {}
         random = home.tainted
         for each in [home, *(near for op in ops for near in op.reads | op.writes)]:
             if each in storages:
-                continue  # seen
+                continue
             if each.lost:
                 raise UnreplayableError("it depends on a parameter's value that is not kept")
             source = each.real if each.real is not None else each.initial
@@ -303,7 +296,7 @@ class OpLog:
         return storages[home], random
 
     def is_settled(self, home: MetaStorage) -> bool:
-        """Whether a parameter's content follows from the log and from no random draw."""
+        """Return whether a parameter's content follows from the log without a random draw."""
         if home.lost or home.tainted:
             return False
         ops = self.needed(home)
@@ -317,14 +310,13 @@ class OpLog:
         )
 
     def depends_on_parameters(self, home: MetaStorage) -> bool:
-        """Whether a parameter's content is needed for a storage's."""
         return home.is_parameter or any(
             near.is_parameter for op in self.needed(home) for near in op.reads | op.writes
         )
 
 
 def content_before(home: MetaStorage) -> Any:
-    """Memory for a storage to which nothing was done yet."""
+    """Allocate a storage that no operation has written to."""
     if home.lost or not home.uninitialized:
         raise UnreplayableError("its content was never recorded")
     size = home.nbytes
@@ -332,7 +324,7 @@ def content_before(home: MetaStorage) -> Any:
 
 
 def run(op: DeferredOp, storages: dict[MetaStorage, Any]) -> None:
-    """Carries an operation out on real storages, and notes the storages that it makes."""
+    """Run an operation on real storages, and add the storages that it makes."""
 
     def real(value: Any) -> Any:
         if isinstance(value, StorageView):
@@ -354,7 +346,7 @@ def run(op: DeferredOp, storages: dict[MetaStorage, Any]) -> None:
 
 
 def _storage_for(ref: StorageView, tensor: torch.Tensor) -> Any:
-    """The result's storage, laid out as its stand-in on meta was."""
+    """Return the result's storage, in the layout of its stand-in on meta."""
     same = tensor.storage_offset() == ref.offset and all(
         mine == planned or extent < 2
         for mine, planned, extent in zip(tensor.stride(), ref.stride, ref.size, strict=True)

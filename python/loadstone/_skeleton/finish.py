@@ -1,9 +1,9 @@
-"""The end of a build: what did not become a parameter is made real, wherever it is held.
+"""The end of a build: make all tensors real that did not become parameters.
 
-The tensors are those that the build has seen and that are alive, so closures, tuples and objects of
-any kind are reached, and every holder of a tensor sees it become real. Nobody but the garbage
-collector can tell whether a tensor in a reference cycle is still in use, and forcing a collection
-costs time that grows with the process: so such tensors become real, too, until Python frees them.
+The tensors are those that the build has seen and that are alive, so the build reaches closures,
+tuples and objects of any kind, and every holder of a tensor sees it become real. Only the garbage
+collector could tell whether a tensor in a reference cycle is still in use, and a collection takes
+time proportional to the size of the process. So such tensors become real, too.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from loadstone._skeleton.seen import holders
 
 
 class Derivation:
-    """Computes a tensor that follows from parameters, once these have their values."""
+    """Computes a tensor from parameters, after these have got their values."""
 
     def __init__(self, home: MetaStorage, ops: list[DeferredOp]) -> None:
         self.home = home
         self.ops = ops
-        self.parameters: list[tuple[weakref.ref[Any], str, StorageView]] = []  # module, name, place
+        self.parameters: list[tuple[weakref.ref[Any], str, StorageView]] = []  # module, name, view
 
     def compute(self, ref: StorageView) -> torch.Tensor:
-        """The tensor that lies at ``ref``, from the parameters as they are now."""
+        """Return the tensor at ``ref``, from the current parameters."""
         storages = {
             home: self._current(home)
             for home in {self.home, *(each for op in self.ops for each in op.reads)}
@@ -55,7 +55,7 @@ class Derivation:
         return ref.bind(storages[self.home])
 
     def names(self, model: Any) -> list[str]:
-        """The parameters concerned, by their names in a model."""
+        """Return the names of the parameters in a model."""
         paths = {id(module): path for path, module in named_modules(model)}
         return [
             f"{paths[id(module())]}.{name}".lstrip(".")
@@ -76,7 +76,7 @@ class Derivation:
         return found
 
     def _current(self, home: MetaStorage) -> Any:
-        """A storage laid out as it was in the build, with the parameters' values of now."""
+        """Return a storage in the layout of the build, with the parameters' current values."""
         held = self._held(home)
         if not held:
             raise make("skeleton.not_replayable", "the module with the parameters is gone")
@@ -90,7 +90,7 @@ class Derivation:
         return storage
 
     def _window(self, ref: StorageView) -> torch.Tensor:
-        """A view of a parameter: of the loaded one's memory, in its dtype."""
+        """Return a view of a loaded parameter, in its dtype."""
         for place, value in self._held(self.home):
             if place.dtype == ref.dtype and place.stride == value.stride():
                 start = ref.offset - place.offset
@@ -117,11 +117,11 @@ def _same_layout(ref: StorageView, tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Fact:
-    """Why a storage does not hold what a direct construction would have put there.
+    """Why a storage does not have the value from a direct construction.
 
     Attributes:
-        code: of the finding, without ``skeleton.``.
-        reason: why the value cannot be had.
+        code: code of the finding, without ``skeleton.``.
+        reason: why the value is unavailable.
     """
 
     storage: StorageWeakRef
@@ -131,9 +131,9 @@ class Fact:
 
 
 class Known:
-    """Facts that builds have found out about storages and modules that are still alive.
+    """Facts about live storages and modules, from all builds.
 
-    Thread-safe: written to under its lock, and read by single look-ups.
+    Thread-safe: writers take the lock, readers do single look-ups.
     """
 
     def __init__(self) -> None:
@@ -142,14 +142,15 @@ class Known:
         self.builds: weakref.WeakKeyDictionary[Any, Build] = weakref.WeakKeyDictionary()
 
     def purge(self) -> None:
-        """Forgets storages that are gone, before their keys are given to others."""
+        """Forget storages that are gone, before torch reuses their keys."""
         with self.lock:
             for key in [key for key, fact in self.facts.items() if is_expired(fact.storage)]:
                 del self.facts[key]
 
     def note_computed(self, tensor: torch.Tensor, derivation: Derivation) -> None:
-        """Notes a computed tensor, so that the next load computes it again. A view needs no note:
-        it has its parameter's memory.
+        """Note a computed tensor, so that the next load computes it again.
+
+        A view needs no note: it shares its parameter's memory.
         """
         key = storage_key(tensor)
         if key is not None and not derivation.home.is_parameter:
@@ -164,7 +165,6 @@ class Known:
     def add(
         self, build: Build, derivations: dict[MetaStorage, Derivation], modules: list[Any]
     ) -> None:
-        """Keeps what a build found out, for as long as the tensors and modules live."""
         with self.lock:
             self.purge()
             for key, weak in build.uninitialized.items():
@@ -176,7 +176,7 @@ class Known:
             for home, derivation in derivations.items():
                 self.facts[home.key] = Fact(home.weakly(), "derived", "", derivation)
             for module in modules:
-                with contextlib.suppress(TypeError):  # a class with __eq__ and no __hash__
+                with contextlib.suppress(TypeError):  # an unhashable class
                     self.builds[module] = build
 
 
@@ -184,13 +184,13 @@ known = Known()
 
 
 class _Scan:
-    """The modules and tensors of a build that are alive."""
+    """The live modules and tensors of a build."""
 
     def __init__(self, build: Build, frame: types.FrameType) -> None:
         self.parameters: list[tuple[Any, str, torch.Tensor]] = []
         self.modules: list[Any] = []
         self.tensors: list[tuple[torch.Tensor, MetaStorage]] = []
-        self._known: set[int] = set()  # tensors and modules, which the lists keep alive
+        self._known: set[int] = set()  # ids of tensors and modules, which the lists keep alive
         self._others: list[Any] = []
         for module in build.seen.alive_modules():
             self._tree(build, module)
@@ -204,10 +204,10 @@ class _Scan:
                 self._tensor(build, tensor)
 
     def _held_by_others(self, build: Build) -> bool:
-        """Whether something unseen lies in a storage that was taken away or not made yet.
+        """Return whether an unseen tensor uses a storage that was released or not made yet.
 
-        A parameter that no module registers is made without any operation: then the modules and
-        the variables of the block are searched for it.
+        No operation makes a parameter that no module registers, so the caller then searches the
+        modules and the variables of the block.
         """
         seen = [tensor for tensor, _ in self.tensors]
         seen += {id(parameter): parameter for _, _, parameter in self.parameters}.values()
@@ -246,7 +246,7 @@ class _Scan:
                 self.parameters.append((module, name, parameter))
                 mine = True
             elif not parameter.is_meta and storage_key(parameter) in build.born:
-                build.to_meta(parameter)  # registered past register_parameter
+                build.to_meta(parameter)  # registered without register_parameter
                 self._tensor(build, parameter)
                 self.parameters.append((module, name, parameter))
                 mine = True
@@ -274,10 +274,10 @@ class _Scan:
 
 
 def finish(build: Build, frame: types.FrameType) -> None:
-    """Makes real what has to be, and keeps what was found out about the rest.
+    """Make tensors real, and keep the facts about the others.
 
     Args:
-        frame: of the block that ends; its variables may hold what no module does.
+        frame: frame of the block that ends; its variables may hold tensors that no module holds.
     """
     with build.quietly(), torch.no_grad():
         scan = _Scan(build, frame)
@@ -287,7 +287,7 @@ def finish(build: Build, frame: types.FrameType) -> None:
             _place(derivation, scan)
         known.add(build, derivations, scan.modules)
         for home in [*derivations, *build.failures]:
-            home.storage = None  # lives as long as the tensors do
+            home.storage = None  # the tensors keep it alive
         for derivation in derivations.values():
             for op in derivation.ops:
                 for home in op.reads | op.writes:
@@ -295,13 +295,13 @@ def finish(build: Build, frame: types.FrameType) -> None:
 
 
 def _groups(build: Build, scan: _Scan) -> dict[MetaStorage, list[torch.Tensor]]:
-    """The tensors alive that are no registered parameters, by storage."""
+    """Return the live tensors that are not registered parameters, by storage."""
     registered = {id(parameter) for _, _, parameter in scan.parameters}
     of_parameters = {build.log.home(parameter) for _, _, parameter in scan.parameters}
     for home in build.log.homes.values():
         if home in of_parameters:
             home.is_parameter = True
-        elif home.is_parameter:  # it was one, and was taken out again
+        elif home.is_parameter:  # registered, then removed
             home.is_parameter = False
             home.real, home.initial = home.initial, None
     groups: dict[MetaStorage, list[torch.Tensor]] = {}
@@ -309,7 +309,7 @@ def _groups(build: Build, scan: _Scan) -> dict[MetaStorage, list[torch.Tensor]]:
         if id(tensor) in registered:
             continue
         if not tensor.is_meta and not home.is_parameter:
-            home.real = tensor.untyped_storage()  # memory that a former parameter shared
+            home.real = tensor.untyped_storage()  # shared with a former parameter
         groups.setdefault(home, []).append(tensor)
     return groups
 
@@ -355,7 +355,7 @@ def _install(build: Build, home: MetaStorage, tensors: list[torch.Tensor]) -> No
 
 
 def _place(derivation: Derivation, scan: _Scan) -> None:
-    """Finds the modules that hold the parameters of a derivation."""
+    """Find the modules that hold the parameters of a derivation."""
     homes = {derivation.home, *(home for op in derivation.ops for home in op.reads)}
     wanted = {home.key: home for home in homes}
     for module, name, parameter in scan.parameters:

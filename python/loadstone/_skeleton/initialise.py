@@ -1,12 +1,12 @@
-"""Values for missing parameters from the model's own initialisers, never from a guess.
+"""Initialise missing parameters with the model's own initialisers.
 
 A module's ``reset_parameters`` runs on a stand-in of the whole model, in which only this module's
-parameters have memory: whatever it calls or writes, the model and what was loaded stay as they are.
-Other tensors lie on meta there: to initialise them costs nothing and draws nothing, to read them is
-refused. So the random generator is used by the modules that lack a tensor, in the model's order.
+parameters have memory, so the model and its loaded values stay unchanged. Other tensors are on meta
+there: initialising them costs nothing and draws nothing, and reading them fails. So only the
+modules that lack a tensor use the random generator, in the model's order.
 
-A parameter that none writes to gets what the constructor makes of it, where an adapter can build
-such a model again; else the plan refuses it.
+A parameter that no initialiser writes gets the constructor's value if an adapter can build the
+model again; else the plan rejects it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loadstone._skeleton.constructor import model_builder, parameter_values
 
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
-    """One error for each missing tensor that no initialiser of the model can make."""
+    """Return one error for each missing tensor that no initialiser of the model can make."""
     missing = [target for target in targets if target.origin == "initialiser"]
     problems = [_of_slice(target.name) for target in missing if target.slice_begin]
     bare = [
@@ -59,7 +59,7 @@ def _of_slice(name: str) -> _core.Finding:
 
 
 def values(targets: Sequence[PlannedTarget], model: Any) -> dict[int, Any]:
-    """Index and tensor, for every target of origin ``initialiser``."""
+    """Return tensors by target index, for all targets of origin ``initialiser``."""
     wanted: dict[str, dict[str, int]] = {}
     for index, target in enumerate(targets):
         if target.origin == "initialiser":
@@ -97,25 +97,25 @@ def _has_initialiser(model: Any, name: str) -> bool:
 
 
 def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Values of parameters from a second construction, where the model can be built again."""
+    """Return values of parameters from a second construction, if the model can be built again."""
     wanted = list(names)
     build = model_builder(model) if wanted else None
     return {} if build is None else parameter_values(build, wanted)
 
 
 class _Initialisers:
-    """Runs initialisers of a model, each on a stand-in."""
+    """Runs a model's initialisers on a shared stand-in."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self._stand_in: Any = None
 
     def run(self, owner: str) -> dict[str, Any]:
-        """The parameters that a module's initialiser makes, on the CPU.
+        """Return the parameters that a module's initialiser makes, on the CPU.
 
         Raises:
-            PlanError: ``plan.no_initialiser``: it fails, reads what is not there, or writes into
-                the model.
+            PlanError: the initialiser fails, reads a missing value, or writes to the model
+                (``plan.no_initialiser``).
         """
         real = submodule(self.model, owner)
         fresh = {}
@@ -145,5 +145,5 @@ def _sentinel(dtype: Any) -> float | int:
 
 
 def _is_unwritten(value: Any) -> bool:
-    """Whether a floating parameter holds the sentinel still."""
+    """Return whether a floating-point parameter still contains the sentinel."""
     return bool(value.is_floating_point() and value.isnan().any())

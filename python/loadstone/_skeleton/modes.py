@@ -1,9 +1,9 @@
-"""Two torch modes, which are per thread by nature, see a constructor at work.
+"""Observe a constructor with two torch modes, which are per thread.
 
-Nothing of torch is patched and no global hook is set, so another thread's constructions never come
-by here. A parameter is noticed where ``register_parameter`` asks for its ``grad_fn``: hooks for the
-purpose exist in torch, but they are global to the process, and taking one off while another thread
-registers a parameter makes that thread fail ("OrderedDict mutated during iteration").
+This module patches nothing in torch and sets no global hook, so other threads' constructions are
+unaffected. It detects a parameter when ``register_parameter`` reads its ``grad_fn``: torch has
+hooks for this purpose, but they are global to the process, and removing one while a different
+thread registers a parameter makes that thread fail ("OrderedDict mutated during iteration").
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _current: ContextVar[Build | None] = ContextVar("loadstone_skeleton", default=No
 
 _REGISTER_PARAMETER = torch.nn.Module.register_parameter.__code__
 _COPY_PARAMETER = torch.nn.Parameter.__deepcopy__.__code__
-# Initialisers there that look at what they drew return at once for a tensor on meta, and shall.
+# ``is_meta`` stays true in here: initialisers that check their draws then return at once.
 _INIT_GLOBALS = torch.nn.init.__dict__
 
-# Ways to a tensor's memory that pass no dispatcher: those that read it, and those that point to it.
+# Access to a tensor's memory that bypasses the dispatcher: functions that read it or point to it.
 _READS = frozenset(getattr(torch.Tensor, name) for name in ("__array__", "numpy", "tolist"))
 _POINTS = frozenset(
     getattr(torch.Tensor, name)
@@ -47,7 +47,7 @@ _DEVICE_GETTERS = ("device", "is_cpu", "is_cuda", "is_meta")
 
 
 def current() -> Build | None:
-    """The build that this thread and context is in."""
+    """Return the build of this thread and context."""
     build = _current.get()
     if build is None or build.busy or build.thread != threading.get_ident():
         return None
@@ -55,7 +55,7 @@ def current() -> Build | None:
 
 
 class _FunctionMode(TorchFunctionMode):
-    """Answers for memory and device of tensors that seem to a constructor to have some."""
+    """Answers queries for memory and device of tensors that a constructor believes to be real."""
 
     def __torch_function__(
         self,
@@ -124,8 +124,6 @@ def _names_meta(values: Iterable[Any]) -> bool:
 
 
 class _DispatchMode(DispatchMode):
-    """Sees every operation, below autograd."""
-
     def __torch_dispatch__(
         self,
         func: Any,
@@ -143,7 +141,7 @@ class _DispatchMode(DispatchMode):
 
 
 class _Stack(threading.local):
-    """The modes of a thread: set once, however many contexts (coroutines, say) are inside."""
+    """The modes of a thread: entered once for all contexts (such as coroutines) inside."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -154,7 +152,7 @@ _stack = _Stack()
 
 
 def push(build: Build) -> Build | None:
-    """Makes a build the current one; returns the one that was."""
+    """Make a build the current one; return the previous one."""
     if _stack.users == 0:
         _stack.modes = (_FunctionMode(), _DispatchMode())  # type: ignore[no-untyped-call]
         for mode in _stack.modes:
@@ -166,7 +164,6 @@ def push(build: Build) -> Build | None:
 
 
 def pop(before: Build | None) -> None:
-    """Undoes :func:`push`."""
     _current.set(before)
     _stack.users -= 1
     if _stack.users == 0:

@@ -1,4 +1,4 @@
-"""Models built anew, as the libraries build them."""
+"""Build a library's model again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadstone._base.torch_modes import constructing
 
 
 def construction_dtype(model: torch.nn.Module) -> torch.dtype:
-    """The default dtype that a model was built under: that of most of its floating parameters."""
+    """Guess the default dtype of a model's construction: the most frequent floating-point one."""
     counts = collections.Counter(
         parameter.dtype
         for parameter in model.parameters()
@@ -25,10 +25,9 @@ def builder(
     construct: Callable[[], torch.nn.Module],
     dtype: torch.dtype | None = None,
 ) -> Callable[[], torch.nn.Module]:
-    """A function that builds another model like this one, in one thread at a time.
+    """Return a function that builds a model like this one, in one thread at a time.
 
     Args:
-        construct: the library's way to build it.
         dtype: the default dtype to build under; None: the one that ``model`` was built under.
     """
 

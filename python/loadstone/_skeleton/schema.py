@@ -1,4 +1,4 @@
-"""Declarations of torch's operators: the arguments that they read and write, and their results."""
+"""Which arguments torch's operators read and write, from their schemas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Operators that make a tensor of nothing, and those that make one of another's form.
+# Operators that make a tensor from scratch, and those that copy a tensor's form.
 FACTORIES = _names(
     """arange empty empty_permuted empty_strided eye full linspace logspace normal ones rand randint
     randn randperm range scalar_tensor tril_indices triu_indices zeros"""
@@ -23,9 +23,9 @@ LIKE = _names(
     """empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like
     rand_like randint_like randn_like zeros_like"""
 )
-# Of these, the ones that leave the memory as it is.
+# Factories that return uninitialized memory.
 UNINITIALIZED = _names("empty empty_permuted empty_strided empty_like new_empty new_empty_strided")
-# Operators that write all of their first argument whatever it held.
+# Operators that overwrite their whole first argument.
 _OVERWRITES = _names(
     """bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_
     zero_"""
@@ -33,8 +33,6 @@ _OVERWRITES = _names(
 
 
 class Schema:
-    """An operator's declaration."""
-
     def __init__(self, func: Any) -> None:
         schema = func._schema
         self.name = schema.name.partition("::")[2]
@@ -53,7 +51,6 @@ class Schema:
         self.overwrites = self.name in _OVERWRITES
 
     def written_tensors(self, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The arguments that the operator writes to."""
         found: list[torch.Tensor] = []
         for place, name in self.written:
             found += tensors_in(args[place] if place < len(args) else kwargs.get(name))
@@ -62,5 +59,4 @@ class Schema:
 
 @cache
 def schema_of(func: Any) -> Schema:
-    """The operator's schema, read once."""
     return Schema(func)

@@ -1,9 +1,9 @@
 """The tensors and modules that a build has seen, held weakly until it ends.
 
-At the end of a build the holders of a tensor must be found again. The garbage collector knows all
-objects, but asking it for them costs time that grows with the process, and it hands out tuples that
-other threads are still making, which then fail there. A weak reference to a tensor object forbids
-``torch.utils.swap_tensors``, so none outlives the build.
+At the end of a build it must find the holders of tensors. The garbage collector would take time
+proportional to the size of the process, and returns tuples that other threads are still making,
+which then fail there. A weak reference to a tensor object makes ``torch.utils.swap_tensors`` fail,
+so none outlives the build.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class Seen:
         self._limit = _PRUNED_FROM
 
     def tensors(self, value: Any) -> None:
-        """Notes the tensors in arguments or results."""
         for tensor in tensors_in(value):
             if isinstance(tensor, torch.nn.Parameter) and id(tensor) in self._registered:
                 continue
@@ -51,35 +50,32 @@ class Seen:
         self._limit = 2 * len(alive) + _PRUNED_FROM
 
     def registered(self, parameter: torch.Tensor) -> None:
-        """A parameter is found through its module; a weak reference would forbid swaps of it."""
+        """Drop the weak reference, which would forbid swaps: the module leads to the parameter."""
         self._registered.add(id(parameter))
         self._tensors.pop(id(parameter), None)
 
     def module(self, module: Any) -> None:
-        """Notes a module."""
         if module is not None:
             self._modules[id(module)] = weakref.ref(module)
 
     def constructors(self) -> None:
-        """Notes the modules that are being built."""
+        """Note the modules under construction."""
         for module in constructors():
             known = self._modules.get(id(module))
             if known is not None and known() is module:
-                return  # those around it were noted with it
+                return  # noted together with the modules around it
             self.module(module)
 
     def copying(self, memo: Any) -> None:
-        """Notes a deep copy: what it makes is put into modules without any registration."""
+        """Note a deep copy, whose results enter modules without registration."""
         if isinstance(memo, dict):
             self._copies[id(memo)] = memo
 
     def alive_tensors(self) -> list[torch.Tensor]:
-        """Those that somebody holds still."""
         self._note_copies()
         return _alive(self._tensors.values())
 
     def alive_modules(self) -> list[Any]:
-        """Those that somebody holds still."""
         self._note_copies()
         return _alive(self._modules.values())
 
@@ -97,12 +93,12 @@ def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     found = [each for weak in list(references) if (each := weak()) is not None]
     for each in found:
         if hasattr(each, "_fix_weakref"):
-            each._fix_weakref()  # Python owns the object again, where torch's C++ side did
+            each._fix_weakref()  # returns ownership from C++ to Python
     return found
 
 
 def holders(roots: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]:
-    """All tensors and modules that can be reached from modules, through closures and calls too."""
+    """Return all tensors and modules reachable from modules, even through closures and methods."""
     tensors: list[torch.Tensor] = []
     modules: list[Any] = []
     pending = list(roots)
@@ -148,7 +144,7 @@ def _inside(value: Any, cls: type) -> Iterator[Any]:
 
 
 def constructors() -> Iterator[torch.nn.Module]:
-    """The modules whose ``__init__`` is running, the innermost first."""
+    """Yield the modules whose ``__init__`` is running, the innermost first."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -160,5 +156,5 @@ def constructors() -> Iterator[torch.nn.Module]:
 
 
 def inside_constructor() -> bool:
-    """Return whether a module's ``__init__`` runs: there the world looks as in a direct build."""
+    """Return whether a module's ``__init__`` runs, which must see what a direct build sees."""
     return next(constructors(), None) is not None

@@ -1,4 +1,4 @@
-"""Models without memory: parameters on meta, everything else as the constructor makes it."""
+"""Build models without memory: parameters on meta, all else as the constructor makes it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
         self._entered: list[tuple[contextlib.ExitStack, Build | None, Build]] = []
 
     def _recreate_cm(self) -> skeleton:
-        return skeleton()  # as a decorator: each call enters a context of its own
+        return skeleton()  # as a decorator, enter a new context per call
 
     def __enter__(self) -> skeleton:
         with contextlib.ExitStack() as stack:
@@ -85,15 +85,15 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
 
 @dataclass
 class SkeletonRecord:
-    """Everything in which a model is not as a direct construction would have made it.
+    """All differences between a model and its direct construction.
 
     Attributes:
         findings: dicts with ``severity``, ``code``, ``target`` and ``message``. The codes:
-            ``skeleton.random`` drawn at random; ``skeleton.uninitialised`` never written to by the
-            constructor; ``skeleton.not_replayable`` a value that cannot be had;
-            ``skeleton.derived`` (not a fault) follows from parameters, see :func:`recompute`.
+            ``skeleton.random``: a random value; ``skeleton.uninitialised``: the constructor never
+            wrote to it; ``skeleton.not_replayable``: the value is unavailable;
+            ``skeleton.derived`` (not a fault): follows from parameters, see :func:`recompute`.
         default_dtype: torch's default dtype when the build began; None: built elsewhere.
-        derived: names of tensors that follow from parameters, with the names of these.
+        derived: names of the tensors that follow from parameters, and of these parameters.
     """
 
     findings: list[dict[str, str]] = field(default_factory=list)
@@ -101,12 +101,11 @@ class SkeletonRecord:
     derived: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, severity: str, code: str, target: str, message: str) -> None:
-        """Adds a finding."""
         found = {"severity": severity, "code": f"skeleton.{code}", "target": target}
         self.findings.append({**found, "message": message})
 
 
-# Severity and message of the facts that a build finds out about a storage.
+# Severity and message by Fact.code.
 _FACTS = {
     "derived": ("info", "follows from {}: recomputed after a load"),
     "not_replayable": ("error", "the constructor's value cannot be had: {}"),
@@ -119,7 +118,6 @@ _FACTS = {
 
 
 def skeleton_record(model: Any) -> SkeletonRecord:
-    """The record of a model, as it is now."""
     known.purge()
     record = SkeletonRecord()
     builds = (known.builds.get(module) for module in model.modules())
@@ -153,13 +151,12 @@ def skeleton_record(model: Any) -> SkeletonRecord:
 
 
 def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
-    """Gives tensors that follow from parameters their values, from the parameters as they are now.
+    """Compute the tensors that follow from parameters again, and return their names.
 
-    Views of a parameter become views of the one that is there now. Later loads compute the others
-    again. Returns the names.
+    Views of a parameter become views of the current one. Later loads compute the others again.
 
     Args:
-        given: names whose values were read, and stay.
+        given: names to leave alone, because their values were read.
     """
     known.purge()
     done: dict[int, Any] = {}
@@ -210,6 +207,6 @@ def save_skeleton(model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def _slice_of(shard: LocalShard, tensor: torch.Tensor) -> dict[str, list[int]]:
-    """What a rank holds of a tensor, as skeleton files have it."""
+    """Return a rank's slice of a tensor, in the format of skeleton files."""
     found = {"begin": list(shard.begin), "shape": list(tensor.shape)}
     return found | ({"groups": list(shard.groups)} if shard.groups else {})

@@ -1,4 +1,4 @@
-"""A copy of a model without memory, on which code of the model can run and change nothing."""
+"""Copy a model without memory, so that its code can run without changing it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ class WriteError(Exception):
 
 
 class Writes(DispatchMode):
-    """Refuses writes into the model itself."""
+    """Rejects writes to the model."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._slots = walk(model)  # keeps the storages, and so their names
-        self.refused: list[WriteError] = []  # those that the code caught too
+        self._slots = walk(model)  # keeps the storages, so that their keys stay unique
+        self.refused: list[WriteError] = []  # includes errors that the code caught
         self._protected = {storage_key(slot.tensor): slot.name for slot in self._slots}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Checks every operation for writes into the model."""
         kwargs = kwargs or {}
         for tensor in schema_of(func).written_tensors(args, kwargs):
             key = storage_key(tensor)
@@ -46,11 +45,7 @@ class Writes(DispatchMode):
 def stand_in(
     model: torch.nn.Module, make: Callable[[TensorSlot], torch.Tensor] | None = None
 ) -> torch.nn.Module:
-    """A deep copy whose tensors lie on meta; attributes and lists are copies too.
-
-    Args:
-        make: makes other tensors in their place.
-    """
+    """Deep-copy a model, with tensors on meta or those that ``make`` returns."""
     memo: dict[int, Any] = {}
     for slot in walk(model):
         if not slot.obstacle and id(slot.held) not in memo:
@@ -69,10 +64,10 @@ def _blank(slot: TensorSlot) -> torch.Tensor:
 
 @contextmanager
 def with_memory(module: Any, real: Any, fresh: dict[str, Any]) -> Iterator[None]:
-    """Gives one module of a stand-in memory of its own while code runs on it.
+    """Give one module of a stand-in memory while code runs on it.
 
     Args:
-        real: the model's own module: copies of its buffers are lent.
+        real: the model's own module, whose buffers are copied.
         fresh: parameters.
     """
     before = dict(module._parameters), dict(module._buffers), dict(module.__dict__)

@@ -1,17 +1,17 @@
-"""Recipes from a library's own conversion code, run on tensors that have no data.
+"""Make recipes from a library's own conversion code, run on tensors without data.
 
-Which tensors of a checkpoint become which tensors of a model is knowledge that libraries keep, as
-Python code that works on tensors. That code runs here unchanged, on :class:`Symbol` tensors: these
-have a shape, a dtype and an identity, and what is done to them is written down as boxes to copy.
+A library knows which checkpoint tensors become which model tensors, as Python code that works on
+tensors. That code runs here unchanged on :class:`Symbol` tensors: these have a shape, a dtype and
+an identity, and a trace records the operations on them as boxes to copy.
 
 >>> trace = Trace(catalog)
 >>> gate, up = trace.source("gate.weight"), trace.source("up.weight")
 >>> trace.add("gate_up_proj", torch.cat([gate, up]))     # any code that moves elements about
 >>> recipes = trace.finish()                             # for loadstone.plan
 
-What cannot be written down so (arithmetic, code that looks at values, writes into a source) is
-refused with an error that names the operation, the tensor of the checkpoint and the function of the
-library: :class:`loadstone.PlanError` with the code ``plan.data_dependent`` or ``plan.untraceable``.
+A trace rejects other operations (arithmetic, code that looks at values, writes to a source) with an
+error that names the operation, the checkpoint's tensor and the library's function:
+:class:`loadstone.PlanError` with the code ``plan.data_dependent`` or ``plan.untraceable``.
 """
 
 from __future__ import annotations

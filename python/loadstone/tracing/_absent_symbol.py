@@ -1,7 +1,7 @@
-"""Tensors that a checkpoint lacks, for code that asks for them by name.
+"""Symbols for tensors that a checkpoint lacks.
 
-The code runs on as though they were present. Its results are known to be absent, with their shapes
-and the names of their sources.
+The conversion code runs as if they were present. Its results are marked as absent, with their
+shapes and the names of their sources.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _NO_VALUE = -1
 
 
 class AbsentSymbol(Symbol):
-    """A tensor that is not there, or one that is made of at least one such.
+    """A tensor that the checkpoint lacks, or a result of such tensors.
 
     Attributes:
-        key: the name that the code asks for; "" for a value made of others.
-        is_guess: the shape is not known yet; operations that need a particular one assume it.
+        key: the name that the code requests; "" for a result.
+        is_guess: the shape is unknown; operations that need a particular one assume it.
     """
 
     key: str
@@ -33,14 +33,13 @@ class AbsentSymbol(Symbol):
     def make(
         cls, trace: Trace, key: str, shape: tuple[int, ...], is_guess: bool = False
     ) -> AbsentSymbol:
-        """A tensor of the checkpoint that is not there."""
         symbol = cls(trace, _NO_VALUE, trace.form(shape, torch.float32))
         symbol.key, symbol.is_guess = key, is_guess
         return symbol
 
 
 class ShapeGuess(Exception):  # noqa: N818  (it says what to try next)
-    """An absent tensor has to be of this shape, for the code to go on."""
+    """The code can continue only if an absent tensor has this shape."""
 
     def __init__(self, key: str, shape: tuple[int, ...]) -> None:
         super().__init__(key, shape)
@@ -48,7 +47,7 @@ class ShapeGuess(Exception):  # noqa: N818  (it says what to try next)
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any], symbols: list[Symbol]) -> Any:
-    """Carries out an operation on absent tensors, by their shapes only."""
+    """Run an operation on absent tensors, by shape only."""
     guesses = [each for each in symbols if isinstance(each, AbsentSymbol) and each.is_guess]
     packet = func.overloadpacket
     if guesses and packet is aten.split_with_sizes:
@@ -63,7 +62,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any], symbols: list[Symbol]) -> 
 
 
 def leaves(symbol: Symbol) -> tuple[list[str], list[str]]:
-    """The sources of a value: names in the checkpoint, and keys that it lacks."""
+    """Return a value's sources: names in the checkpoint, and keys that it lacks."""
     present: dict[str, None] = {}
     absent: dict[str, None] = {}
     waiting: list[Symbol] = [symbol]
@@ -92,7 +91,7 @@ def _forms(value: Any) -> Any:
 
 
 def _split(symbol: AbsentSymbol, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Parts of the sizes that the code asks for, whatever the guess is."""
+    """Return parts of the requested sizes, regardless of the guess."""
     dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % symbol.dim()
     shape = list(symbol.shape)
     parts = []
@@ -103,7 +102,7 @@ def _split(symbol: AbsentSymbol, args: Any, kwargs: dict[str, Any]) -> list[torc
 
 
 def _guess_like_others(symbols: list[Symbol]) -> None:
-    """An absent tensor that is joined to a present one has its shape."""
+    """Guess that an absent tensor has the shape of a present one that it is joined to."""
     known = next((each for each in symbols if not isinstance(each, AbsentSymbol)), None)
     if known is None:
         return

@@ -1,8 +1,8 @@
 """The effect of torch's operations on the elements of a symbol.
 
-Shapes, strides and dtypes are torch's own answer (the operation runs on meta tensors as well); here
-is only which element goes where. Layout in memory does not matter: a recipe's value is a
-row of elements in row-major order, so a copy to another memory format is nothing at all.
+torch itself computes shapes, strides and dtypes (the operation also runs on meta tensors); this
+module only decides which element goes where. Memory layout does not matter: a recipe's value is a
+row of elements in row-major order, so copying to a different memory format has no effect.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from loadstone.tracing._trace import Symbol, Trace, on_meta, refusal, symbols_in
 
 aten = torch.ops.aten
 
-# The result of an operation: a value, or one for each tensor that it returns.
+# A value, or one per returned tensor.
 Values = int | list[int]
 Handler = Callable[[Trace, Any, dict[str, Any], Any], Values]
 
-# One index of a gather becomes one piece: more of them are no layout, but data.
+# Each index of a gather becomes one piece; more than this is data, not layout.
 GATHERED_MAX = 1 << 16
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Carries one operation out on meta tensors and writes down what it does to elements."""
+    """Run an operation on meta tensors, and record its effect on elements."""
     symbols = symbols_in((args, kwargs))
     packet = func.overloadpacket
     if packet in READS_VALUES:
@@ -64,7 +64,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class _UnsupportedError(Exception):
-    """A form of a known operation that is not supported; says why."""
+    """An unsupported form of a supported operation; the text is the reason."""
 
 
 def _metas(value: Any) -> Any:
@@ -72,7 +72,7 @@ def _metas(value: Any) -> Any:
 
 
 def _as_numbers(dim: int, index: Any, tensor: Any) -> Any:
-    """A mask that the code made itself, as the positions that it picks."""
+    """Convert a mask that the code made to the positions that it selects."""
     is_mask = isinstance(index, torch.Tensor) and not isinstance(index, Symbol)
     if is_mask and index.dtype == torch.bool and index.dim() == 1:
         if dim < tensor.dim() and len(index) != tensor.shape[dim]:
@@ -83,7 +83,7 @@ def _as_numbers(dim: int, index: Any, tensor: Any) -> Any:
 
 
 def _stand_in(value: Any) -> Any:
-    """For operations that only ask a tensor for its form: one element, seen many times."""
+    """Replace a symbol by one element with its shape, for operations that use only the form."""
     is_symbol = isinstance(value, Symbol)
     return torch.zeros((), dtype=value.dtype).expand(value.shape) if is_symbol else value
 
@@ -200,7 +200,7 @@ def _in_bounds(index: int, dim: int, size: int) -> int:
 
 
 def _gather(trace: Trace, value: int, dim: int, indices: list[int]) -> int:
-    """The slices of one dimension in another order; runs of neighbours stay together."""
+    """Reorder slices of one dimension; runs of neighbours stay together."""
     if not indices or len(indices) > GATHERED_MAX:
         raise _UnsupportedError("picks too many elements one by one, or none")
     runs: list[list[int]] = []
@@ -244,7 +244,7 @@ def _cat(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -
 
 
 def _stacked(trace: Trace, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The form of a stack of like tensors; torch takes milliseconds to work it out for hundreds."""
+    """Return the form of a stack of like tensors, for which torch takes milliseconds."""
     first = args[0][0]
     shape, dtype = first.shape, first.dtype
     if any(part.shape != shape or part.dtype != dtype for part in args[0]):
@@ -299,7 +299,7 @@ _HANDLERS: dict[Any, Handler] = {
     aten.stack: _stack,
 }
 
-# They ask what a tensor holds.
+# Operations that depend on values.
 READS_VALUES = frozenset(
     {
         aten._local_scalar_dense,
@@ -320,7 +320,7 @@ READS_VALUES = frozenset(
     }
 )
 
-# They ask for a tensor's form only, and give values of their own.
+# Operations that use only a tensor's form and make new values.
 FORM_ONLY = frozenset(
     {
         aten.zeros_like,

@@ -1,4 +1,4 @@
-"""One trace: sources go in as symbols, and recipes for their results come out."""
+"""One trace: from source symbols to recipes for their results."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from loadstone._base.errors import Error, make
 from loadstone._base.nests import mapped, tensors_in
 from loadstone._files.catalog import Catalog
 
-# An error message names this many of the tensors that an operation joins.
+# Names of joined tensors in an error message.
 NAMES_MAX = 3
 
 _CPU = torch.device("cpu")
 _BYTES = torch.uint8
-_COUNTS = (torch.int64, torch.bool)  # integers that hold no codes
+_COUNTS = (torch.int64, torch.bool)  # integers that are not codes
 
 
 class Symbol(torch.Tensor):
-    """A value of a trace: it claims to lie on the CPU, and every operation on it is written down.
+    """A value of a trace. It claims to be on the CPU, and the trace records every operation on it.
 
     Attributes:
         tracer: the trace that it belongs to.
         value: its number in the trace's recipe builder.
-        meta: the tensor that torch works out shapes, strides and dtypes with.
-        parents: the symbols that it was made of; none for a tensor of the checkpoint.
-        source: the checkpoint's name for it, where it is one.
+        meta: the meta tensor with its shape, strides and dtype.
+        parents: its operands; empty for a tensor of the checkpoint.
+        source: its name in the checkpoint, if it has one.
     """
 
     tracer: Trace
@@ -39,7 +39,7 @@ class Symbol(torch.Tensor):
     meta: torch.Tensor
     parents: tuple[Symbol, ...]
     source: str
-    # Carries an operation out: (func, args, kwargs). Set by ``_operations``.
+    # Runs an operation (func, args, kwargs); set by ``_operations``.
     operate: ClassVar[Callable[[Any, Any, dict[str, Any]], Any]]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -53,7 +53,6 @@ class Symbol(torch.Tensor):
         parents: tuple[Symbol, ...] = (),
         source: str = "",
     ) -> Symbol:
-        """A symbol with the form of ``meta``."""
         symbol: Symbol = torch.Tensor._make_wrapper_subclass(
             cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=_CPU
         )
@@ -65,16 +64,15 @@ class Symbol(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Every operation on a symbol comes by here."""
         return cls.operate(func, args, kwargs or {})
 
     @property
     def decoded_meta(self) -> torch.Tensor:
-        """The form of the numbers that it stands for."""
+        """The form of the decoded values."""
         return self.meta
 
     def inherit(self, parents: list[Symbol], operation: str) -> None:
-        """Takes over what a subclass keeps beside the elements; may refuse the operation."""
+        """Copy a subclass's attributes from the parents; may reject the operation."""
 
     @property
     def data(self) -> torch.Tensor:
@@ -86,33 +84,29 @@ class Symbol(torch.Tensor):
         raise refusal("plan.untraceable", "data", [self], "gets another value")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        """The same value."""
         made = memo[id(self)] = self.clone()
         return made
 
     def tolist(self) -> NoReturn:
-        """Refused: there are no values to list."""
+        """Reject the call: there are no values."""
         raise refusal("plan.data_dependent", "tolist", [self])
 
     def numpy(self, **_: Any) -> NoReturn:
-        """Refused: there are no values to hand over."""
+        """Reject the call: there are no values."""
         raise refusal("plan.data_dependent", "numpy", [self])
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Names the sources; a tensor's own form would ask for values."""
+        """Name the sources; a tensor's own ``repr`` would read values."""
         sources = ", ".join(sources_of([self], NAMES_MAX))
         return f"Symbol({list(self.shape)}, {self.dtype}, of {sources})"
 
 
 class Trace:
-    """Writes down what conversion code does to the tensors of a checkpoint. For one thread.
-
-    Args:
-        catalog: what the checkpoint holds.
+    """Records the operations of conversion code on a checkpoint's tensors. For one thread.
 
     Attributes:
-        owner: any object that an adapter finds again from a symbol.
-        refused: errors of operations that could not be written down, also those that were caught.
+        owner: any object that an adapter needs to find from a symbol.
+        refused: errors of operations that cannot be recorded, including caught ones.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -124,11 +118,11 @@ class Trace:
         self._forms: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
 
     def source(self, name: str) -> Symbol:
-        """A tensor of the checkpoint.
+        """Return a symbol for a tensor of the checkpoint.
 
         Raises:
-            PlanError: there is none of this name (``plan.recipe``), or it is of a block format
-                that torch has no dtype for.
+            PlanError: the checkpoint has no such tensor (``plan.recipe``), or it has a block format
+                without a torch dtype.
         """
         value = self.builder.source(name)
         shape, dtype = tuple(self.builder.shape(value)), torch_dtype(self.builder.dtype(value))
@@ -137,7 +131,7 @@ class Trace:
     def decode(
         self, kernel: str, sources: list[Symbol], shape: tuple[int, ...], dtype: torch.dtype
     ) -> Symbol:
-        """Decodes whole tensors of the checkpoint by a named kernel: see ``docs/plan-json.md``."""
+        """Decode whole tensors of the checkpoint by a named kernel: see ``docs/plan-json.md``."""
         if any(symbol.parents for symbol in sources):
             raise refusal("plan.untraceable", kernel, sources, "needs tensors as they are stored")
         value = self.builder.decode(
@@ -146,7 +140,7 @@ class Trace:
         return Symbol(self, value, self.form(tuple(shape), dtype), tuple(sources))
 
     def decoded(self, name: str, dtype: torch.dtype) -> Symbol:
-        """The numbers of a quantized tensor: decoded from its components, rounded once.
+        """Return the values of a quantized tensor: decoded from its components, rounded once.
 
         Raises:
             Error: it has a defect (``q.scale_missing`` ...), or there is no cast to the dtype
@@ -156,7 +150,7 @@ class Trace:
         return Symbol(self, value, self.form(tuple(self.builder.shape(value)), dtype), (), name)
 
     def cast(self, symbol: Any, dtype: torch.dtype, built: torch.dtype) -> Any:
-        """Cast a tensor of the checkpoint for a target that the model was built with in a dtype.
+        """Cast a checkpoint's tensor for a target that the model was built with in dtype ``built``.
 
         Integers become floats only if the model's own are integers too: else they may be codes.
         """
@@ -166,10 +160,7 @@ class Trace:
         return Symbol(self, value, self.form(tuple(symbol.shape), dtype), (symbol,))
 
     def quantized_of(self, components: Collection[Symbol]) -> str | None:
-        """Return the name of the quantized tensor that consists of these tensors of the checkpoint.
-
-        ``None``: no codec recognises them as one.
-        """
+        """Return the name of the quantized tensor with exactly these components, or ``None``."""
         if any(symbol.parents for symbol in components):
             return None
         if self._quantized is None:
@@ -178,7 +169,7 @@ class Trace:
         return self._quantized.get(frozenset(symbol.source for symbol in components))
 
     def add(self, target: str, tensor: torch.Tensor) -> None:
-        """Sets the value of a target: a symbol, or a real tensor, which is a constant."""
+        """Set the value of a target: a symbol, or a real tensor, which becomes a constant."""
         if isinstance(tensor, Symbol):
             if tensor.tracer is not self:
                 raise make("plan.recipe", "the value belongs to another trace", tensor=target)
@@ -190,17 +181,17 @@ class Trace:
         self.builder.add(target, value)
 
     def finish(self) -> _core.Recipes:
-        """The recipes of all targets added. The trace is at its end."""
+        """Return the recipes of all targets, and end the trace."""
         return self.builder.finish()
 
     def made(self, value: int, meta: torch.Tensor, parents: list[Symbol], operation: str) -> Symbol:
-        """A symbol for the result of an operation, of the class of its first parent."""
+        """Return a symbol for an operation's result, of the class of its first parent."""
         symbol = type(parents[0])(self, value, meta, tuple(parents))
         symbol.inherit(parents, operation)
         return symbol
 
     def form(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A meta tensor of a shape and dtype; one for all that ask."""
+        """Return a meta tensor of a shape and dtype, shared by all callers."""
         form = self._forms.get((shape, dtype))
         if form is None:
             form = torch.empty(shape, dtype=dtype, device="meta")
@@ -209,12 +200,11 @@ class Trace:
 
 
 def symbols_in(value: Any) -> list[Symbol]:
-    """The symbols among the arguments of an operation, in order."""
     return [each for each in tensors_in(value) if isinstance(each, Symbol)]
 
 
 def sources_of(symbols: list[Symbol], limit: float = math.inf) -> list[str]:
-    """The tensors of the checkpoint that these are made of; of many the first few."""
+    """Return the checkpoint tensors behind symbols, at most ``limit``."""
     found: dict[str, None] = {}
     waiting = symbols[::-1]
     seen: set[int] = set()
@@ -230,7 +220,7 @@ def sources_of(symbols: list[Symbol], limit: float = math.inf) -> list[str]:
 
 
 def refusal(code: str, operation: str, symbols: list[Symbol], why: str = "") -> Error:
-    """The error that says which operation, on what, asked for by whom."""
+    """Return an error that names the operation, its operands and the caller."""
     reasons = {
         "plan.data_dependent": "looks at values, and a plan is made before a value is read",
         "plan.untraceable": "does more than move elements about",
@@ -247,7 +237,7 @@ def refusal(code: str, operation: str, symbols: list[Symbol], why: str = "") -> 
 
 
 def caller() -> str:
-    """The innermost function that is neither torch's nor ours: ``module.Class.function:line``."""
+    """Return the innermost function outside torch and loadstone: ``module.Class.function:line``."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -261,7 +251,7 @@ def caller() -> str:
 
 
 def on_meta(value: Any, form: Callable[[Symbol], torch.Tensor]) -> Any:
-    """Arguments of an operation without data; ``form`` gives the tensor for a symbol."""
+    """Remove the data from an operation's arguments; ``form`` returns a symbol's tensor."""
 
     def without_data(each: Any) -> Any:
         if isinstance(each, Symbol):
