@@ -16,7 +16,6 @@ class Adapter:
     """The hooks through which an adapter takes part in loads.
 
     Attributes:
-        library: the package that it adapts.
         rules: a reference to ``(model_type, config) -> rules`` for a model type's conversions.
         skeleton_builder: a reference to ``(model) -> function`` that builds such a model.
         gguf: a reference to ``(source, target, **options)``, which returns recipes and metadata of

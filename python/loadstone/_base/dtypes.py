@@ -61,16 +61,11 @@ def value_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
 
 
 def has_name(dtype: torch.dtype) -> bool:
-    """Return whether checkpoint formats have this dtype."""
     return dtype in _by_dtype()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the safetensors name of a torch dtype.
-
-    Raises:
-        PlanError: no checkpoint format has it (``plan.dtype``).
-    """
+    """Return the safetensors name of a torch dtype; ``plan.dtype`` if it has none."""
     try:
         return _by_dtype()[dtype]
     except KeyError:
@@ -78,11 +73,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_argument(dtype: object) -> str:
-    """Return the safetensors name for ``torch.bfloat16``, ``"bfloat16"`` or ``"BF16"``.
-
-    Raises:
-        PlanError: the dtype is unknown (``plan.dtype``).
-    """
+    """Return the safetensors name for ``torch.bfloat16``, ``"bfloat16"`` or ``"BF16"``."""
     name = _core.parse_dtype(str(dtype))
     if name is None or not is_dtype(name):
         raise make("plan.dtype", _core.unknown_dtype(str(dtype)), field="dtype")

@@ -14,19 +14,19 @@ class Error(Exception):
     """The base class of all errors of loadstone.
 
     Attributes:
-        code: a stable dotted word such as ``"st.hole"``; ``loadstone explain CODE`` says more.
+        code: a stable dotted word such as ``"st.hole"``; ``loadstone explain CODE`` explains it.
         message: the sentence without file and code.
         path: the file concerned, or ``""``.
         tensor: the tensor or metadata key concerned, or ``""``.
         byte_offset: where in the file, in bytes from its start, or ``None``.
         field, found, expected: the argument or field, its value, and the accepted values.
         errno: the operating system's error number, or 0.
-        findings: all findings of the plan that was refused (:class:`PlanError`), else empty.
-        half_written: tensors of the model that may hold a part of their new value, where a load
-            failed that wrote in place; else empty.
+        findings: all findings of the rejected plan (:class:`PlanError`), else empty.
+        half_written: tensors of the model that may hold a part of their new value, if a load in
+            place failed; else empty.
 
-    Control and invisible characters are escaped in ``str()`` of it, as in the core's errors, and
-    neither the text nor an attribute holds the query, user or password of a URL.
+    ``str()`` escapes control and invisible characters, as in the core's errors. Neither the text
+    nor an attribute contains the query, user or password of a URL.
     """
 
     errno: int | None  # as OSError has it
@@ -75,7 +75,6 @@ def _unpickled(
 
 
 def _public(value: Any) -> Any:
-    """Remove the secrets of URLs from a text."""
     return _core.without_secrets(value) if isinstance(value, str) else value
 
 
@@ -193,11 +192,7 @@ def make(code: str, message: str, lines: Sequence[str] = (), **where: Any) -> Er
 def unknown(
     field: str, what: str, word: object, known: Iterable[str], code: str = "plan.options"
 ) -> Error:
-    """Return the error for an unsupported word, which names the nearest of the known ones.
-
-    Args:
-        what: the kind of word: ``"library"``.
-    """
+    """Return an error that names the nearest known word; ``what`` is its kind: ``"library"``."""
     words = list(known)
     error = make(code, _core.unknown_word(what, str(word), words), field=field)
     error.found, error.expected = _public(str(word)), ", ".join(words)
@@ -232,10 +227,6 @@ def listed(
     by: str = ", ",
     more: str = " and {} more",
 ) -> str:
-    """Join the first ``most`` items, and count the others: ``"a, b and 3 more"``.
-
-    Args:
-        more: the text after the last item if others are left; ``{}`` is their count.
-    """
+    """Join the first ``most`` items, and count the others: ``"a, b and 3 more"``."""
     left = len(items) - most
     return by.join(map(shown, items[:most])) + (more.format(left) if left > 0 else "")

@@ -69,11 +69,7 @@ def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
 
 
 def take(tensor: Any, index: Any, name: str) -> Any:
-    """Apply an index that is not a box. A list selects rows, as in NumPy.
-
-    Raises:
-        TensorIndexError: torch rejects it (``open.index``).
-    """
+    """Apply an index that is not a box; a list selects rows, as in NumPy."""
     try:
         return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
     except (IndexError, TypeError, ValueError, RuntimeError) as reason:

@@ -97,7 +97,6 @@ def _constructors(cls: type) -> Iterator[Any]:
 
 
 def _hands_on(function: Any) -> bool:
-    """Return whether a function takes any keyword."""
     try:
         kinds = {each.kind for each in inspect.signature(function).parameters.values()}
     except (TypeError, ValueError):

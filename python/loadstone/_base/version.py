@@ -12,16 +12,16 @@ __version__ = version("loadstone")
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """How the C++ core of this copy was built: for reports of defects, and for who packs it.
+    """The build of this copy's C++ core, for bug reports and packagers.
 
     Attributes:
         version: of the core; the package's ``__version__``.
         compiler: ``"GNU 12.2.0"``.
         build_type: ``"Release"``.
         libraries: version by name of each library that the core was compiled with; an empty text
-            where the library does not tell.
-        has_remote: whether ``https://``, ``hf://`` and ``s3://`` are read (libcurl).
-        has_sha256: whether receipts by ``sha256-tree`` are made (OpenSSL).
+            if the library does not report its version.
+        has_remote: whether ``https://``, ``hf://`` and ``s3://`` are supported (libcurl).
+        has_sha256: whether receipts by ``sha256-tree`` are supported (OpenSSL).
     """
 
     version: str
@@ -33,9 +33,5 @@ class BuildInfo:
 
 
 def build_info() -> BuildInfo:
-    """How this copy was built.
-
-    Returns:
-        See :class:`BuildInfo`.
-    """
+    """Returns the build of this copy's C++ core."""
     return BuildInfo(**_core.build_info())

@@ -66,11 +66,7 @@ def _own(name: str, *arguments: str) -> int:
 
 
 def prepared(arguments: list[str], folder: Path) -> list[str]:
-    """Return the command's arguments; write the files that they name to ``folder``.
-
-    Raises:
-        Error: see :func:`loadstone.llama_cpp.trace`.
-    """
+    """Return the command's arguments; write the files that they name to ``folder``."""
     if not _is_traced(arguments):
         return arguments
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

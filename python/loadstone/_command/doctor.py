@@ -52,7 +52,6 @@ def main(arguments: list[str]) -> int:
 
 
 def report(*, again: bool) -> dict[str, Any]:
-    """Return the report as a JSON object."""
     libraries = [_library(each) for each in (*LIBRARIES, *WITHOUT_CANARY)]
     for each in libraries:  # after all imports, so that each result names all releases
         each["canary"] = dataclasses.asdict(_canary(each, again))
@@ -150,7 +149,6 @@ def _private(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Keep the libraries' messages and progress bars out of the report."""
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),

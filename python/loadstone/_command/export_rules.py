@@ -13,9 +13,6 @@ from loadstone._base.text import write_text
 
 
 def main(arguments: list[str]) -> int:
-    """Raises:
-    Error: see :func:`loadstone._adapters.transformers.export.export`; ``io.write``.
-    """
     parser = argparse.ArgumentParser(
         prog="python -m loadstone export-rules",
         allow_abbrev=False,

@@ -100,7 +100,7 @@ class Catalog:
 
     @property
     def totals(self) -> dict[str, EncodingTotal]:
-        """How many tensors, elements and bytes each encoding has."""
+        """Counts of tensors, elements and bytes by encoding."""
         totals: dict[str, EncodingTotal] = {}
         for info in self.tensors.values():
             total = totals.get(info.encoding, EncodingTotal())

@@ -15,7 +15,6 @@ Metadata = Mapping[str, Any] | str | os.PathLike[str]
 
 
 def metadata_text(metadata: Metadata) -> str:
-    """Return the JSON of a file, or of values by key."""
     if isinstance(metadata, str | os.PathLike):
         return read_text(metadata)
     entries = [_entry(key, value) for key, value in metadata.items()]

@@ -19,11 +19,11 @@ from loadstone._files.read import Entry, TensorReader, device_argument, wanted_d
 class LazyTensor:
     """A tensor of an open checkpoint, of which nothing is read yet.
 
-    It becomes a ``torch.Tensor`` in memory of its own by an index (``t[0:128, :]``, ``t[...]``),
-    by :meth:`tensor`, by ``torch.asarray(t)``, or as an argument of a function of torch. An index
-    of numbers, slices, ``...`` and ``None`` reads only the rows that it selects, and the scales
-    that they need; any other index that torch has reads the whole tensor. Steps must be positive.
-    Each use reads anew.
+    An index (``t[0:128, :]``, ``t[...]``), :meth:`tensor`, ``torch.asarray(t)`` or a function of
+    torch reads it into a ``torch.Tensor`` that owns its memory. An index of integers, slices,
+    ``...`` and ``None`` reads only the rows that it selects, and the scales that they need; any
+    other index that torch supports reads the whole tensor. Steps must be positive. Every use reads
+    the file again.
     """
 
     def __init__(self, owner: OpenCheckpoint, entry: Entry) -> None:
@@ -60,7 +60,7 @@ class LazyTensor:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the numbers are decoded when they are read."""
+        """True if reads decode the values."""
         return self._entry.is_decoded
 
     @property
@@ -180,7 +180,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of tensors that have been read from the files so far."""
+        """Bytes of tensors that have been read from the files until now."""
         return self._reader.bytes_read
 
     def get(
@@ -199,14 +199,14 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         return self._read(self._reader.entry(name), dtype, device) if name in self else default
 
     def components(self, name: str) -> dict[str, torch.Tensor]:
-        """Reads the components of a tensor as the file holds them, on the CPU.
+        """Reads the components of a tensor without decoding, on the CPU.
 
         Args:
-            name: as :meth:`keys` has it.
+            name: a name among :meth:`keys`.
 
         Returns:
-            By role: ``"data"``, ``"scale"``, ``"absmax"``, ``"zero_point"`` ...; of block formats
-            ``{"data": uint8 tensor [rows, bytes of a row]}``; of a plain tensor ``{"data": it}``.
+            By role: ``"data"``, ``"scale"``, ``"absmax"``, ``"zero_point"`` ...; for block formats
+            ``{"data": uint8 tensor [rows, bytes of a row]}``; for a plain tensor ``{"data": it}``.
             ``loadstone.dequantize`` takes them.
         """
         self._require_open(name)

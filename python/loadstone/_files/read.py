@@ -31,10 +31,8 @@ class Entry(NamedTuple):
     Attributes:
         encoding: a dtype by its safetensors name, a block format (``"Q4_K"``) or the name of a
             quantized encoding (``"nf4"``).
-        shape: decoded.
         dtype: default dtype of a read.
         components: names in the file by role; ``{"data": name}`` for a plain tensor.
-        stored_bytes: of all components in the file.
     """
 
     name: str
@@ -68,7 +66,7 @@ class TensorReader:
         self.bytes_read = 0
 
     def entry(self, name: str) -> Entry:
-        """Return the entry of a name, or raise MissingTensorError (``open.name``)."""
+        """Return the entry of a name, or raise ``open.name``."""
         try:
             return self.entries[name]
         except (KeyError, TypeError):
@@ -218,11 +216,7 @@ class TensorReader:
         threads: int = 0,
         progress: ProgressCallback | None = None,
     ) -> None:
-        """Execute a plan of :func:`plan_for`.
-
-        Args:
-            tensors: contiguous, one per target; ``None``: skip the target.
-        """
+        """Execute a plan of :func:`plan_for`; skip targets whose tensor is ``None``."""
         plan.require_ok()
         values = ((device, tensor) for tensor in tensors if tensor is not None)
         with devices.Copier(values) as copier:
@@ -250,16 +244,11 @@ class TensorReader:
 
 
 def wanted_dtype(entry: Entry, dtype: str | None) -> str:
-    """Return ``dtype`` for floating-point entries, else the entry's own."""
     return dtype if dtype and is_floating(entry.dtype) else entry.dtype
 
 
 def device_argument(device: Any) -> str:
-    """Return a device's name in torch.
-
-    Raises:
-        PlanError: torch does not have it here, or it is ``"meta"`` (``plan.options``).
-    """
+    """Return a device's name in torch; ``plan.options`` if torch lacks it, or for ``"meta"``."""
     if str(device) == "cpu":
         return "cpu"
     try:
@@ -296,7 +285,6 @@ def plan_for(
     device: str = "cpu",
     **options: Any,
 ) -> _core.Plan:
-    """Plan exactly these targets."""
     return _core.make_plan(
         catalog._core,
         targets,

@@ -37,7 +37,7 @@ class Receipt:
     """
 
     def __init__(self, text: str) -> None:
-        """Args: text: the JSON of a receipt; ``receipt.json`` is the code for what is none."""
+        """Parses the JSON of a receipt; the error's code is ``receipt.json``."""
         self._text = _core.checked_receipt(text)
         document: dict[str, Any] = json.loads(self._text)
         self.digest: str = document["digest"]
@@ -73,9 +73,9 @@ class Receipt:
         write_text(path, self._text)
 
     def is_of(self, name: str, tensor: Any) -> bool | None:
-        """Whether a tensor has the bytes that the load gave it; ``None``: nothing is said of it.
+        """Compare a tensor with the bytes that the load gave it; ``None`` if the receipt lacks them.
 
-        Costs a pass over its memory, and a copy where it is not contiguous or on a device.
+        Costs a pass over its memory, and a copy if it is not contiguous or is on a device.
         """
         entries = self.targets.get(name, [])
         plain = [entry for entry in entries if not entry.get("component")]

@@ -23,9 +23,11 @@ _TENSORS = frozenset({"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_
 
 @dataclass
 class Metadata:
-    """Attributes:
-    modules: what ``load_state_dict`` passes to each module, by path; ``None``: no metadata.
-    objects: names of extra state that is not a tensor.
+    """The parts of torch files that are not tensors.
+
+    Attributes:
+        modules: what ``load_state_dict`` passes to each module, by path; ``None``: no metadata.
+        objects: names of extra state that is not a tensor.
     """
 
     modules: dict[str, Any] | None = None

@@ -18,12 +18,11 @@ from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import Error, make
 from loadstone._base.late import torch
 
-# The file name by which torch loads it.
+# torch loads it by this name.
 CUDA_LIBRARY = "libcuda.so.1"
 
 
 def require(device: str) -> None:
-    """Raise an error if this machine lacks the device (``plan.device_map``)."""
     try:
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError) as error:
@@ -87,7 +86,6 @@ class Copier:
         self.core = None
 
     def address(self, tensor: torch.Tensor) -> int:
-        """Return where the core writes a tensor; 0 if it has no elements."""
         if not tensor.numel():
             return 0
         number = self._numbers.get(id(tensor))

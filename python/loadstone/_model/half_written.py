@@ -117,7 +117,7 @@ def _forget(module: torch.nn.Module) -> None:
 def _before_state_dict(
     module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any
 ) -> None:
-    """Note which marked tensors the state dict has, unless those are half-written too."""
+    """Note which marked tensors the state dict has intact."""
     record = module.__dict__.get(HALF_WRITTEN, {})
     own = (_range(each) for name in record if (each := _registered(module, name)) is not None)
     parts = _by_storage([*_ranges, *(each for each in own if each is not None)])

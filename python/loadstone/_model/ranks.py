@@ -22,7 +22,6 @@ class LocalShard:
     """This rank's part of a DTensor.
 
     Attributes:
-        owner: the DTensor.
         shape: shape of the whole.
         begin: offset of the part in the whole, by dimension.
         groups: number of equal groups in each dimension, if the part has the same range of each

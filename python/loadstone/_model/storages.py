@@ -14,7 +14,6 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
-    """Return torch's count of writes; inference tensors have none."""
     return None if tensor.is_inference() else tensor._version
 
 

@@ -21,14 +21,14 @@ class PlannedTarget:
         dtype: the final one, by its safetensors name.
         device: ``"cpu"``, ``"disk"``, ``"meta"``, ``"cuda:0"`` ...
         sources: names in the checkpoint, in the order in which their bytes are used.
-        boxes: how many strided regions are copied; 0 where no bytes move.
-        nbytes: of the finished tensor, or of all parts of a quantized one.
-        encoding: of a quantized tensor (``"nf4"``); shape and dtype are those of its numbers.
+        boxes: number of strided regions to copy; 0 if no bytes move.
+        nbytes: of the finished tensor, or of all components of a quantized one.
+        encoding: of a quantized tensor (``"nf4"``); shape and dtype are those of its values.
         merged: the adapters that are merged into it, whose tensors are among ``sources``.
-        parts: name, shape and dtype of each part of it, the data first.
+        parts: name, shape and dtype of each component, the data first.
         slice_begin: where ``shape`` begins in the whole tensor, if this rank holds a slice of it.
-        slice_groups: into so many equal groups each dimension of the whole falls, if it has the
-            same part of each; ``slice_begin`` counts within a group.
+        slice_groups: number of equal groups in each dimension of the whole, if this rank holds the
+            same part of each group; ``slice_begin`` counts within a group.
     """
 
     name: str
@@ -51,12 +51,12 @@ class PlannedTarget:
 
     @property
     def slice_position(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Where a rank's part is in the whole tensor; empty where it holds all of it."""
+        """Position of a rank's part in the whole tensor; empty if the rank holds all of it."""
         return self.slice_begin, self.slice_groups
 
     @property
     def recipe(self) -> str:
-        """How the value is made, in a few words."""
+        """A short description of how the value is made."""
         if self.origin != "checkpoint":
             return self.tie_of or self.reason or self.origin
         sources = f"{len(self.sources)} sources" if len(self.sources) > 1 else self.sources[0]

@@ -24,7 +24,7 @@ Kind = str
 # A module's attribute with the marks of ``half_written``, by tensor name.
 HALF_WRITTEN = "_loadstone_half_written"
 
-# The walk treats nn.Module's own attributes separately, or they hold only callbacks. accelerate's
+# nn.Module's own attributes have their own code in the walk, or hold only callbacks. accelerate's
 # hook holds copies of the module's own tensors on their way to a device.
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
     "_forward_pre_hooks_with_kwargs",
@@ -84,7 +84,7 @@ class TensorSlot:
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether a tensor keeps its value if the checkpoint lacks it.
+        """A tensor that the checkpoint lacks may keep its value.
 
         True for real tensors that the state dict lacks (a teacher in a list), and for buffers and
         attributes that cannot be loaded (sparse ones).

@@ -81,7 +81,6 @@ class Build:
     # --- operations ------------------------------------------------------------------------------
 
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operation, or defer it."""
         schema = schema_of(func)
         tensors = [*tensors_in(args), *tensors_in(kwargs)]
         homes = [home for home in map(self.log.home, tensors) if home is not None]
@@ -178,7 +177,6 @@ class Build:
     def _defer(
         self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], homes: list[MetaStorage]
     ) -> Any:
-        """Log an operation and return its result on meta."""
         given = kwargs.get("device")
         if given is not None and given.type == "meta" and self.wants_meta:
             return func(*args, **kwargs)
@@ -381,7 +379,6 @@ class Build:
             return tuple(changed)
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the constructor's current value for a tensor, even for a parameter."""
         with self.quietly(), torch.no_grad():
             home = self.log.home(tensor)
             if home is None:

@@ -35,10 +35,8 @@ def parameter_values(build: Callable[[], Any], names: Iterable[str]) -> dict[str
     """Return the constructor's values for parameters, which a skeleton drops.
 
     The result lacks parameters without an available value. Random values advance torch's
-    generators, so a second call returns different values.
-
-    Args:
-        build: makes a model; runs under :func:`skeleton`, so only the named parameters take memory.
+    generators, so a second call returns different values. ``build`` runs under :func:`skeleton`, so
+    only the named parameters take memory.
     """
     values: dict[str, Any] = {}
     with skeleton():
@@ -64,7 +62,6 @@ def _fits(slot: TensorSlot, value: Any) -> bool:
 
 
 def model_builder(model: Any) -> Callable[[], Any] | None:
-    """Return the ``skeleton_builder`` of the adapter for the model's class or a base."""
     model = inside(model)
     for base in type(model).__mro__:
         library = adapters.ADAPTERS.get(base.__module__.partition(".")[0])

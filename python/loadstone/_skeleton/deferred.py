@@ -56,8 +56,6 @@ class MetaStorage:
 
 
 class StorageView:
-    """A tensor's view of a storage."""
-
     __slots__ = ("conj", "dtype", "home", "neg", "offset", "size", "stride")
 
     def __init__(self, tensor: torch.Tensor, home: MetaStorage) -> None:
@@ -70,7 +68,6 @@ class StorageView:
         self.neg = tensor.is_neg()
 
     def bind(self, storage: Any) -> torch.Tensor:
-        """Return the same view of a different storage."""
         tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
         tensor.set_(storage, self.offset, self.size, self.stride)
         if self.conj:

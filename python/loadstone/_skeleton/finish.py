@@ -2,8 +2,8 @@
 
 The tensors are those that the build has seen and that are alive, so the build reaches closures,
 tuples and objects of any kind, and every holder of a tensor sees it become real. Only the garbage
-collector could tell whether a tensor in a reference cycle is still in use, and a collection takes
-time proportional to the size of the process. So such tensors become real, too.
+collector could find out whether a tensor in a reference cycle is still in use, and a collection
+takes time proportional to the size of the process. So such tensors become real, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class Derivation:
         self.parameters: list[tuple[weakref.ref[Any], str, StorageView]] = []  # module, name, view
 
     def compute(self, ref: StorageView) -> torch.Tensor:
-        """Return the tensor at ``ref``, from the current parameters."""
         storages = {
             home: self._current(home)
             for home in {self.home, *(each for op in self.ops for each in op.reads)}
@@ -55,7 +54,6 @@ class Derivation:
         return ref.bind(storages[self.home])
 
     def names(self, model: Any) -> list[str]:
-        """Return the names of the parameters in a model."""
         paths = {id(module): path for path, module in named_modules(model)}
         return [
             f"{paths[id(module())]}.{name}".lstrip(".")
@@ -117,12 +115,7 @@ def _same_layout(ref: StorageView, tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Fact:
-    """Why a storage does not have the value from a direct construction.
-
-    Attributes:
-        code: code of the finding, without ``skeleton.``.
-        reason: why the value is unavailable.
-    """
+    """Why a storage differs from a direct construction; ``code`` lacks the prefix ``skeleton.``."""
 
     storage: StorageWeakRef
     code: str
@@ -276,8 +269,7 @@ class _Scan:
 def finish(build: Build, frame: types.FrameType) -> None:
     """Make tensors real, and keep the facts about the others.
 
-    Args:
-        frame: frame of the block that ends; its variables may hold tensors that no module holds.
+    ``frame`` is that of the block that ends: its variables may hold tensors that no module holds.
     """
     with build.quietly(), torch.no_grad():
         scan = _Scan(build, frame)
@@ -355,7 +347,6 @@ def _install(build: Build, home: MetaStorage, tensors: list[torch.Tensor]) -> No
 
 
 def _place(derivation: Derivation, scan: _Scan) -> None:
-    """Find the modules that hold the parameters of a derivation."""
     homes = {derivation.home, *(home for op in derivation.ops for home in op.reads)}
     wanted = {home.key: home for home in homes}
     for module, name, parameter in scan.parameters:

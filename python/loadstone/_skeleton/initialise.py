@@ -26,7 +26,6 @@ from loadstone._skeleton.constructor import model_builder, parameter_values
 
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
-    """Return one error for each missing tensor that no initialiser of the model can make."""
     missing = [target for target in targets if target.origin == "initialiser"]
     problems = [_of_slice(target.name) for target in missing if target.slice_begin]
     bare = [
@@ -59,7 +58,6 @@ def _of_slice(name: str) -> _core.Finding:
 
 
 def values(targets: Sequence[PlannedTarget], model: Any) -> dict[int, Any]:
-    """Return tensors by target index, for all targets of origin ``initialiser``."""
     wanted: dict[str, dict[str, int]] = {}
     for index, target in enumerate(targets):
         if target.origin == "initialiser":
@@ -97,26 +95,18 @@ def _has_initialiser(model: Any, name: str) -> bool:
 
 
 def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return values of parameters from a second construction, if the model can be built again."""
     wanted = list(names)
     build = model_builder(model) if wanted else None
     return {} if build is None else parameter_values(build, wanted)
 
 
 class _Initialisers:
-    """Runs a model's initialisers on a shared stand-in."""
-
     def __init__(self, model: Any) -> None:
         self.model = model
         self._stand_in: Any = None
 
     def run(self, owner: str) -> dict[str, Any]:
-        """Return the parameters that a module's initialiser makes, on the CPU.
-
-        Raises:
-            PlanError: the initialiser fails, reads a missing value, or writes to the model
-                (``plan.no_initialiser``).
-        """
+        """Return the parameters that a module's initialiser makes, on the CPU."""
         real = submodule(self.model, owner)
         fresh = {}
         for name, old in real._parameters.items():
@@ -145,5 +135,4 @@ def _sentinel(dtype: Any) -> float | int:
 
 
 def _is_unwritten(value: Any) -> bool:
-    """Return whether a floating-point parameter still contains the sentinel."""
     return bool(value.is_floating_point() and value.isnan().any())

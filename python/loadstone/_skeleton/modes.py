@@ -47,7 +47,6 @@ _DEVICE_GETTERS = ("device", "is_cpu", "is_cuda", "is_meta")
 
 
 def current() -> Build | None:
-    """Return the build of this thread and context."""
     build = _current.get()
     if build is None or build.busy or build.thread != threading.get_ident():
         return None

@@ -25,11 +25,7 @@ def builder(
     construct: Callable[[], torch.nn.Module],
     dtype: torch.dtype | None = None,
 ) -> Callable[[], torch.nn.Module]:
-    """Return a function that builds a model like this one, in one thread at a time.
-
-    Args:
-        dtype: the default dtype to build under; None: the one that ``model`` was built under.
-    """
+    """Return a function that builds a model like this one, in one thread at a time."""
 
     def build() -> torch.nn.Module:
         with constructing(), constructing(dtype or construction_dtype(model)):

@@ -1,4 +1,4 @@
-"""Which arguments torch's operators read and write, from their schemas."""
+"""Read the schemas of torch's operators: written arguments, results and randomness."""
 
 from __future__ import annotations
 

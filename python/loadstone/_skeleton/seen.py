@@ -59,7 +59,6 @@ class Seen:
             self._modules[id(module)] = weakref.ref(module)
 
     def constructors(self) -> None:
-        """Note the modules under construction."""
         for module in constructors():
             known = self._modules.get(id(module))
             if known is not None and known() is module:

@@ -34,20 +34,20 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
     >>> with loadstone.skeleton():
     ...     model = MyModel(config)
 
-    Parameters come to lie on meta: nothing is allocated for them, and initialisers cost nothing.
+    Parameters are on meta: they take no memory, and initialisers cost nothing.
     Buffers and plain tensors are real and hold what the constructor computes. Ties, views,
     ``requires_grad``, parameter classes and attributes are as in a direct construction. Only this
-    thread (and, under asyncio, this context) is concerned. May be entered again and nested.
+    thread (and, under asyncio, this context) is affected. May be entered again and nested.
     Parameters over memory that was not made inside (a parameter of another model, a loaded file)
     stay as they are. Parameters that share memory without being one tensor do so until a load gives
     each its own; the plan warns of it (``plan.tie``).
 
-    torch's default dtype and the states of its default generators end as they were, however the
+    torch's default dtype and the states of its default generators are restored, however the
     block ends. Both belong to the process: of blocks that overlap in several threads, the last one
     restores them.
 
-    The findings of a plan name what differs from a direct construction: values drawn at random,
-    values that cannot be had, and tensors that follow from parameters.
+    The findings of a plan name the differences from a direct construction: random values, values
+    that are unavailable, and tensors that follow from parameters.
     """
 
     def __init__(self) -> None:
@@ -151,12 +151,9 @@ def skeleton_record(model: Any) -> SkeletonRecord:
 
 
 def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
-    """Compute the tensors that follow from parameters again, and return their names.
+    """Compute the tensors that follow from parameters again, except ``given``; return their names.
 
     Views of a parameter become views of the current one. Later loads compute the others again.
-
-    Args:
-        given: names to leave alone, because their values were read.
     """
     known.purge()
     done: dict[int, Any] = {}
@@ -207,6 +204,5 @@ def save_skeleton(model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def _slice_of(shard: LocalShard, tensor: torch.Tensor) -> dict[str, list[int]]:
-    """Return a rank's slice of a tensor, in the format of skeleton files."""
     found = {"begin": list(shard.begin), "shape": list(tensor.shape)}
     return found | ({"groups": list(shard.groups)} if shard.groups else {})

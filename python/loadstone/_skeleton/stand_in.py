@@ -21,8 +21,6 @@ class WriteError(Exception):
 
 
 class Writes(DispatchMode):
-    """Rejects writes to the model."""
-
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._slots = walk(model)  # keeps the storages, so that their keys stay unique
@@ -64,12 +62,7 @@ def _blank(slot: TensorSlot) -> torch.Tensor:
 
 @contextmanager
 def with_memory(module: Any, real: Any, fresh: dict[str, Any]) -> Iterator[None]:
-    """Give one module of a stand-in memory while code runs on it.
-
-    Args:
-        real: the model's own module, whose buffers are copied.
-        fresh: parameters.
-    """
+    """Give a module of a stand-in copies of the real module's buffers, and fresh parameters."""
     before = dict(module._parameters), dict(module._buffers), dict(module.__dict__)
     module._parameters.update(fresh)
     for holder, values in ((module._buffers, real._buffers), (module.__dict__, real.__dict__)):

@@ -47,7 +47,6 @@ class ShapeGuess(Exception):  # noqa: N818  (it says what to try next)
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any], symbols: list[Symbol]) -> Any:
-    """Run an operation on absent tensors, by shape only."""
     guesses = [each for each in symbols if isinstance(each, AbsentSymbol) and each.is_guess]
     packet = func.overloadpacket
     if guesses and packet is aten.split_with_sizes:

@@ -21,7 +21,6 @@ from loadstone.tracing._trace import Symbol, Trace, on_meta, refusal, symbols_in
 
 aten = torch.ops.aten
 
-# A value, or one per returned tensor.
 Values = int | list[int]
 Handler = Callable[[Trace, Any, dict[str, Any], Any], Values]
 

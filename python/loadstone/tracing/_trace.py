@@ -204,7 +204,6 @@ def symbols_in(value: Any) -> list[Symbol]:
 
 
 def sources_of(symbols: list[Symbol], limit: float = math.inf) -> list[str]:
-    """Return the checkpoint tensors behind symbols, at most ``limit``."""
     found: dict[str, None] = {}
     waiting = symbols[::-1]
     seen: set[int] = set()
@@ -220,7 +219,6 @@ def sources_of(symbols: list[Symbol], limit: float = math.inf) -> list[str]:
 
 
 def refusal(code: str, operation: str, symbols: list[Symbol], why: str = "") -> Error:
-    """Return an error that names the operation, its operands and the caller."""
     reasons = {
         "plan.data_dependent": "looks at values, and a plan is made before a value is read",
         "plan.untraceable": "does more than move elements about",
