@@ -30,7 +30,7 @@ def require_local(path: str) -> None:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return a file's text. The core receives bytes that are not UTF-8, and rejects them by name."""
+    """Return a file's text. Bytes that are not UTF-8 reach the core, which rejects them by name."""
     name = os.fsdecode(path)
     require_local(name)
     try:

@@ -35,7 +35,7 @@ class Setting:
 
     @contextlib.contextmanager
     def kept(self, *, is_mine: bool = False) -> Iterator[None]:
-        """Restore the value on leaving; ``is_mine``: no other thread sets it, so restore it at once."""
+        """Restore the value on leaving; at once if no other thread sets it, too (``is_mine``)."""
         thread = threading.get_ident()
         with self._lock:
             value = self.read()

@@ -170,10 +170,10 @@ def opened(source: CheckpointPath | Catalog, *, allow_links: bool) -> Catalog:
 
 
 def readable(paths: CheckpointPath, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
-    """Return the catalog; or the reason why loadstone cannot read a torch file, which torch may.
+    """Return the catalog; or the reason why loadstone cannot read a file that torch may read.
 
     Raises:
-        FormatError, LoadError: see :func:`inspect`; for other files.
+        FormatError, LoadError: see :func:`inspect`; for files that are not torch's.
     """
     try:
         return inspect(paths, allow_links=allow_links), ""

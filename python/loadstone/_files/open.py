@@ -180,7 +180,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of tensors that have been read from the files until now."""
+        """Bytes of tensors that have been read from the files."""
         return self._reader.bytes_read
 
     def get(

@@ -81,7 +81,7 @@ class TensorReader:
     def read(
         self, entry: Entry, dtype: str, selection: Selection | None = None, device: str = "cpu"
     ) -> torch.Tensor:
-        """Read a tensor, or a box of it, into new memory; ``None`` selects all."""
+        """Read a tensor, or a box of it, into new memory."""
         selection = selection or whole(entry.shape)
         if selection.numel == 0 and not entry.is_decoded:
             return _empty(entry.name, selection.shape, dtype, device)

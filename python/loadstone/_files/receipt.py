@@ -73,7 +73,7 @@ class Receipt:
         write_text(path, self._text)
 
     def is_of(self, name: str, tensor: Any) -> bool | None:
-        """Compare a tensor with the bytes that the load gave it; ``None`` if the receipt lacks them.
+        """Compare a tensor with the bytes from the load; ``None`` if the receipt lacks them.
 
         Costs a pass over its memory, and a copy if it is not contiguous or is on a device.
         """

@@ -23,7 +23,7 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def may_change(slot: TensorSlot) -> bool:
-    """A tensor on meta always may; of tensors with memory only parameters, as in Module.to()."""
+    """Return True on meta; with memory only for parameters, as in ``Module.to``."""
     if slot.shard is not None or slot.obstacle or slot.tie_of is not None:
         return False
     return slot.tensor.is_meta or slot.kind == "parameter"
@@ -79,7 +79,7 @@ class Contents:
         self._others.append(content)
 
     def commit(self) -> None:
-        """Exchange the contents. If torch refuses now, C++ code holds the tensor weakly."""
+        """Exchange the contents. If torch refuses now, C++ code has a weak reference."""
         exchange = torch._C._swap_tensor_impl
         while (done := len(self._done)) < len(self._tensors):
             try:

@@ -118,6 +118,9 @@ def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
     """Find the holders of tensors that are on meta or replaced, except the model itself.
 
     It misses variables, C++ code, weak references, and holders of distributed tensors.
+
+    Args:
+        slots: places whose tensors are on meta on purpose.
     """
     suspects = Own(_shared(slots))
     for module in model.modules() if _replaced else ():
@@ -127,7 +130,7 @@ def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
                 del tensor
     if not suspects:
         return []
-    gc.collect()  # garbage holds nothing
+    gc.collect()  # garbage does not count as a holder
     searched = Own(suspects[:SEARCHED_MAX])
     holders = _referrers(Own(suspect.tensor for suspect in searched))
     for suspect in searched:

@@ -150,7 +150,7 @@ def walk(model: torch.nn.Module) -> list[TensorSlot]:
     module with two paths appears under both, the later as ties. The walk omits parameters that have
     no shape yet (lazy modules).
 
-    It visits every object once, nests deeper than Python's stack allows, and runs no code of the
+    It visits every object once, handles nesting deeper than Python's stack, and runs no code of the
     objects: it decides by class.
     """
     return _Walk(model).slots

@@ -39,7 +39,7 @@ from loadstone._skeleton.seen import Seen, inside_constructor
 
 CPU = torch.device("cpu")
 
-# Results of factories from this size on stay on meta until their content is needed.
+# Factory results of at least this size stay on meta until their content is needed.
 DEFERRED_BYTES_MIN = 1 << 20
 # Lower for uninitialized memory: it has no content to record.
 UNINITIALIZED_BYTES_MIN = 64 << 10
@@ -85,7 +85,7 @@ class Build:
         tensors = [*tensors_in(args), *tensors_in(kwargs)]
         homes = [home for home in map(self.log.home, tensors) if home is not None]
         if not homes and not self.wants_meta and self.log.homes:
-            # torch makes this tensor for an operand that the log keeps on meta
+            # torch itself requests meta here, to match a tensor that the log keeps on meta
             kwargs = mapped(kwargs, lambda value: _elsewhere(value, CPU))
         if schema.name in LIKE or (schema.name in FACTORIES and not tensors):
             return self._make(func, schema, args, kwargs, homes)
