@@ -35,7 +35,10 @@ class Setting:
 
     @contextlib.contextmanager
     def kept(self, *, is_mine: bool = False) -> Iterator[None]:
-        """Restore the value on leaving; at once if no other thread sets it, too (``is_mine``)."""
+        """Restore the value on leaving.
+
+        ``is_mine``: no other thread sets the value meanwhile, so restore it at once.
+        """
         thread = threading.get_ident()
         with self._lock:
             value = self.read()
