@@ -1,4 +1,4 @@
-"""The checkpoint's tensors as llama.cpp's converter finds them: names, dtypes and shapes."""
+"""The checkpoint's tensors for llama.cpp's converter: names, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from loadstone._base.dtypes import is_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 
-# Weights that are stored in another encoding are shown as the numbers that are decoded.
+# The converter sees quantized weights as decoded values.
 _NUMBERS = "F32"
 
 
 class LocalTensor:
-    """One tensor of a file, in place of ``gguf.utility.LocalTensor``.
+    """Replaces ``gguf.utility.LocalTensor``.
 
     Attributes:
-        name: in the checkpoint.
         dtype: by its safetensors name.
         shape: outermost dimension first.
     """
@@ -29,11 +28,10 @@ class LocalTensor:
         self._weights = weights
 
     def symbol(self) -> ConverterSymbol:
-        """The tensor, without its data."""
         return self._weights.source(self.name)
 
     def mmap_bytes(self) -> NoReturn:
-        """Refused: nothing of it is read."""
+        """Reject a read: a plan reads no data."""
         raise make(
             "plan.data_dependent",
             "llama.cpp's converter reads the tensor's bytes, and a plan is made before any is read",
@@ -43,12 +41,7 @@ class LocalTensor:
 
 
 class Files:
-    """The files of a checkpoint, by name.
-
-    Args:
-        catalog: the checkpoint.
-        weights: makes the symbols.
-    """
+    """The files of a checkpoint, by name."""
 
     def __init__(self, catalog: Catalog, weights: Weights) -> None:
         for shard in catalog.shards:
@@ -77,11 +70,11 @@ class Files:
             self._by_file[file][name] = LocalTensor(name, _NUMBERS, shape, weights)
 
     def reader(self) -> type:
-        """The class that stands in place of ``gguf.utility.SafetensorsLocal``."""
+        """Return the class that replaces ``gguf.utility.SafetensorsLocal``."""
         by_file = self._by_file
 
         class SafetensorsLocal:
-            """The tensors of one file in the order of their names, as the library has them."""
+            """The tensors of one file, sorted by name, as in gguf."""
 
             def __init__(self, filename: str | os.PathLike[str]) -> None:
                 name = Path(filename).name

@@ -1,6 +1,6 @@
-"""What is loaded and the layers that vLLM made for it agree, or the load is refused.
+"""Reject a load whose tensors do not match the layers that vLLM created.
 
-By the config format, vLLM makes layers for codes that the checkpoint does not have yet.
+With loadstone's config format, vLLM creates layers for codes that the checkpoint does not have yet.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from loadstone._base.errors import make
 
 
 def checked_options(options: Options, model_config: Any, speculative: Any) -> Options:
-    """The options that hold for a model, with the changes that its config asks for.
-
-    Layers were made before: they take codes of one kind, or numbers.
+    """Return the options for a model, including the changes that its config requests.
 
     Args:
         speculative: vLLM's ``SpeculativeConfig`` if this is a drafter.
 
     Raises:
-        PlanError: ``plan.options``: the model's layers take something else.
+        PlanError: ``plan.options``: the model's layers expect a different encoding.
     """
     options = options_for(options, model_config, speculative)
     asked = Changes.of_overrides(vars(model_config.hf_config))
@@ -54,9 +52,9 @@ def checked_options(options: Options, model_config: Any, speculative: Any) -> Op
 
 
 class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
-    """Reads ``config.json``, and says what the offline conversion's would.
+    """Reads ``config.json`` and adds the quantization config of the offline conversion.
 
-    The conversion is named by overrides: ``loadstone_quantize`` and others.
+    Overrides such as ``loadstone_quantize`` specify the conversion.
     """
 
     def parse(
@@ -67,7 +65,7 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
         code_revision: str | None = None,
         **kwargs: Any,
     ) -> tuple[dict[str, Any], Any]:
-        """The config as a dict and as an object; vLLM applies the overrides afterwards."""
+        """Return the config as a dict and as an object; vLLM applies the overrides later."""
         fields, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
         overrides = kwargs.get("hf_overrides")
         changes = Changes.of_overrides(overrides if isinstance(overrides, dict) else {})
@@ -77,9 +75,9 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
 
 
 def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseModelLoader.load_model``, which refuses layers for codes that only we make.
+    """Wrap ``BaseModelLoader.load_model`` to reject layers for codes that only loadstone makes.
 
-    Other loaders would copy numbers into them, and nobody would say so.
+    Other loaders would copy plain values into them, without an error.
     """
 
     @functools.wraps(load_model)
@@ -111,7 +109,7 @@ def _require_same_codes(changes: Changes, model_config: Any) -> None:
 
 
 def _holds(found: dict[str, Any], fields: dict[str, Any]) -> bool:
-    """Whether all of these fields are there; names of modules in any order, as files have them."""
+    """Return whether all fields match; module names in any order."""
     names = "ignore"
     others = {key: value for key, value in fields.items() if key != names}
     are_same = sorted(found.get(names, ())) == sorted(fields.get(names, ()))
