@@ -126,7 +126,6 @@ _CLASSES = ("Linear4bit", "Linear8bitLt")
 
 
 def _is_free(module: Any) -> bool:
-    """Return whether a bitsandbytes layer has no value yet."""
     return bool(module.weight.is_meta)
 
 
@@ -222,7 +221,6 @@ def _require_agreement(wanted: Mapping[str, Quantization], own: Mapping[str, Qua
 def _disagreements(
     weights: QuantizedWeights, wanted: Mapping[str, Quantization]
 ) -> list[_core.Finding]:
-    """Return an error for each weight whose stored encoding differs from the requested one."""
     findings = []
     for stored in weights.stored.values():
         encoding = stored.metadata.quant_type if stored.metadata is not None else "int8"

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class QuantizedStack(torch.Tensor):
-    """A quantized tensor that is decoded on use; selections from the first dimension stay cheap.
+    """A quantized tensor; selecting from its first dimension decodes only the selected part.
 
     Attributes:
         packed: uint8, two codes per byte.
@@ -37,7 +37,6 @@ class QuantizedStack(torch.Tensor):
 
     @staticmethod
     def __new__(cls, packed: torch.Tensor, state: Any) -> QuantizedStack:
-        """Create the wrapper without allocating memory."""
         made: QuantizedStack = torch.Tensor._make_wrapper_subclass(
             cls, tuple(state.shape), dtype=state.dtype, device=packed.device
         )
@@ -48,7 +47,6 @@ class QuantizedStack(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Decode only the selected matrices, or the whole stack for other operations."""
         first = args[0] if args else None
         packet = func.overloadpacket
         if isinstance(first, QuantizedStack):
@@ -77,7 +75,6 @@ class QuantizedStack(torch.Tensor):
         return _decode(self.packed, self.state)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Omit the values."""
         return f"QuantizedStack({list(self.shape)}, {self.state.quant_type})"
 
 
@@ -161,7 +158,6 @@ def put(module: Any, name: str, parameter: Any) -> None:
 
 
 def stacks(model: torch.nn.Module, names: Iterable[str]) -> list[str]:
-    """Return the parameters that the library's decorator marks as expert stacks."""
     found = []
     for name in names:
         module = owner_of(model, name)

@@ -17,12 +17,7 @@ from loadstone._base.dtypes import dtype_name
 
 
 def complete_on_disk(weight: QuantizedWeight, name: str, folder: _core.OffloadFolder) -> None:
-    """Add the components that the core does not write.
-
-    Args:
-        weight: on meta.
-        folder: not committed yet.
-    """
+    """Add the components that the core does not write, before the folder is committed."""
     path = name.rpartition(".")[0]
     if weight.quant_type == "int8":
         folder.rename(f"{name}.absmax", join_name(path, "SCB"))

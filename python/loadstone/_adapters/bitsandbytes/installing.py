@@ -52,7 +52,6 @@ def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
 
 
 def put(module: Any, leaf: str, parameter: Any) -> None:
-    """Give a bitsandbytes layer its weight, or a module of experts its stack."""
     if not isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
         experts.put(module, leaf, parameter)
         return
@@ -118,11 +117,7 @@ def moves_weights(device_map: Mapping[str, Any] | None) -> bool:
 
 
 def prepare_hooks(model: torch.nn.Module, offsets: Mapping[str, torch.Tensor]) -> None:
-    """Make weights self-contained before accelerate attaches hooks, which then load all components.
-
-    Args:
-        offsets: of the scales of offloaded weights.
-    """
+    """Make weights self-contained; accelerate's hooks then load all components."""
     heal_all({"": model})
     for name, offset in offsets.items():
         weight: Any = model.get_parameter(name)

@@ -58,7 +58,6 @@ def is_rounded(state: Any) -> bool:
 
 
 def _rounded(state: Any) -> Any:
-    """Return the scales as bitsandbytes rounded them to bfloat16."""
     return library.QuantState(
         absmax=state.absmax.T.contiguous().reshape(-1).float(),
         shape=state.shape,
@@ -82,8 +81,7 @@ def is_misread(state: Any) -> bool:
 def decode(data: torch.Tensor, state: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Decode a 4-bit weight on the CPU, for rows of any length.
 
-    Args:
-        dtype: of the result; ``None``: the original dtype. Values are rounded once, from float32.
+    Values are rounded once, from float32. Without ``dtype`` they have the original dtype.
     """
     inner = state.state2 if state.nested else None
     decoded: torch.Tensor = torch.ops.loadstone.decode_4bit(

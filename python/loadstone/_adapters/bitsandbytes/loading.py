@@ -81,7 +81,6 @@ class QuantizedWeights(TargetExtension):
     # --- the plan --------------------------------------------------------------------------------
 
     def expand(self, targets: ModelTargets) -> None:
-        """Replace each stored weight by its components."""
         targets.targets = self._expanded(targets.targets)
         targets.findings = [each for each in targets.findings if not self.is_state(each.target)]
         targets.findings += self.problems
@@ -138,10 +137,7 @@ class QuantizedWeights(TargetExtension):
         return result
 
     def devices(self, devices: Mapping[str, Any]) -> dict[str, Any]:
-        """Give each component of a stored weight the weight's device.
-
-        The state blob and ``weight_format`` stay on the host, unless the weight is on disk.
-        """
+        """Give components their weight's device; metadata stays on the host or on disk."""
         result = dict(devices)
         for stored in self.stored.values():
             device = devices.get(stored.name, devices.get("", "cpu"))
@@ -154,10 +150,7 @@ class QuantizedWeights(TargetExtension):
         return self._by_weight.keys() | self.quantize.keys()
 
     def is_state(self, name: str) -> bool:
-        """Return whether a tensor is a component that is installed together with its weight.
-
-        Self-contained modules have such tensors on meta before the load.
-        """
+        """Return whether a tensor is a component; modules may have it on meta before the load."""
         place = next((each for each in _PLACES if name.endswith(f".{each}")), None)
         weight = name[: -len(place) - 1] if place else ""
         return weight in self._by_weight or weight in self.quantize or weight in self.broken
@@ -180,15 +173,11 @@ class QuantizedWeights(TargetExtension):
         ]
 
     def installed_targets(self) -> set[str]:
-        """Return the plan's targets that are components of quantized weights."""
         parts = {name for stored in self.stored.values() for name in stored.targets()}
         return parts | self.quantize.keys()
 
     def unfilled(self, model: torch.nn.Module) -> list[_core.Finding]:
-        """Return an error for each bitsandbytes layer whose weight is not among these.
-
-        Its weight would stay unquantized, and its forward pass would fail.
-        """
+        """Return an error for each bitsandbytes layer whose weight would stay unquantized."""
         findings = []
         known = self.installed_targets() | self.broken.keys()
         for path, module in named_modules(model):
@@ -200,7 +189,6 @@ class QuantizedWeights(TargetExtension):
         return findings
 
     def misfits(self, model: torch.nn.Module) -> list[_core.Finding]:
-        """Return an error for each stored weight whose shape differs from its module's."""
         findings = []
         for stored in self.stored.values():
             module = submodule(model, stored.path)
@@ -218,11 +206,7 @@ class QuantizedWeights(TargetExtension):
             raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
 
     def before_read(self) -> None:
-        """Reject non-finite scales before weights are allocated.
-
-        Raises:
-            FormatError: ``q.nan``.
-        """
+        """Reject non-finite scales (``q.nan``) before weights are allocated."""
         require_finite(self.catalog, self.stored.values())
 
     def parameters(
@@ -280,7 +264,6 @@ class QuantizedWeights(TargetExtension):
         values: Sequence[Any],
         offload: _core.OffloadFolder,
     ) -> Installation:
-        """Return the layers to install; completes the offload folder."""
         self.complete_folder(model, targets, offload)
         return Installation(model, self.parameters(model, targets, values), self.offsets)
 
@@ -290,11 +273,7 @@ class QuantizedWeights(TargetExtension):
         targets: Sequence[PlannedTarget],
         offload: _core.OffloadFolder,
     ) -> None:
-        """Add the components that hooks need to an offload folder.
-
-        Args:
-            offload: not committed yet.
-        """
+        """Add the components that hooks need, before the folder is committed."""
         on_disk = [each for each in targets if each.device == "disk" and each.encoding]
         self.offsets = {
             stored.name: torch.tensor(stored.metadata.offset, dtype=torch.float32)
@@ -308,7 +287,6 @@ class QuantizedWeights(TargetExtension):
                 self.offsets[target.name] = weight.offset
 
     def prepare_hooks(self, model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
-        """Make weights self-contained if accelerate's hooks will move them."""
         if moves_weights(device_map):
             prepare_hooks(model, self.offsets)
 
@@ -365,12 +343,7 @@ def quantizations(
     names: Iterable[str],
     nested_offset: Mapping[str, float] | None = None,
 ) -> dict[str, Quantization]:
-    """Return the quantization that the bitsandbytes module of each weight requires.
-
-    Args:
-        names: weights; names in other modules are ignored.
-        nested_offset: offsets of nested scales, by the weight's name.
-    """
+    """Return the quantization that each weight's bitsandbytes module requires."""
     wanted = [name for name in names if name.rpartition(".")[2] == "weight"]
     if not wanted:
         return {}
@@ -397,10 +370,9 @@ def of_experts(
     quantize: Mapping[str, Quantization],
     nested_offset: Mapping[str, float] | None = None,
 ) -> dict[str, Quantization]:
-    """Return the quantization of the expert stacks among these tensors, as in the model's layers.
+    """Return the quantization of expert stacks, as in the model's layers.
 
-    Raises:
-        Error: ``plan.options``: the layers are not quantized, or not with a 4-bit encoding.
+    Raises ``plan.options`` if the layers are not quantized to 4 bits.
     """
     how = next(iter(quantize.values()), None)
     if how is None or how.encoding not in FOUR_BIT:

@@ -162,9 +162,7 @@ class SelfContained4bit(SelfContainedModule):
 class SelfContainedLinear4bit(SelfContained4bit):
     """A ``Linear4bit`` that leaves its weight unchanged in forward passes and decodes it correctly.
 
-    Attributes:
-        is_recorded: a graph of torch.export or torch.jit.trace may share the weight's memory, so
-            the codes must not be rearranged any more.
+    Once ``is_recorded``, a graph may share the weight's memory, so the codes must stay in order.
     """
 
     is_recorded = False
@@ -247,8 +245,6 @@ def _keep_rowwise(module: Any) -> None:
 
 
 class SelfContainedEmbedding4bit(SelfContained4bit):
-    """An ``Embedding4bit`` that decodes correctly."""
-
     def forward(self, input: torch.Tensor) -> Any:
         """Run bitsandbytes' forward pass, except for rows that it would decode wrongly."""
         fix_4bit_weight_quant_state_from_module(self)
@@ -325,7 +321,6 @@ def _rebuilt(base: type) -> Any:
 
 
 def is_quantized(module: Any) -> bool:
-    """Return whether a module is a bitsandbytes module for quantized weights."""
     return isinstance(module, tuple(kind for kind, _ in _MIXINS))
 
 
@@ -377,11 +372,8 @@ def make_self_contained(module: Any) -> None:
 def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
     """Make all bitsandbytes modules of some models self-contained.
 
-    Args:
-        models: by a prefix for module paths in errors, or "".
-
-    Raises:
-        FormatError: ``q.scale_missing``: scales are already lost; nothing was changed.
+    ``models`` is keyed by a prefix for paths in errors. If scales are already lost, this raises
+    ``q.scale_missing`` and changes nothing.
     """
     found = {
         join_name(name, path) if path else name: module

@@ -17,10 +17,7 @@ _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
 class OffloadedWeights(Mapping[str, Any]):
-    """A weight map that returns a quantized weight with all its components.
-
-    The inner map uses state dict names. Each access reads the values; nothing is cached.
-    """
+    """A weight map, keyed by state dict names, that returns whole quantized weights; no cache."""
 
     def __init__(self, inner: Mapping[str, Any]) -> None:
         self.inner = inner
@@ -67,7 +64,6 @@ def adopt_hook(hook: Any) -> None:
 
 
 def weights_map_of(hook: Any) -> Mapping[str, Any] | None:
-    """Return the weight map of a module's offloading hook."""
     for each in hooks_of(hook):
         if getattr(each, "offload", False) and each.weights_map is not None:
             found: Mapping[str, Any] = each.weights_map

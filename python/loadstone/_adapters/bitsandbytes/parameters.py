@@ -1,7 +1,7 @@
 """bitsandbytes parameters that are moved and copied with all components or not at all.
 
-They derive from bitsandbytes' classes and have the same names, because libraries check both. Only
-a parameter's class changes: the object stays the same.
+They derive from bitsandbytes' classes and have the same names, because libraries check both. Only a
+parameter's class changes: the object stays the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def mapped(scales: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
 
 
 def lost_scales(shape: Any) -> Exception:
-    """Return the error for a weight that has bytes but no scales."""
     return make(
         "q.scale_missing",
         "the scales of a quantized weight are lost: its bytes were moved or loaded without them; "
@@ -99,10 +98,7 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
         quant_state: Any = None,
         **kwargs: Any,
     ) -> Params4bit:
-        """Take the state from ``data`` if ``data`` is a quantized weight.
-
-        Libraries recreate a weight from moved data and the old weight's attributes.
-        """
+        """Take the state from ``data``: libraries recreate a weight from its moved data."""
         own = getattr(data, "quant_state", None)
         if own is not None:
             quant_state = own
@@ -151,7 +147,7 @@ class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[mi
         SCB: torch.Tensor | None = None,  # noqa: N803
         **kwargs: Any,
     ) -> Int8Params:
-        """Take the scales from ``data`` if ``data`` is a quantized weight."""
+        """Take the scales from ``data``, for the same reason as in :class:`Params4bit`."""
         own = getattr(data, "SCB", None)
         if data is not None and data.dtype == torch.int8:
             SCB = own if own is not None else SCB  # noqa: N806
@@ -190,14 +186,12 @@ def adopt(weight: Any) -> Any:
 
 
 def is_packed(weight: Any) -> bool:
-    """Return whether a parameter is already quantized."""
     if isinstance(weight, bnb.nn.Params4bit):
         return weight.quant_state is not None and bool(weight.bnb_quantized)
     return isinstance(weight, bnb.nn.Int8Params) and weight.data.dtype == torch.int8
 
 
 def is_incomplete(weight: Any) -> bool:
-    """Return whether components of a quantized weight are on different devices, or missing."""
     if isinstance(weight, bnb.nn.Params4bit):
         parts = state_tensors(weight.quant_state)
     else:

@@ -31,7 +31,6 @@ _OF_MODULES = ("forward", "_apply", "_save_to_state_dict")
 
 
 def hooks() -> Hooks:
-    """Return all hooks; those on accelerate only if it is installed."""
     found = [
         Hook(owner, name, wrap_if_active(LIBRARY, _by_weight(name)))
         for owner in (bnb.nn.Params4bit, bnb.nn.Int8Params)

@@ -1,8 +1,7 @@
 """Find and check weights that a checkpoint stores quantized.
 
 The checks use names, dtypes, shapes and the small state blobs, and report broken weights as
-findings
-of the plan, before weights are allocated. They do not need bitsandbytes.
+findings of the plan, before weights are allocated. They do not need bitsandbytes.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class StoredWeight:
 
     @property
     def shape(self) -> Shape:
-        """Return the decoded shape."""
         return self.metadata.shape if self.metadata is not None else self.entries["weight"][1]
 
     @property
@@ -94,8 +92,7 @@ class StoredWeights:
 def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> StoredWeights:
     """Check the tensors of quantized weights against each other.
 
-    Args:
-        groups: module path -> (name inside the module -> checkpoint name).
+    ``groups``: module path -> (name inside the module -> checkpoint name).
     """
     result = StoredWeights()
     shapes = {name: (info.encoding, info.shape) for name, info in catalog.tensors.items()}
@@ -155,7 +152,6 @@ def _checked(
 
 
 def _by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group names such as ``weight.something`` by the path of their module."""
     found: dict[str, list[str]] = {}
     for name in names:
         prefix, dot, rest = f".{name}".rpartition(".weight.")
@@ -165,10 +161,7 @@ def _by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the tensors of modules that have the same path in the checkpoint and in the model.
-
-    Omits modules for which the checkpoint has only a plain weight.
-    """
+    """Return the tensors of modules with equal paths, omitting plain weights."""
     names = catalog.encodings()
     beside = _by_prefix(names)
     groups = {}
@@ -199,11 +192,7 @@ def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tens
 
 
 def require_finite(catalog: Catalog, weights: Iterable[StoredWeight]) -> None:
-    """Reject non-finite scales, and code tables that bitsandbytes would not decode with.
-
-    Raises:
-        FormatError: ``q.nan`` or ``q.code``, for the first such tensor. No packed byte was read.
-    """
+    """Reject non-finite scales and wrong code tables (``q.nan``, ``q.code``); reads no codes."""
     weights = list(weights)
     tables: dict[str, Callable[[Any], None]] = {}
     for weight in weights:

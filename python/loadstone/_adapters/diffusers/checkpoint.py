@@ -55,7 +55,6 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         return cls(catalog)
 
     def fresh(self, missing: MissingKeys | None = None) -> SymbolicCheckpoint:
-        """Reopen the same files for a different converter."""
         return SymbolicCheckpoint(self.catalog, missing)
 
     def decoded(self, missing: MissingKeys | None = None) -> SymbolicCheckpoint:

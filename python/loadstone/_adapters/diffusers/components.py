@@ -125,7 +125,7 @@ class Placement:
     def add_missing_hooks(self, pipe: Any) -> None:
         """Add hooks to components without hooks if other components have hooks.
 
-        A pipeline asks each component for its device; an offloaded component knows it only from its
+        A pipeline asks each component for its device; an offloaded component knows it only from
         hooks.
         """
         models = models_of(pipe)
@@ -169,12 +169,7 @@ def accelerate_hooks() -> ModuleType:
 def split(
     device_map: Mapping[Any, Any], names: list[str], others: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Split a pipeline's map by component.
-
-    Raises:
-        PlanError: ``plan.device_map``: an unknown component, a duplicate path, or an invalid
-            device.
-    """
+    """Split a pipeline's map by component; raise ``plan.device_map`` if it is invalid."""
     found: dict[str, dict[str, Any]] = {}
     rest: Any = None
     for path, device in device_map.items():
@@ -209,10 +204,7 @@ def _computed(
     max_memory: Any,
     dtypes: Mapping[str, torch.dtype],
 ) -> dict[str, dict[str, Any]]:
-    """Return accelerate's device maps for all components as one model, largest component first.
-
-    Empty if accelerate places everything on the CPU.
-    """
+    """Return accelerate's maps, largest component first; empty if all components are on the CPU."""
     from accelerate.utils import get_balanced_memory, get_max_memory, infer_auto_device_map
 
     whole = torch.nn.Module()

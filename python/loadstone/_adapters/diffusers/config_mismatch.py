@@ -58,7 +58,6 @@ class Mismatch:
     untried: list[str] = field(default_factory=list)
 
     def fitting(self, old: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a config without disagreements: a local one, or the edited one."""
         if self.known and self.known[0][1].total == 0:
             return dict(self.known[0][0].config)
         if self.edited is not None and self.edited.is_complete:
@@ -102,11 +101,7 @@ def examine(
     checkpoint: SymbolicCheckpoint,
     sources: ConfigSources,
 ) -> Mismatch | None:
-    """Search for a fitting config if many tensors disagree with the model.
-
-    Args:
-        state, found: shapes in the model and in the file, by the model's names.
-    """
+    """Search for a fitting config if many tensors disagree; both shapes use the model's names."""
     before = compare(state, found)
     if before.missing + before.clashes < DISAGREEMENTS_MIN:
         return None

@@ -1,10 +1,9 @@
-"""Finds wrong fields of a config by the names and shapes of a file.
+"""Search for the config fields that explain disagreements between a file and a model.
 
-A file that lacks 208 tensors of a model has no 208 holes: the config speaks of a feature that the
-file's model does not have, or of another width. Candidates are small changes of the config: a field
-back to its default (the feature is not there), or to the number that a shape or a count of blocks
-in the file calls for. A change stays if fewer tensors disagree; the class itself says which these
-are: it is built without memory for each candidate. Configs at hand are tried in the same way.
+Many missing tensors often have one cause: the config enables a feature that the file's model does
+not have, or specifies a different width. Candidates reset a field to its default, or set it to a
+dimension or a block count of the file. The search keeps a candidate if it reduces the
+disagreements, for which it builds the model on meta.
 """
 
 from __future__ import annotations
@@ -52,12 +51,7 @@ class Counts:
 
 @dataclass
 class Diagnosis:
-    """Changes of a config that reduce the disagreements.
-
-    Attributes:
-        changes: field -> (old value, new value).
-        before, after: disagreements without and with the changes.
-    """
+    """Changes of a config, as field -> (old value, new value), with the disagreements."""
 
     changes: dict[str, tuple[Any, Any]]
     before: Counts
@@ -95,13 +89,10 @@ def compare(expected: Shapes, found: Shapes) -> Counts:
 
 
 def diagnose(cls: Any, config: Mapping[str, Any], found: Shapes) -> Diagnosis | None:
-    """Search for config changes that fit the file better; ``None`` if there are none.
+    """Search for config changes that fit the file better; ``None`` if the search fails.
 
     Search on a model with few blocks first (a tenth of the cost), then check on the full model and
-    continue there if it does not fit.
-
-    Args:
-        found: shapes of the file's tensors, by the model's names.
+    continue there if it does not fit. ``found`` uses the model's names.
     """
     search = _Search(cls, dict(config))
     expected = search.shapes({})
@@ -175,7 +166,6 @@ class _Search:
         return search.improve({}, _first_blocks(found, prefixes)) | counts
 
     def _counting(self, count: int) -> list[str]:
-        """Return fields that may be the number of blocks, most likely first."""
         names = [
             name
             for name, value in self.base.items()
@@ -223,7 +213,6 @@ def _candidates(
 
 
 def _features(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the optional features that are on, each disabled."""
     for name, value in config.items():
         if defaults.get(name, value) is None and value is not None:
             yield {name: None}

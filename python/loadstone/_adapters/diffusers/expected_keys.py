@@ -31,11 +31,7 @@ _STEPS = (1, 2, 3, 4, -1)
 
 
 class RetryError(Exception):
-    """The converter must run again: it ignored existing tensors because others are missing.
-
-    Attributes:
-        missing_keys: with these it accepts them.
-    """
+    """The converter ignored existing tensors because others are missing; retry with these keys."""
 
     def __init__(self, missing: MissingKeys) -> None:
         super().__init__()
@@ -45,11 +41,7 @@ class RetryError(Exception):
 def expected_keys(
     targets: list[str], keys: Mapping[str, str], conversion: Conversion, missing: MissingKeys
 ) -> dict[str, str]:
-    """Return missing targets and their names in the file.
-
-    Args:
-        targets: missing names of the model.
-        keys: target -> file name of the tensors that exist.
+    """Return missing targets and their names in the file; ``keys``: target -> existing file name.
 
     Raises:
         RetryError: some targets are not missing.
@@ -76,7 +68,6 @@ def expected_keys(
 
 
 def _candidates(target: str, keys: Mapping[str, str]) -> Iterator[str]:
-    """Yield file names for a target, most likely first."""
     parts = target.split(".")
     yield from _like_siblings(target, len(parts) - 1, keys)
     yield from _like_other_blocks(target, keys)
@@ -126,7 +117,6 @@ def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
 
 
 def _continued(number: int, first: tuple[int, str], second: tuple[int, str]) -> Iterator[str]:
-    """Continue the series of two names that differ in one number."""
     (one, key), (two, other) = first, second
     places, others = list(NUMBER.finditer(key)), list(NUMBER.finditer(other))
     if len(places) != len(others):
@@ -202,7 +192,6 @@ class _Trials:
 
 
 def _words(function: Any) -> set[str]:
-    """Return the strings in a function's code that may be names."""
     words: set[str] = set()
     waiting: list[Any] = [getattr(function, "__code__", None)]
     while waiting:

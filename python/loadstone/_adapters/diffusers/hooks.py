@@ -181,7 +181,6 @@ def _prepared(load: DiffusersSession, source: Any, kwargs: dict[str, Any]) -> An
 
 
 def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
-    """Record the converter's arguments except the checkpoint."""
     arguments: dict[str, Any] = original(function, **kwargs)
     load = current()
     if load is not None:
@@ -281,7 +280,6 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
 
 
 def _read(load: DiffusersSession, request: Request) -> None:
-    """Read, or defer until all components of the file are known."""
     components = DEFERRED.get()
     if components is None:
         load.read(request)
@@ -381,7 +379,6 @@ def _load_pretrained_model(
 
 
 def _reportable(cls: Any, names: list[str]) -> list[str]:
-    """Drop the names that the class ignores."""
     patterns = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 

@@ -95,11 +95,9 @@ class DiffusersSession(LoadSession):
         return self.plan is not None or self._recipes is not None
 
     def dtypes(self) -> Mapping[str, str]:
-        """Return the dtype of each target from the checkpoint; empty before the trace."""
         return self._recipes.dtypes if self._recipes is not None else {}
 
     def plan_for(self, device_map: Mapping[str, Any] | None) -> PlannedLoad:
-        """Make the plan; reads no data."""
         assert self._request is not None and self._recipes is not None
         return self.make_plan(
             self.model,
@@ -145,7 +143,6 @@ class DiffusersSession(LoadSession):
         align_what_hooks_bring(model)
 
     def _examine(self, request: Request, converted: Mapping[str, Any]) -> Mismatch | None:
-        """Return the mismatch if a wrong config explains the disagreements."""
         config = getattr(request.model, "config", None)
         if not isinstance(config, Mapping):
             return None
@@ -239,13 +236,9 @@ class WrongConfigError(Exception):
 def convert(
     model: Any, checkpoint: SymbolicCheckpoint, missing: MissingKeys | None = None
 ) -> tuple[Mapping[str, Any], SymbolicCheckpoint, Conversion | None]:
-    """Return the checkpoint by the model's names, converted by diffusers if necessary.
+    """Return the checkpoint by the model's names, its owner, and the conversion if there was one.
 
-    Args:
-        checkpoint: before any converter; block formats decoded.
-
-    Returns:
-        The tensors, the checkpoint that owns them, and the conversion.
+    ``checkpoint`` has not been converted; its block formats are decoded.
     """
     from diffusers.loaders import single_file_model
 
@@ -271,19 +264,12 @@ def convert(
 
 
 def has_own_names(state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bool:
-    """Return whether a complete or partial file already has the model's names.
-
-    diffusers checks complete files only, and converts all others.
-    """
+    """Return whether a file, complete or partial, already has the model's names."""
     return checkpoint.keys() <= state.keys() or state.keys() <= checkpoint.keys()
 
 
 def require_series(checkpoint: SymbolicCheckpoint) -> None:
-    """Reject numbers in names beyond any series of the file, because converters count up to them.
-
-    Raises:
-        PlanError: ``plan.conversion``, with the tensor's name.
-    """
+    """Raise ``plan.conversion`` for a number beyond any series; converters count up to it."""
     limit = max(NUMBERS_MIN, len(checkpoint.catalog.tensors))
     for name in checkpoint.catalog.tensors:
         for digits in _NUMBERS.findall(name):
@@ -314,9 +300,8 @@ def _shape(value: Any) -> tuple[int, ...]:
 class DecodedTargets:
     """Decoder for targets that diffusers dequantizes in a quantized model. Valid for one trace.
 
-    Only whole tensors of the file can be decoded, so blocks that a converter split or joined
-    require a
-    second conversion of decoded tensors.
+    Only whole tensors of the file can be decoded. If a converter splits or joins blocks, it runs
+    again on decoded tensors.
     """
 
     def __init__(self, request: Request) -> None:
@@ -336,7 +321,6 @@ class DecodedTargets:
 def _as_wanted(
     request: Request, numbers: DecodedTargets, name: str, value: Any, target: torch.Tensor
 ) -> Any:
-    """Cast a value to the dtype that diffusers would give it."""
     if is_packed(value):
         excluded = getattr(request.quantizer, "modules_to_not_convert", None) or ()
         parts = name.split(".")
@@ -394,7 +378,6 @@ def _as_planned_on_disk(plan: PlannedLoad, model: torch.nn.Module) -> None:
 
 
 def _source(value: Any) -> str:
-    """Return the first source tensor of a value."""
     while isinstance(value, Symbol) and not value.source and value.parents:
         value = value.parents[0]
     return value.source if isinstance(value, Symbol) else ""

@@ -17,12 +17,7 @@ BESIDE_MAX = 200
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """A local config.
-
-    Attributes:
-        name: the ``config`` argument that selects it.
-        subfolder: the ``subfolder`` argument that selects it.
-    """
+    """A local config, and the ``config`` and ``subfolder`` arguments that select it."""
 
     name: str
     subfolder: str
@@ -50,10 +45,7 @@ def find(cls: Any, files: list[str], given: str | None, cache: str | None) -> li
 
 
 def uncached(checkpoint: Any, cache: str | None) -> list[str]:
-    """Return the repositories, not cached, of the model family that diffusers infers for a file.
-
-    The family is the name up to the first dash in diffusers' own table.
-    """
+    """Return uncached repositories of the file's family: the name up to the first dash."""
     from diffusers.loaders import single_file_utils
 
     library: Any = single_file_utils
@@ -94,7 +86,6 @@ def _cached(cache: str | None) -> Iterator[LocalConfig]:
 def _configs(
     root: Path, folders: Iterable[str], most: int
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the configs below a folder, each with its relative path as parts."""
     paths = [path for folder in folders for path in root.glob(f"{folder}config.json")]
     for path in sorted(paths)[:most]:
         try:

@@ -1,8 +1,8 @@
 """Keys that a converter requests by name and the file lacks.
 
 Some converters stop at the first missing name. Dry runs on tensors without data find all missing
-names at once: each request gets an absent tensor, whose shape follows from the model's targets.
-A policy for missing tensors can then fill these targets.
+names at once: each request gets an absent tensor, whose shape follows from the model's targets. A
+policy for missing tensors can then fill these targets.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class MissingKeys:
     """The tensors that a file lacks, as its converter sees it.
 
     Attributes:
-        requested: by the name that the converter requests.
-        assumed: by the file's name, for names that the converter finds by iterating.
+        requested: names that the converter requests.
+        assumed: names that the converter finds by iterating.
     """
 
     requested: dict[str, Assumed] = field(default_factory=dict)
@@ -62,7 +62,6 @@ class MissingKeys:
         return MissingKeys(dict(self.requested), {**self.assumed, **assumed})
 
     def set_shape(self, key: str, shape: Shape) -> None:
-        """Set a known shape."""
         (self.requested if key in self.requested else self.assumed)[key] = Assumed(shape, False)
 
 
@@ -83,11 +82,7 @@ class Conversion:
     open: Callable[[MissingKeys], Any]
 
     def run(self, missing: MissingKeys, is_search: bool = False) -> Mapping[str, Any]:
-        """Convert the file with absent tensors for missing names.
-
-        Args:
-            is_search: add requested names to ``missing``.
-        """
+        """Convert the file with absent tensors; a search adds requested names to ``missing``."""
         checkpoint = self.open(missing)
         checkpoint.assume = self.assume if is_search else None
         return self.function(checkpoint=checkpoint, **self.arguments)
@@ -115,8 +110,7 @@ class Conversion:
 def find_missing_keys(conversion: Conversion, missing: MissingKeys | None = None) -> MissingKeys:
     """Find all names that the converter requests and the file lacks.
 
-    Raises:
-        PlanError: ``plan.missing``, with all names, if no target can be derived.
+    Raises ``plan.missing``, with all names, if the targets are unknown.
     """
     search = _Search(conversion, MissingKeys() if missing is None else missing)
     for _ in range(RUNS_MAX):
@@ -152,7 +146,6 @@ class _Search:
         return self._fits(made)
 
     def refusal(self) -> Error:
-        """Return the error for all missing keys if the conversion is impossible."""
         keys = sorted({*self.missing.requested, *self.missing.assumed})
         return refusal(keys or [self._stumbled])
 
@@ -222,7 +215,6 @@ def _shape_for(assumed: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | No
 
 
 def refusal(keys: Iterable[str]) -> Error:
-    """Return the error for keys without known targets."""
     names = list(dict.fromkeys(keys))
     why = "the library's converter of this class asks for it by name"
     findings = [

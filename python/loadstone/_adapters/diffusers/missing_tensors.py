@@ -53,9 +53,7 @@ class MissingTensors:
     ) -> None:
         """Add findings and expected names to a trace.
 
-        Args:
-            keys: file names of the existing tensors, by the model's names.
-            conversion: ``None`` if the file has the model's names.
+        ``conversion`` is ``None`` if the file has the model's names.
         """
         for name in self.absent.keys() & set(self.names):
             self._report_absent(recipes, checkpoint, name)
@@ -71,11 +69,7 @@ class MissingTensors:
                 recipes.findings.append(_unused(checkpoint.file_key(key)))
 
     def pair(self, recipes: AdapterRecipes, shapes: Mapping[str, Shape]) -> None:
-        """Pair a missing and an unexpected tensor if no other tensors have their shape.
-
-        Args:
-            shapes: of the unexpected tensors, by the converter's output names.
-        """
+        """Pair a missing and an unexpected tensor if no other tensors have their shape."""
         wanted = {name: tuple(self.state[name].shape) for name in self.names}
         missing, unexpected = Counter(wanted.values()), Counter(shapes.values())
         sources = dict(recipes.unexpected)

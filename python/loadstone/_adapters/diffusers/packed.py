@@ -16,12 +16,7 @@ from loadstone.tracing._trace import refusal
 
 
 class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
-    """Rows of quantization blocks; converters split and join whole rows.
-
-    Attributes:
-        quant_type: diffusers' name of the block format.
-        quant_shape: the dequantized shape.
-    """
+    """Rows of quantization blocks; ``quant_shape`` is the dequantized shape."""
 
     quant_type: Any
     quant_shape: torch.Size
@@ -77,9 +72,9 @@ def packed(trace: Trace, catalog: Catalog, name: str) -> PackedSymbol:
 
 
 def offloaded(parameter: Any) -> Any:
-    """Return a packed parameter on meta that keeps its block format when a hook fills it.
+    """Return a packed parameter on meta whose class knows the block format.
 
-    Hooks call the parameter's class with the bytes only, so the class must know the format.
+    Hooks call the class with the bytes only.
     """
     blank = torch.empty(parameter.shape, dtype=torch.uint8, device="meta")
     return _offloaded_class(parameter.quant_type)(blank)

@@ -41,12 +41,7 @@ _MODULE = "diffusers.pipelines.pipeline_utils"
 
 @dataclasses.dataclass
 class Deferred:
-    """The components of one file, built and traced but not read.
-
-    Attributes:
-        name: the component that diffusers loads next.
-        loads: by component name.
-    """
+    """The components of one file, traced but not read; ``name`` is the next one to load."""
 
     name: str = ""
     loads: dict[str, DiffusersSession] = dataclasses.field(default_factory=dict)
@@ -149,11 +144,7 @@ def _load_encoder(
 
 
 class ConvertedError(Exception):
-    """Stops a load after the conversion of its file.
-
-    Attributes:
-        state: tensors by the model's names.
-    """
+    """Stops a load after the conversion of its file."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         super().__init__()
@@ -208,7 +199,6 @@ def _final_device_map(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _kept_in_float32(models: Mapping[str, Any]) -> dict[str, torch.dtype]:
-    """Return the tensors that their class keeps in float32, by their path in the pipeline."""
     return {
         f"{component}.{name}": torch.float32
         for component, model in models.items()

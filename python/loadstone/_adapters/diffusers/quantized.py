@@ -12,11 +12,7 @@ from loadstone._files.catalog import Catalog
 
 
 def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Any:
-    """Return the ``QuantizedWeights`` of a model, or ``None`` if it has no bitsandbytes layers.
-
-    Args:
-        converted: the checkpoint's tensors by the model's names.
-    """
+    """Return a model's ``QuantizedWeights``, or ``None`` without bitsandbytes layers."""
     paths = quantizing_layers(model).keys()
     if not paths:
         return None

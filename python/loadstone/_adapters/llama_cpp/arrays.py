@@ -1,8 +1,7 @@
 """Arrays without data, for the NumPy half of llama.cpp's converter.
 
 The converter passes each finished tensor to ``gguf`` as an array; ``gguf`` casts or quantizes it
-and
-adds it to the file. The resulting entry identifies the tensor and its type.
+and adds it to the file. The resulting entry identifies the tensor and its type.
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ def array_class(gguf: Any, numpy: Any) -> Any:
 
 
 def symbol_in(array: Any, array_type: Any) -> ConverterSymbol | None:
-    """Return the symbol of an array in the file; ``None`` if the array is not ours.
-
-    ``gguf`` quantizes one of our arrays to a lazy array of its own class.
-    """
+    """Return an array's symbol, or ``None``; gguf wraps quantized arrays in a lazy array."""
     if isinstance(array, array_type):
         found: ConverterSymbol = array.symbol
         return found
@@ -79,11 +75,7 @@ def symbol_in(array: Any, array_type: Any) -> ConverterSymbol | None:
 
 
 def constant(name: str, array: Any, encoding: str, numpy: Any) -> torch.Tensor:
-    """Return a real tensor for an array that the converter created itself.
-
-    Raises:
-        PlanError: constants do not support its type (``plan.untraceable``).
-    """
+    """Return a real tensor for an array that the converter created itself."""
     dtype = PLAIN.get(encoding)
     if dtype is None or type(array) is not numpy.ndarray or array.dtype == object:
         raise make(

@@ -1,10 +1,9 @@
 """Find llama.cpp's converter in a folder, check it, and import it for one trace.
 
 The converter is a script with two packages, ``conversion`` and its own release of ``gguf``, and
-uses
-top-level names and ``sys.path``. Both are changed only inside :meth:`Converter.entered`, so the
-process keeps its own ``gguf``. The classes cache facts about one model, so each trace imports the
-converter again.
+uses top-level names and ``sys.path``. Both are changed only inside :meth:`Converter.entered`, so
+the process keeps its own ``gguf``. The classes cache facts about one model, so each trace imports
+the converter again.
 """
 
 from __future__ import annotations
@@ -51,11 +50,7 @@ class Converter:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Converter]:
-        """Install its modules in ``sys.modules`` while the block runs.
-
-        Raises:
-            Error: ``plan.options``: a module is missing, or lacks a name in the table of sites.
-        """
+        """Install its modules in ``sys.modules``; raises ``plan.options`` if one is missing."""
         with _lock:
             others = _taken()
             path = list(sys.path)
@@ -102,11 +97,7 @@ class Converter:
 
 
 def converter_at(path: str | os.PathLike[str] | None) -> Converter:
-    """Return the converter in a folder; ``None``: the one whose folder is in ``sys.path``.
-
-    Raises:
-        Error: ``plan.options``: there is no converter.
-    """
+    """Return the converter in a folder; ``None``: the one whose folder is in ``sys.path``."""
     if path is not None:
         given = Path(os.fsdecode(path)).expanduser().absolute()
         for inside in _INSIDE:
@@ -120,7 +111,6 @@ def converter_at(path: str | os.PathLike[str] | None) -> Converter:
 
 
 def needs(reason: ImportError, folder: Path) -> Exception:
-    """Return the error for a missing package that the converter imports."""
     name = reason.name or str(reason)
     return make(
         "plan.options",

@@ -16,12 +16,7 @@ _NUMBERS = "F32"
 
 
 class LocalTensor:
-    """Replaces ``gguf.utility.LocalTensor``.
-
-    Attributes:
-        dtype: by its safetensors name.
-        shape: outermost dimension first.
-    """
+    """Replaces ``gguf.utility.LocalTensor``; the outermost dimension comes first."""
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...], weights: Weights) -> None:
         self.name, self.dtype, self.shape = name, dtype, shape
@@ -41,8 +36,6 @@ class LocalTensor:
 
 
 class Files:
-    """The files of a checkpoint, by name."""
-
     def __init__(self, catalog: Catalog, weights: Weights) -> None:
         for shard in catalog.shards:
             if not shard.endswith(".safetensors"):

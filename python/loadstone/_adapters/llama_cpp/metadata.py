@@ -66,10 +66,6 @@ def entries_of(
 ) -> tuple[MetadataEntry, ...]:
     """Convert the pairs of ``gguf``'s writer, in file order.
 
-    Args:
-        pairs: keys, and values with ``value``, ``type`` and ``sub_type``.
-        type_of: ``gguf``'s function for the type of an array's item.
-
     Raises:
         PlanError: ``plan.conversion``: a value does not match its type, or is invalid text.
     """

@@ -112,7 +112,6 @@ class _Run:
         self.writers: list[Any] = []
 
     def done(self, file_type: str) -> GgufTraced:
-        """Return the recipes and keys of the file that the converter would write."""
         with self._errors(), _replaced(self._places()):
             self._write(file_type)
             if self.weights.trace.refused:  # including errors that the converter caught
@@ -133,7 +132,6 @@ class _Run:
         )
 
     def _write(self, file_type: str) -> None:
-        """Follow the steps of the converter's script."""
         hparams = self.base.ModelBase.load_hparams(self.folder, False)
         text = self.conversion.ModelType.TEXT
         self.architecture = self.conversion.get_model_architecture(hparams, text)
@@ -179,7 +177,6 @@ class _Run:
         )
 
     def _add_tensors(self, writer: Any) -> dict[str, str]:
-        """Add a recipe for each tensor of the file; return their dtypes."""
         dtypes: dict[str, str] = {}
         trace = self.weights.trace
         for name, info in writer.tensors[0].items():
@@ -194,7 +191,6 @@ class _Run:
         return dtypes
 
     def _typed(self, name: str, symbol: ConverterSymbol, info: Any) -> torch.Tensor:
-        """Cast a tensor to the converter's output type."""
         encoding = info.dtype.name
         if encoding in PLAIN and tuple(info.shape) == tuple(symbol.shape):
             return symbol.to(PLAIN[encoding])
@@ -207,7 +203,6 @@ class _Run:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Add the architecture to errors."""
         try:
             yield
         except Error as error:
@@ -248,11 +243,7 @@ def _replaced(places: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[Non
 
 
 def require_no_code(folder: Path) -> None:
-    """Reject a folder whose tokenizer is Python code, which the converter would execute.
-
-    Raises:
-        PlanError: ``plan.options``: a config specifies such code.
-    """
+    """Reject (``plan.options``) a tokenizer with Python code, which the converter would execute."""
     for name in ("tokenizer_config.json", "config.json"):
         path = folder / name
         if not path.is_file():

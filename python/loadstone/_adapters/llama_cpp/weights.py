@@ -1,9 +1,9 @@
 """Checkpoint tensors in llama.cpp's converter: symbols, which become boxes.
 
 The converter computes with some small tensors: it adds 1 to Gemma's norms, and takes -exp of
-Mamba's
-``A_log``. Boxes cannot express that. If the caller allows it, loadstone reads these tensors, runs
-the converter's operation on their values, and stores the result as a constant of the recipes.
+Mamba's ``A_log``. Boxes cannot express that. If the caller allows it, loadstone reads these
+tensors, runs the converter's operation on their values, and stores the result as a constant of the
+recipes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class ConverterSymbol(Symbol):
         return made
 
     def numpy(self, **_: Any) -> Any:
-        """Return an array without data."""
         weights: Weights = self.tracer.owner
         return weights.array(self)
 
@@ -66,11 +65,9 @@ class ConverterSymbol(Symbol):
 
 
 class Quantized:
-    """The quantized tensors of a checkpoint.
+    """The quantized tensors of a checkpoint, and the names of all their components.
 
-    Attributes:
-        readable: decoded shape and name of the data tensor, by name.
-        components: names of all their components.
+    ``readable``: name -> (decoded shape, name of the data tensor).
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -89,7 +86,6 @@ class Weights:
 
     Args:
         computed_bytes_max: limit on the total bytes of tensors to read for computations.
-        array: creates the converter's array for a symbol.
     """
 
     def __init__(
@@ -119,7 +115,6 @@ class Weights:
         return self._sources[name]
 
     def use(self, symbol: ConverterSymbol) -> None:
-        """Record the tensors of the checkpoint that a target uses."""
         self._used.update(sources_of([symbol]))
 
     def unused(self) -> tuple[str, ...]:
@@ -129,7 +124,6 @@ class Weights:
         return tuple(name for name in self.catalog.tensors if name not in used)
 
     def computed_from(self) -> list[str]:
-        """Return the tensors of the checkpoint whose values were read."""
         return list(self._read)
 
     def close(self) -> None:
@@ -140,7 +134,6 @@ class Weights:
         del self.trace.builder
 
     def computed(self, call: _Call, refused: Error) -> Any:
-        """Return the result of an operation on small tensors' values."""
         func, args, kwargs = call
         if func._schema.is_mutable:  # in-place: must change the tensor, not a copy
             raise refused

@@ -86,9 +86,8 @@ def quantization_config(made: _core.Conversion) -> dict[str, Any] | None:
 class ConvertedCheckpoint:
     """Yields the tensors of a conversion within bounded memory.
 
-    Each tensor has fresh memory that nothing else writes to. A consumer that keeps tensors exceeds
-    the
-    bound.
+    Each tensor has fresh memory that nothing else writes to. A consumer that keeps tensors breaks
+    the bound.
     """
 
     def __init__(self, made: _core.Conversion) -> None:

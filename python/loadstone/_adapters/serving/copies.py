@@ -71,10 +71,9 @@ class PendingCopies:
         return len(self._copies)
 
     def add(self, fill: Fill, copy: PendingCopy) -> None:
-        """Add a copy; it replaces an earlier one to the same memory. The caller holds the lock.
+        """Add a copy, which replaces an earlier one to the same memory. The caller holds the lock.
 
-        Args:
-            fill: must be the same for all copies of a checkpoint.
+        All copies of a checkpoint share one ``fill``.
         """
         begin, storage = copy.target.data_ptr(), storage_of(copy.target)
         there = self._copies.get(begin)
@@ -90,10 +89,7 @@ class PendingCopies:
         self._copies[begin] = (fill, copy)
 
     def before_operation(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Execute copies to memory that an operation is about to read or write.
-
-        :meth:`add` handles copies of unread tensors.
-        """
+        """Execute copies to memory that an operation is about to read or write."""
         if func.is_view:
             return
         if func._schema.is_mutable and self._protected:
@@ -109,7 +105,6 @@ class PendingCopies:
             self._exposed.update(map(storage_of, tensors))
 
     def can_wait(self, target: torch.Tensor) -> bool:
-        """Return whether copies to this memory may be deferred."""
         return not self._is_closed and storage_of(target) not in self._exposed
 
     def close(self, progress: ProgressCallback | None = None) -> None:

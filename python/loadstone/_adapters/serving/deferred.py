@@ -43,11 +43,7 @@ def _without_memory(name: str) -> Callable[..., NoReturn]:
 
 
 class DeferredTensor(Symbol):
-    """A tensor that is not read yet.
-
-    Attributes:
-        materialized: its values; ``None`` before the read.
-    """
+    """A tensor that is not read yet; ``materialized`` is ``None`` until then."""
 
     materialized: torch.Tensor | None = None
 
@@ -115,16 +111,12 @@ class DeferredCheckpoint:
 
     @property
     def receipts(self) -> list[str]:
-        """One JSON receipt per read, if requested."""
         return self._reader.receipts
 
     def tensors(
         self, wants: Callable[[str], bool] = lambda name: True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the wanted tensors in file order.
-
-        Tensors of one element carry their values, because model code uses these immediately.
-        """
+        """Yield the wanted tensors in file order; those of one element with their values."""
         named: Iterable[tuple[str, torch.Tensor]]
         if self._is_gguf:
             all_named = in_published_names(dict(self.stored()), self._reader.catalog.shards[0])
@@ -281,10 +273,9 @@ class DeferredCheckpoint:
 
 
 def materialize(model: torch.nn.Module, written: Callable[[torch.Tensor], None]) -> None:
-    """Replace parameters and buffers that model code made of unread tensors by their values.
+    """Read parameters and buffers that model code made of unread tensors.
 
-    Raises:
-        PlanError: ``plan.options``: code put one into a parameter outside torch operations.
+    Raises ``plan.options`` if code put one into a parameter outside torch operations.
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -51,10 +51,7 @@ class ModelLoad:
     def tensors(
         self, path: str, wants: Callable[[str], bool], is_auxiliary: bool = False
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the wanted tensors of a file or folder.
-
-        Args:
-            is_auxiliary: not the model's own checkpoint, so that no option changes it.
+        """Yield the wanted tensors; no option changes the tensors of an auxiliary checkpoint.
 
         Raises:
             FormatError, LoadError, PlanError: the checkpoint cannot be read.
@@ -108,8 +105,7 @@ class ModelLoad:
             path: of the checkpoint, for errors.
             is_exempt: selects modules whose parameters get values elsewhere.
             repeats: ``load`` may run again. It does, on tensors that are already read, if the code
-                uses
-                an unread tensor in a way that requires memory.
+                uses an unread tensor in a way that requires memory.
 
         Returns:
             A line for the log, and whether it contains no warning.
@@ -170,7 +166,6 @@ class ModelLoad:
                 raise self._refused(error) from error
 
     def _thread_errors(self) -> list[Error]:
-        """Return errors of threads, which the code may have ignored."""
         return [*self._copies.unrecorded, *self._recording.errors]
 
     def _reset(self) -> None:

@@ -23,8 +23,7 @@ class Changes:
         quantize: an encoding for the decoder layers' weights, or encodings by name pattern, as in
             :func:`loadstone.convert`.
         style: ``"modelopt"`` or ``"compressed-tensors"``: names and configs. Servers have layers
-            for
-            both that scale activations dynamically.
+            for both that scale activations dynamically.
         include, exclude: patterns of additional and of excluded names.
         lora: adapters to merge, each with a factor.
     """
@@ -40,11 +39,7 @@ class Changes:
 
     @classmethod
     def of_overrides(cls, overrides: Mapping[str, Any]) -> Changes:
-        """Read ``--hf-overrides``: ``loadstone_quantize``, ``loadstone_style`` ...
-
-        Raises:
-            PlanError: ``plan.options``: an unknown option or an invalid value.
-        """
+        """Read ``--hf-overrides`` (``loadstone_quantize``, ...); raises ``plan.options``."""
         given = {
             name.removeprefix(_PREFIX): value
             for name, value in overrides.items()
@@ -69,8 +64,7 @@ class Options:
         digest: of receipts: ``"xxh3-128"``, or the tamper-proof ``"sha256-tree"``.
         allow_links: follow symbolic links that leave the folder.
         deferred: give model code unread tensors. Otherwise each tensor is read before, for code
-            that
-            changes tensors in place.
+            that changes tensors in place.
         changes: from ``quantize``, ``style``, ``include``, ``exclude`` and ``lora``.
     """
 
@@ -87,12 +81,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Any) -> Options:
-        """Parse the options that the server received.
-
-        Raises:
-            PlanError: ``plan.options``: an unknown option, an invalid value, or an option without
-                effect.
-        """
+        """Parse the server's options; raises ``plan.options``, also for one without effect."""
         if not isinstance(given, Mapping):
             raise _refused("options are an object", type(given).__name__, "{...}")
         values = _checked(given, _VALUES)

@@ -19,15 +19,10 @@ def require_written(
     path: str,
     is_exempt: Callable[[str, torch.nn.Module], bool] = lambda name, module: False,
 ) -> None:
-    """Raise if a parameter has unwritten elements.
+    """Raise ``audit.unaccounted`` if a parameter has unwritten elements.
 
-    Buffers and empty parameters are exempt: the constructor fills buffers.
-
-    Args:
-        is_exempt: selects modules whose parameters get values elsewhere.
-
-    Raises:
-        AuditError: ``audit.unaccounted``, with the parameters, the experts and the missing share.
+    Buffers and empty parameters are exempt: the constructor fills buffers. ``is_exempt`` selects
+    modules whose parameters get values elsewhere.
     """
     lacking = [
         (name, parameter, hole)

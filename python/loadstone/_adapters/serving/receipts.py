@@ -27,9 +27,7 @@ def receipt_of(
     """Return a load's receipt: sources as read, targets as the model has them now.
 
     Args:
-        digest: of the targets.
         checkpoints: for each checkpoint, one JSON receipt per read.
-        copied: ranges of all copies.
     """
     head: dict[str, Any] = {}
     sources = []
@@ -65,7 +63,6 @@ def current_rank() -> int:
 
 
 def _sources_of(tensor: torch.Tensor, copied: list[CopiedRange]) -> list[str]:
-    """Return the source tensors in a tensor's memory, in address order."""
     storage = tensor.untyped_storage()
     begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
     first, last = (bisect.bisect_left(copied, at, key=lambda each: each[0]) for at in (begin, end))

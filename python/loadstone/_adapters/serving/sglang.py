@@ -24,11 +24,9 @@ _OF_THE_TARGET = (".embed_tokens", ".lm_head")
 
 
 class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
-    """Runs a model's own ``load_weights`` on a checkpoint, and proves the result.
+    """Runs a model's own ``load_weights`` on unread tensors, and proves the result.
 
-    The model's code gets unread tensors. Each rank reads only what it keeps, after the proof that
-    all
-    parameters will have values.
+    Each rank reads only what it keeps, after the proof that all parameters will have values.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -46,13 +44,12 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         self._model_config: Any = None
 
     def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
-        """Override SGLang's loader; a parameter without values is an error.
+        """Override SGLang's loader.
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.
             PlanError: ``plan.shape``: the model's code rejects a tensor; ``plan.options``: the
-                layers
-                expect quantized weights and the options request plain values, or vice versa.
+                layers and the options disagree about quantized weights.
             AuditError: ``audit.unaccounted``: parameters have no values.
         """
         self._require_agreement(model_config)

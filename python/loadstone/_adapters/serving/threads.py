@@ -59,7 +59,6 @@ class Recording:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Record this thread and those that it starts."""
         _hooks.acquire()
         try:
             with self._writes, self._access, _recorded_by(self):
@@ -84,7 +83,6 @@ class Recording:
         return all(task.done() for task in running) and not any(t.is_alive() for t in threads)
 
     def follow(self, thread: threading.Thread) -> None:
-        """Record a thread that is about to start."""
         if not thread.daemon:  # progress bars use daemons, which touch no tensors
             with self._lock:
                 self.threads.append(thread)

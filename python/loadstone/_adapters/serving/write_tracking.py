@@ -22,12 +22,7 @@ _Runs = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclasses.dataclass(frozen=True)
 class Unwritten:
-    """The first unwritten elements of a tensor.
-
-    Attributes:
-        index: of the first element.
-        count: of all unwritten elements.
-    """
+    """The index of the first unwritten element, and the count of all."""
 
     index: tuple[int, ...]
     count: int
@@ -49,15 +44,8 @@ _WITHOUT_VALUES = {
 class WriteTracker(DispatchMode):
     """Records each range that an operation writes while this context is active. Thread-safe.
 
-    A new result of an operation counts as written if a model keeps it. If an operation reuses
-    memory,
-    its records start again. Writes outside torch are not seen.
-
-    Args:
-        before: called with each operation and its arguments, before it runs.
-
-    Attributes:
-        is_over: stop recording.
+    A new result of an operation counts as written if a model keeps it. Reused memory starts with no
+    records. Writes outside torch are not seen. ``before`` is called ahead of each operation.
     """
 
     is_over = False
@@ -96,14 +84,12 @@ class WriteTracker(DispatchMode):
         return made
 
     def note(self, tensor: torch.Tensor) -> None:
-        """Mark a tensor as written."""
         if tensor.numel():
             runs = _runs_of(tensor)
             with self._lock:
                 self._runs[storage_of(tensor)].append(runs)
 
     def unwritten(self, tensor: torch.Tensor) -> Unwritten | None:
-        """Return the unwritten elements, or ``None`` if there are none."""
         if not tensor.numel():
             return None
         with self._lock:
@@ -130,11 +116,7 @@ _GIVES_MEMORY = {torch.Tensor.__cuda_array_interface__.__get__} | {
 
 
 class MemoryAccess(TorchFunctionMode):
-    """Reports each tensor whose memory becomes accessible outside torch, while it is active.
-
-    Args:
-        before: called with the tensors before the access.
-    """
+    """Reports tensors to ``before`` ahead of any access to their memory outside torch."""
 
     def __init__(self, before: Callable[[list[torch.Tensor]], None]) -> None:
         super().__init__()
@@ -147,7 +129,6 @@ class MemoryAccess(TorchFunctionMode):
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors with memory among the arguments or results of an operation."""
     return [
         each
         for each in tensors_in(value)
@@ -205,7 +186,6 @@ def _without(wanted: _Runs, written: _Runs) -> _Runs:
 
 
 def _index(tensor: torch.Tensor, offset: int) -> tuple[int, ...]:
-    """Return the index of the element at a byte offset of the storage."""
     rest = offset // tensor.element_size() - tensor.storage_offset()
     index = [0] * tensor.dim()
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)

@@ -21,13 +21,10 @@ from loadstone._base.errors import make
 
 
 def checked_options(options: Options, model_config: Any, speculative: Any) -> Options:
-    """Return the options for a model, including the changes that its config requests.
+    """Return a model's options, with the changes that its config requests.
 
-    Args:
-        speculative: vLLM's ``SpeculativeConfig`` if this is a drafter.
-
-    Raises:
-        PlanError: ``plan.options``: the model's layers expect a different encoding.
+    Raises ``plan.options`` if the model's layers expect a different encoding. ``speculative`` is
+    vLLM's ``SpeculativeConfig`` if the model is a drafter.
     """
     options = options_for(options, model_config, speculative)
     asked = Changes.of_overrides(vars(model_config.hf_config))
@@ -52,10 +49,7 @@ def checked_options(options: Options, model_config: Any, speculative: Any) -> Op
 
 
 class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
-    """Reads ``config.json`` and adds the quantization config of the offline conversion.
-
-    Overrides such as ``loadstone_quantize`` specify the conversion.
-    """
+    """Adds the quantization config of the conversion that ``loadstone_*`` overrides specify."""
 
     def parse(
         self,
@@ -65,7 +59,6 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
         code_revision: str | None = None,
         **kwargs: Any,
     ) -> tuple[dict[str, Any], Any]:
-        """Return the config as a dict and as an object; vLLM applies the overrides later."""
         fields, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
         overrides = kwargs.get("hf_overrides")
         changes = Changes.of_overrides(overrides if isinstance(overrides, dict) else {})
@@ -75,10 +68,7 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
 
 
 def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``BaseModelLoader.load_model`` to reject layers for codes that only loadstone makes.
-
-    Other loaders would copy plain values into them, without an error.
-    """
+    """Reject layers for loadstone's codes, into which other loaders silently copy plain values."""
 
     @functools.wraps(load_model)
     def checked(self: Any, vllm_config: Any, model_config: Any, *args: Any, **options: Any) -> Any:

@@ -22,11 +22,7 @@ def is_drafter(model_config: Any) -> bool:
 
 
 def options_for(options: Options, model_config: Any, speculative: Any) -> Options:
-    """Return the options for this model: a drafter has its own files, which no option changes.
-
-    Args:
-        speculative: vLLM's ``SpeculativeConfig`` if this is a drafter.
-    """
+    """Return the options for this model: a drafter has its own files, which no option changes."""
     if not is_drafter(model_config):
         return options
     shares = speculative and speculative.target_model_config.model == model_config.model
@@ -43,11 +39,8 @@ def is_taken_from_target(
 ) -> bool:
     """Return whether vLLM replaces a module after loading by the target model's module.
 
-    Call this after the drafter's own code, which records the checkpoint's modules.
-
-    Args:
-        speculative: vLLM's ``SpeculativeConfig``; ``None``: not a drafter. A complete draft model
-            takes nothing.
+    Call this after the drafter's own code, which records the checkpoint's modules. ``speculative``
+    is ``None`` for other models. A complete draft model takes nothing.
     """
     if speculative is None or speculative.method == "draft_model":
         return False

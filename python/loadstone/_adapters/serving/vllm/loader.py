@@ -28,11 +28,9 @@ _folders: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDicti
 
 
 class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
-    """Runs a model's own ``load_weights`` on a checkpoint, and proves the result.
+    """Runs a model's own ``load_weights`` on unread tensors, and proves the result.
 
-    The model's code gets unread tensors. Each rank reads only what it keeps, after the proof that
-    all
-    parameters will have values.
+    Each rank reads only what it keeps, after the proof that all parameters will have values.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -55,13 +53,12 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         return model
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-        """Override vLLM's loader; a parameter without values is an error.
+        """Override vLLM's loader.
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.
             PlanError: ``plan.shape``: the model's code rejects a tensor; ``plan.options``: the
-                layers
-                expect quantized weights, but the options request plain values.
+                layers expect quantized weights, but the options request plain values.
             AuditError: ``audit.unaccounted``: parameters have no values.
         """
         self._init_ep_weight_filter(model_config)
