@@ -2,8 +2,8 @@
 
 Many missing tensors often have one cause: the config enables a feature that the file's model does
 not have, or specifies a different width. Candidates reset a field to its default, or set it to a
-dimension or a block count of the file. The search keeps a candidate if it reduces the
-disagreements, for which it builds the model on meta.
+dimension or a block count of the file. The search builds each candidate's model on meta, and keeps
+the candidate if fewer tensors disagree.
 """
 
 from __future__ import annotations

@@ -149,8 +149,7 @@ class _Search:
         keys = sorted({*self.missing.requested, *self.missing.assumed})
         return refusal(keys or [self._stumbled])
 
-    # --- lookups in a converter's own dictionary
-    # -----------------------------------------------------
+    # --- lookups in a converter's own dictionary -------------------------------------------------
 
     def _stumble(self, key: str) -> None:
         """Add a tensor to the file under a name from which the converter may derive the key."""
@@ -178,13 +177,12 @@ class _Search:
         best = sorted(counts, key=lambda prefix: (-counts[prefix], -len(prefix)))
         return [f"{prefix}{key}" for prefix in best[:PREFIXES_MAX]]
 
-    # --- shapes of missing tensors
-    # -------------------------------------------------------------------
+    # --- shapes of missing tensors ---------------------------------------------------------------
 
     def _fits(self, made: Mapping[str, Any]) -> bool:
         """Return whether all targets of absent keys have the model's shapes."""
         self._tried = ""
-        uses: dict[str, list[tuple[Shape, Shape]]] = {}  # of targets: (shape, wanted)
+        uses: dict[str, list[tuple[Shape, Shape]]] = {}  # targets' (shape, wanted shape)
         for name, value in made.items():
             if isinstance(value, AbsentSymbol) and name in self.conversion.wanted:
                 for key in leaves(value)[1]:
@@ -193,9 +191,7 @@ class _Search:
         fits = True
         for key, targets in uses.items():
             shape = _shape_for(self.missing[key].shape, targets)
-            if (
-                shape is not None
-            ):  # None: the shapes contradict each other, and the target is missing
+            if shape is not None:  # else the shapes conflict, and the target is missing
                 fits &= shape == self.missing[key].shape
                 self.missing.set_shape(key, shape)
         return fits

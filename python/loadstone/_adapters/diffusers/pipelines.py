@@ -48,7 +48,7 @@ class Deferred:
 
 
 def late_hooks() -> tuple[Hook, ...]:
-    """Return the hooks if pipelines are imported, which takes longer than loading a model."""
+    """Return the hooks only if pipelines are already imported, because the import is slow."""
     is_there = hasattr(sys.modules.get(_MODULE), "DiffusionPipeline")
     return _hooks() if is_there and is_known("diffusers") else ()
 

@@ -32,7 +32,7 @@ def conversion(
 
     Raises:
         PlanError: the conversion is impossible (with all ``findings``), or the checkpoint is a GGUF
-            file, which has names unlike the model's (``plan.options``).
+            file, whose names differ from the model's (``plan.options``).
         FormatError: the checkpoint is invalid.
     """
     base, loras = inspect(path), adapters(changes.lora)

@@ -163,10 +163,7 @@ class DeferredCheckpoint:
                 if error.code not in ("plan.untraceable", "plan.data_dependent"):
                     raise
                 self._trace.refused.clear()  # their frames reference tensors
-            except (
-                NotImplementedError,
-                RuntimeError,
-            ):  # torch cannot infer the result without values
+            except (NotImplementedError, RuntimeError):  # torch needs the values
                 pass
         for argument, value in zip(func._schema.arguments, args, strict=False):
             is_written = argument.alias_info is not None and argument.alias_info.is_write
@@ -239,8 +236,7 @@ class DeferredCheckpoint:
         if not self.copies.can_wait(target):
             return False
         shaped = value if value.shape == target.shape else value.expand(target.shape)
-        # The core does not cast scales, which have no meaning without their codes; torch
-        # does.
+        # The core does not cast scales, which have no meaning without their codes; torch does.
         is_scale = any(self._reader.is_component(name) for name in leaves(shaped)[0])
         if shaped.dtype != target.dtype and not is_scale:
             shaped = aten._to_copy.default(shaped, dtype=target.dtype)

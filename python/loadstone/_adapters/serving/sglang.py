@@ -34,9 +34,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         self.options = Options.of(given["loadstone"])
         try:
             others = {key: value for key, value in given.items() if key != "loadstone"}
-            load_config.model_loader_extra_config = (
-                others  # SGLang's own loader rejects our options
-            )
+            load_config.model_loader_extra_config = others  # SGLang's loader rejects ours
             super().__init__(load_config)
         finally:
             load_config.model_loader_extra_config = given

@@ -20,7 +20,7 @@ from loadstone._adapters.serving.vllm.config import checked_options
 from loadstone._adapters.serving.vllm.drafter import is_drafter, is_taken_from_target
 from loadstone._base.dtypes import dtype_name
 
-# Outside vLLM's package, but under its logger, so that its settings apply.
+# A child of vLLM's logger, so that vLLM's log settings apply.
 logger = init_logger("vllm.loadstone")
 
 # The folder of each model's first load: `weights` replaces only this folder.
