@@ -96,7 +96,7 @@ class QuantizedWeights(TargetExtension):
             if target.name in self.aliases or self.is_state(target.name):
                 continue
             if self.is_state(target.tie_of):
-                target.tie_of = ""  # it was tied to the weight, which is no longer a target
+                target.tie_of = ""  # tied to a component, which is not a model tensor here
             weight = target.tie_of or target.name
             stored = self._by_weight.get(weight)
             if stored is None:
