@@ -1,4 +1,4 @@
-"""For the audit: tensors of quantized weights that are offloaded or rearranged on purpose."""
+"""Explanations for the audit: quantized weights that are offloaded or rearranged on purpose."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REARRANGED = "rearranged for this CPU"
 
 
 def reasons(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> dict[str, str]:
-    """Why tensors have no value in the model, or not the loaded one, by their names.
+    """Return why tensors have no value in the model, or a changed one, by name.
 
-    Empty for a model without modules that keep weights whole: its offloaded weights may be lost.
+    Empty for a model without self-contained modules: its offloaded weights may be lost.
     """
     modules = dict(named_modules(model))
     if not any(is_self_contained(module) for module in modules.values()):
@@ -48,7 +48,7 @@ def _reason(slot: TensorSlot, module: Any, inside: str, keys: _Keys) -> str:
 
 
 def _place(name: str, modules: Mapping[str, Any]) -> tuple[Any, str]:
-    """The module that a tensor is in, and the tensor's name inside."""
+    """Return the innermost module of a tensor, and the tensor's name inside it."""
     path = name
     while path and path not in modules:
         path = path.rpartition(".")[0]
@@ -56,17 +56,17 @@ def _place(name: str, modules: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 class _Keys:
-    """The names in maps of weights, found without reading a weight from disk."""
+    """Names in weight maps, listed without reading weights from disk."""
 
     def __init__(self) -> None:
         self._known: dict[int, frozenset[str]] = {}
 
     def has(self, held: Any, name: str, whole: bool) -> bool:
-        """Whether the map holds a parameter; a quantized one only together with its scales."""
+        """Return whether the map contains a parameter; ``whole``: together with its scales."""
         if isinstance(held, OffloadedWeights):
             return self.has(held.inner, name, whole)
         inner, prefix = getattr(held, "dataset", None), getattr(held, "prefix", None)
-        if isinstance(inner, Mapping) and isinstance(prefix, str):  # a part of another map
+        if isinstance(inner, Mapping) and isinstance(prefix, str):  # a prefix view of another map
             return self.has(inner, prefix + name, whole)
         if id(held) not in self._known:
             self._known[id(held)] = frozenset(held)

@@ -1,4 +1,4 @@
-"""The canaries of bitsandbytes: weights quantized by a load, and by the library's own parameter."""
+"""Canaries of bitsandbytes: weights quantized by a load, and by the library's own parameter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _ROWS, _COLUMNS = 32, 64
 
 
 def canaries(folder: Path) -> Iterator[Canary]:
-    """Save a layer, and quantize it to each encoding."""
     torch.manual_seed(0)
     state = _model().state_dict()
     torch.save(state, folder / "model.bin")

@@ -1,7 +1,7 @@
-"""The components of a weight that bitsandbytes quantized, as a checkpoint holds them.
+"""The components of a bitsandbytes weight in a checkpoint.
 
-All checks use names, dtypes, shapes and the small state blob, so that a checkpoint is refused
-before its data is read. bitsandbytes itself is not needed.
+All checks use names, dtypes, shapes and the small state blob, so they run before any weight is
+read. They do not need bitsandbytes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from loadstone._base.dtypes import BLOCK_SIZES, torch_dtype
 from loadstone._base.errors import make
 
 FOUR_BIT = ("nf4", "fp4")
-STATE = "weight.quant_state.bitsandbytes__"  # and the quant type
+STATE = "weight.quant_state.bitsandbytes__"  # followed by the quant type
 _F32_MAX = 3.4028234663852886e38
 NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
-FORMAT_ROW = 0  # the one value of `weight_format` that bitsandbytes reads
+FORMAT_ROW = 0  # the only `weight_format` that bitsandbytes reads
 
 _CODES = 16
 _NESTED_CODES = 256
-_STORAGE = ("U8", "F16", "BF16", "F32")  # what `quant_storage` may be
+_STORAGE = ("U8", "F16", "BF16", "F32")  # valid values of `quant_storage`
 _COMPUTED = ("float32", "float16", "bfloat16")
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "quant_type": str,
@@ -43,14 +43,13 @@ Entries = Mapping[str, tuple[str, Shape]]
 
 @dataclass(frozen=True)
 class QuantStateMetadata:
-    """The contents of the state blob of a 4-bit weight.
+    """The contents of a 4-bit weight's state blob.
 
     Attributes:
         quant_type: ``"nf4"`` or ``"fp4"``.
-        blocksize: weights that share one scale.
-        dtype: of the weight that was quantized, ``"bfloat16"``.
-        shape: of that weight.
-        nested_blocksize, nested_dtype, nested_offset: of the scales, where these are quantized too.
+        blocksize: weights per scale.
+        dtype, shape: of the original weight, such as ``"bfloat16"``.
+        nested_blocksize, nested_dtype, nested_offset: of the scales, if they are quantized too.
     """
 
     quant_type: str
@@ -63,20 +62,19 @@ class QuantStateMetadata:
 
     @property
     def nested(self) -> bool:
-        """Whether the scales are quantized too."""
         return self.nested_offset is not None
 
     def to_bytes(self) -> bytes:
-        """The blob, byte for byte as bitsandbytes writes it."""
+        """Return the blob, byte for byte as bitsandbytes writes it."""
         names = [*_FIELDS, *(_NESTED_FIELDS if self.nested else ())]
         return json.dumps({name: getattr(self, name) for name in names}).encode()
 
     @classmethod
     def parse(cls, name: str, blob: bytes) -> QuantStateMetadata:
-        """Reads a blob.
+        """Parse a blob.
 
         Args:
-            name: of the tensor that holds it, for messages; its end says the quant type too.
+            name: of the tensor; ends with the quant type.
 
         Raises:
             FormatError: ``q.quant_state``, ``q.group_size``.
@@ -118,29 +116,28 @@ class QuantStateMetadata:
 
     @property
     def offset(self) -> float:
-        """Added to the scales after they are decoded."""
+        """Return the offset to add to the decoded scales."""
         return float(self.nested_offset or 0.0)
 
 
 def check_components(
     prefix: str, entries: Entries, *, blob: bytes | None = None, weight_format: int | None = None
 ) -> QuantStateMetadata | None:
-    """Checks the components of one quantized weight against each other; reads no values.
+    """Check the components of one quantized weight against each other; reads no values.
 
     Args:
         prefix: path of the module, ``"model.layers.0.mlp.up_proj"``, or ``""``.
         entries: dtype (``"U8"``) and shape by the name inside the module (``"weight.absmax"``).
-            Names of other parameters of the module (``"bias"``) are passed over.
-        blob: bytes of the state of a 4-bit weight.
-        weight_format: value of the tensor of this name, of an 8-bit weight.
+            Names of other parameters (``"bias"``) are ignored.
+        blob: the state of a 4-bit weight.
+        weight_format: the value of this tensor, for an 8-bit weight.
 
     Returns:
         The contents of the blob; ``None`` for an 8-bit weight.
 
     Raises:
         FormatError: ``q.scale_missing``, ``q.scale_unused``, ``q.quant_state``, ``q.group_size``,
-            ``q.dtype``, ``q.shape``, ``q.scale_shape``, ``q.weight_format``, with the tensor's
-            full name and what was found and expected.
+            ``q.dtype``, ``q.shape``, ``q.scale_shape``, ``q.weight_format``.
     """
     if "SCB" in entries or entries.get("weight", ("",))[0] == "I8":
         _check_int8(prefix, entries, weight_format)
@@ -159,7 +156,7 @@ def check_components(
 
 
 def component_names(metadata: QuantStateMetadata | None) -> set[str]:
-    """The names inside the module of all components of a weight; ``None``: of an 8-bit one."""
+    """Return the names of all components inside the module; ``None``: an 8-bit weight."""
     if metadata is None:
         return {"weight", "SCB", "weight_format"}
     names = {"weight", "weight.absmax", "weight.quant_map", STATE + metadata.quant_type}
@@ -167,17 +164,14 @@ def component_names(metadata: QuantStateMetadata | None) -> set[str]:
 
 
 def scales_name(metadata: QuantStateMetadata | None) -> str:
-    """The name inside the module of the float32 scales; ``None``: of an 8-bit weight."""
+    """Return the name of the float32 scales inside the module; ``None``: an 8-bit weight."""
     if metadata is None:
         return "SCB"
     return NESTED[0] if metadata.nested else "weight.absmax"
 
 
 def require_finite_scales(name: str, scales: Any) -> None:
-    """Refuses non-finite scales, which would make every weight of their blocks NaN.
-
-    Args:
-        name: of the tensor, for messages.
+    """Reject non-finite scales, which would make their whole blocks NaN.
 
     Raises:
         FormatError: ``q.nan``.
@@ -255,7 +249,6 @@ def _check_part(prefix: str, entries: Entries, name: str, dtype: str, shape: Sha
 
 
 def join_name(prefix: str, name: str) -> str:
-    """A name inside a module as the checkpoint has it."""
     return f"{prefix}.{name}" if prefix else name
 
 

@@ -1,4 +1,4 @@
-"""The weights that are loaded quantized: by ``quantize=``, or by the library of the model."""
+"""Select the weights to load quantized: by ``quantize=``, or by the model's library."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from loadstone._plan.recipes import AdapterRecipes
 
 ENCODINGS = _core.bnb.ENCODINGS
 
-# The usual name of the output layer, for models without get_output_embeddings().
+# The output layer in models without get_output_embeddings().
 _OUTPUT = "lm_head"
 
 
 def extend(
     recipes: AdapterRecipes, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> None:
-    """Adds the quantized weights of a model to a plan whose names match as they are.
+    """Add the quantized weights of a model whose names match the checkpoint.
 
     Args:
-        recipes: may have the weights that the model's library quantizes.
-        dtype: of the other floating tensors.
+        recipes: may already contain the weights that the model's library quantizes.
+        dtype: of the other floating-point tensors.
         quantize: see :func:`loadstone.plan`.
 
     Raises:
@@ -78,14 +78,14 @@ def traced_weights(
     experts: Iterable[str] | None = None,
     tied: Iterable[str] = (),
 ) -> QuantizedWeights:
-    """The quantized weights of a model whose library has made layers for them.
+    """Return the quantized weights of a model that already has bitsandbytes layers.
 
     Args:
-        stored: tensors of the checkpoint by their names in each module, by its path; or paths of
-            modules whose tensors have the same names in the checkpoint.
-        names: weights that the load quantizes where the checkpoint has plain numbers.
+        stored: module path -> (name inside the module -> checkpoint name), or paths of modules with
+            the same names in the checkpoint.
+        names: weights to quantize if the checkpoint has plain values.
         nested_offset: offsets of nested scales, by the weight's name.
-        experts: tensors among which stacks of experts are quantized too.
+        experts: tensors to search for expert stacks, which are quantized too.
         tied: weights that may be missing.
     """
     groups = stored if isinstance(stored, Mapping) else groups_by_path(catalog, stored)
@@ -101,7 +101,7 @@ def traced_weights(
 
 
 def quantized_bytes(model: torch.nn.Module, name: str) -> int:
-    """Bytes of a weight with its scales, quantized as its module of bitsandbytes asks."""
+    """Return the bytes of a weight and its scales, quantized as its module requires."""
     module = owner_of(model, name)
     count = module.out_features * module.in_features
     if not isinstance(module, bnb.nn.Linear4bit):
@@ -115,7 +115,7 @@ def quantized_bytes(model: torch.nn.Module, name: str) -> int:
 
 
 def is_quantizing(module: torch.nn.Module) -> bool:
-    """Whether a module is of bitsandbytes, without importing it."""
+    """Return whether a module is a bitsandbytes layer, without importing bitsandbytes."""
     return any(
         base.__module__.startswith("bitsandbytes.") and base.__name__ in _CLASSES
         for base in type(module).__mro__
@@ -126,7 +126,6 @@ _CLASSES = ("Linear4bit", "Linear8bitLt")
 
 
 def _is_free(module: Any) -> bool:
-    """Whether the weight of a module of bitsandbytes has no value yet."""
     return bool(module.weight.is_meta)
 
 
@@ -171,14 +170,14 @@ def _refused(message: str, found: str = "", expected: str = "") -> Exception:
 
 
 def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Linear layers that can be replaced; subclasses of ``Linear`` may compute otherwise."""
+    """Yield replaceable linear layers; subclasses of ``Linear`` may override the forward pass."""
     for path, module in named_modules(model):
         if path and (type(module) is torch.nn.Linear or is_quantizing(module)):
             yield path, module
 
 
 def _usual(model: torch.nn.Module) -> list[str]:
-    """All weights of linear layers except the output embedding and tied weights."""
+    """Return the weights of all linear layers, except the output embedding and tied weights."""
     asked = getattr(model, "get_output_embeddings", None)
     output = asked() if callable(asked) else None
     owners = Counter(
@@ -197,7 +196,7 @@ def _usual(model: torch.nn.Module) -> list[str]:
 
 
 def _aliases(model: torch.nn.Module, names: set[str]) -> frozenset[str]:
-    """Other names of these weights, whose module is replaced at all its paths."""
+    """Return other names of these weights, because a module is replaced at all its paths."""
     modules = {id(owner_of(model, name)) for name in names}
     found = {
         join_name(path, leaf)
@@ -222,7 +221,6 @@ def _require_agreement(wanted: Mapping[str, Quantization], own: Mapping[str, Qua
 def _disagreements(
     weights: QuantizedWeights, wanted: Mapping[str, Quantization]
 ) -> list[_core.Finding]:
-    """An error for each weight that is stored in another encoding than requested."""
     findings = []
     for stored in weights.stored.values():
         encoding = stored.metadata.quant_type if stored.metadata is not None else "int8"

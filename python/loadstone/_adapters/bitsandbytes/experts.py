@@ -1,8 +1,7 @@
-"""Experts that a library keeps in one tensor, quantized together: a stack of matrices.
+"""Expert stacks that a library keeps in one tensor, quantized together.
 
-bitsandbytes has no layer for them. The module of the library stays, with its own forward pass:
-where that takes the matrix of an expert, the matrix is decoded, and where it takes the whole
-tensor, all of it is.
+bitsandbytes has no layer for them. The library's module and its forward pass stay; taking one
+expert's matrix decodes that matrix, and any other operation decodes the whole tensor.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ aten = torch.ops.aten
 
 
 class QuantizedStack(torch.Tensor):
-    """A quantized tensor that is decoded where it is used: slices of its first dimension alone.
+    """A quantized tensor; selecting from its first dimension decodes only the selected part.
 
     Attributes:
-        packed: uint8, two numbers a byte.
+        packed: uint8, two codes per byte.
         state: bitsandbytes' ``QuantState`` of the whole tensor.
     """
 
@@ -38,7 +37,6 @@ class QuantizedStack(torch.Tensor):
 
     @staticmethod
     def __new__(cls, packed: torch.Tensor, state: Any) -> QuantizedStack:
-        """Takes no memory."""
         made: QuantizedStack = torch.Tensor._make_wrapper_subclass(
             cls, tuple(state.shape), dtype=state.dtype, device=packed.device
         )
@@ -49,7 +47,6 @@ class QuantizedStack(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Takes slices without decoding the rest; decodes the stack for other operations."""
         first = args[0] if args else None
         packet = func.overloadpacket
         if isinstance(first, QuantizedStack):
@@ -66,26 +63,23 @@ class QuantizedStack(torch.Tensor):
         return func(*args, **kwargs)
 
     def matrix(self, index: int) -> torch.Tensor:
-        """The decoded matrix of one expert."""
         rows, *rest = self.shape
         return decode_range(self.packed, self.state, index % rows, tuple(rest))
 
     def matrices(self, indices: torch.Tensor) -> torch.Tensor:
-        """The decoded matrices of several experts, each decoded once."""
+        """Decode the matrices of several experts, each once."""
         unique, places = torch.unique(indices, return_inverse=True)
         return torch.stack([self.matrix(index) for index in unique.tolist()])[places]
 
     def dequantized(self) -> torch.Tensor:
-        """The decoded stack."""
         return _decode(self.packed, self.state)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Without numbers."""
         return f"QuantizedStack({list(self.shape)}, {self.state.quant_type})"
 
 
 def _chosen(packet: Any, args: Sequence[Any]) -> torch.Tensor | None:
-    """The indices by which an operation selects from the first dimension alone."""
+    """Return the indices if an operation selects from the first dimension only."""
     if packet is aten.index_select and args[1] == 0:
         return args[2]  # type: ignore[no-any-return]
     if packet is aten.index and len(args[1]) == 1 and args[1][0].dtype == torch.int64:
@@ -96,7 +90,7 @@ def _chosen(packet: Any, args: Sequence[Any]) -> torch.Tensor | None:
 def decode_range(
     packed: torch.Tensor, state: Any, index: int, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """One slice of the first dimension; blocks may go from one slice into the next."""
+    """Decode one slice of the first dimension; blocks may span slices."""
     count, size = math.prod(shape), int(state.blocksize)
     start = index * count
     first, last = start // size, -(-(start + count) // size)
@@ -114,7 +108,6 @@ def decode_range(
 
 
 def _scales(state: Any, first: int, last: int) -> torch.Tensor:
-    """The scales of some blocks, decoded."""
     if not state.nested:
         return state.absmax[first:last]  # type: ignore[no-any-return]
     numbers: torch.Tensor = library.dequantize_blockwise(state.absmax, state.state2) + state.offset
@@ -129,7 +122,7 @@ def _decode(packed: torch.Tensor, state: Any) -> torch.Tensor:
 
 
 class QuantizedExperts(torch.nn.Module):
-    """A library's module of experts whose stacks are decoded where they are read."""
+    """Mixin for a library's module of experts whose stacks are decoded on use."""
 
     _stacks: tuple[str, ...] = ()
 
@@ -156,7 +149,6 @@ def _class_with(base: type, names: tuple[str, ...]) -> type:
 
 
 def put(module: Any, name: str, parameter: Any) -> None:
-    """Gives a module of experts a quantized stack."""
     base: Any = type(module)
     names = {name}
     if isinstance(module, QuantizedExperts):
@@ -166,7 +158,6 @@ def put(module: Any, name: str, parameter: Any) -> None:
 
 
 def stacks(model: torch.nn.Module, names: Iterable[str]) -> list[str]:
-    """Those of the parameters that the library's decorator marks as stacks of experts."""
     found = []
     for name in names:
         module = owner_of(model, name)

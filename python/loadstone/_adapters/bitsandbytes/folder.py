@@ -1,7 +1,7 @@
-"""Completes offload folders, so that hooks find all components of a quantized weight.
+"""Complete offload folders, so that hooks find all components of a quantized weight.
 
-The core writes packed bytes and scales; this module adds code tables, state blobs and the names of
-bitsandbytes.
+The core writes packed bytes and scales; this module adds code tables and state blobs, and renames
+tensors as bitsandbytes does.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from loadstone._base.dtypes import dtype_name
 
 
 def complete_on_disk(weight: QuantizedWeight, name: str, folder: _core.OffloadFolder) -> None:
-    """Adds the components that the core does not write of a weight that it quantized to disk.
-
-    Args:
-        weight: the weight without memory.
-        folder: before its commit.
-    """
+    """Add the components that the core does not write, before the folder is committed."""
     path = name.rpartition(".")[0]
     if weight.quant_type == "int8":
         folder.rename(f"{name}.absmax", join_name(path, "SCB"))

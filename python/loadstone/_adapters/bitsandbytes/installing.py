@@ -1,4 +1,4 @@
-"""Replaces linear layers by those of bitsandbytes when a load installs its values."""
+"""Replace linear layers by bitsandbytes layers when a load installs its values."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from loadstone._adapters.bitsandbytes.parameters import adopt
 from loadstone._model.holders import Parameters
 from loadstone._model.modules import ModuleStates, owner_of
 
-# Of activations, as in LLM.int8 and in transformers.
+# Outlier threshold for activations, as in LLM.int8 and in transformers.
 THRESHOLD = 6.0
 
-# Attributes that a layer of bitsandbytes keeps; it takes all others over from the plain layer.
+# The new layer keeps these attributes and copies all others from the plain layer.
 _OWN = ("_parameters", "_buffers", "_modules")
 
 
 def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
-    """A layer of bitsandbytes with the weight given; allocates nothing.
+    """Return a bitsandbytes layer with the given weight; allocates nothing.
 
-    Hooks and attributes are those of the plain layer. The caller installs its bias.
+    Hooks and attributes come from the plain layer. The caller installs the bias.
     """
     has_bias = linear.bias is not None
     with torch.device("meta"):
@@ -52,7 +52,6 @@ def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
 
 
 def put(module: Any, leaf: str, parameter: Any) -> None:
-    """Gives a layer of bitsandbytes its weight; other modules get a stack of experts."""
     if not isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
         experts.put(module, leaf, parameter)
         return
@@ -68,7 +67,7 @@ def put(module: Any, leaf: str, parameter: Any) -> None:
 
 
 class Installation:
-    """New layers for a model, prepared before the model changes."""
+    """New layers, prepared before the model changes."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class Installation:
                 self.new[id(module)] = replacement(module, parameter)
 
     def install(self) -> None:
-        """Swaps layers: it reads and computes nothing, and should not fail."""
+        """Swap layers; reads and computes nothing, and should not fail."""
         replaced = Parameters(self.model)
         for module in self.model.modules():
             self._before.keep(module)
@@ -108,22 +107,17 @@ class Installation:
         replaced.note_replaced(self.model)
 
     def undo(self) -> None:
-        """Gives the model the layers that it had."""
         self._before.undo()
 
 
 def moves_weights(device_map: Mapping[str, Any] | None) -> bool:
-    """Tells whether accelerate's hooks will move weights, which they do not on one device."""
+    """Return whether accelerate's hooks will move weights; they do not on a single device."""
     devices = set(map(str, (device_map or {}).values()))
     return len(devices) > 1 or "disk" in devices
 
 
 def prepare_hooks(model: torch.nn.Module, offsets: Mapping[str, torch.Tensor]) -> None:
-    """Makes weights whole before accelerate attaches its hooks, which then load all components.
-
-    Args:
-        offsets: of the scales of weights on disk.
-    """
+    """Make weights self-contained; accelerate's hooks then load all components."""
     heal_all({"": model})
     for name, offset in offsets.items():
         weight: Any = model.get_parameter(name)

@@ -1,8 +1,8 @@
 """The memory layout of 4-bit codes, and their decoding.
 
-A checkpoint holds them row by row. For its forward pass on a CPU with AVX512-BF16 bitsandbytes
-rearranges them *in the weight itself*, and rounds or drops the scales that the checkpoint had. Here
-the scales of the checkpoint are kept beside the rearranged ones, so that every byte comes back.
+A checkpoint stores codes row by row. For forward passes on a CPU with AVX512-BF16, bitsandbytes
+rearranges them in place, and rounds or drops the checkpoint's scales. loadstone keeps these scales
+next to the rearranged ones, so the rearrangement can be undone exactly.
 """
 
 from __future__ import annotations
@@ -15,51 +15,49 @@ import torch
 
 from loadstone._convert.dequantize import dequantize
 
-_ROW_STEP = 16  # bitsandbytes' vectorised decode takes rows that are a multiple of this
-_PANEL = 32  # rows that are rearranged together
+_ROW_STEP = 16  # bitsandbytes' vectorized decoder requires row lengths that are multiples of this
+_PANEL = 32  # rows per rearranged panel
 
 
 def is_rearranged(state: Any) -> bool:
-    """Whether the codes lie as the forward pass on a CPU with AVX512-BF16 wants them."""
+    """Return whether the codes have the layout for CPUs with AVX512-BF16."""
     return state is not None and bool(getattr(state, "packing_format_for_cpu", False))
 
 
 def is_tracing() -> bool:
-    """Return whether torch.jit.trace records this call."""
     return bool(torch._C._get_tracing_state())
 
 
 def can_rearrange(state: Any) -> bool:
-    """Whether bitsandbytes' rearrangement is defined for a shape; it fails for others."""
+    """Return whether the shape supports bitsandbytes' rearrangement, which fails for others."""
     shape = state.shape
     return len(shape) == 2 and shape[0] % _PANEL == 0 and shape[1] % state.blocksize == 0
 
 
 def rearranged(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
-    """Codes and scales for the forward pass; those given stay as they are."""
+    """Return codes and scales for the forward pass; the inputs are unchanged."""
     packed, changed = library._convert_weight_packed_for_cpu(data, copy.copy(state))
     changed.rowwise = state
     return packed, changed
 
 
 def rowwise(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
-    """Codes and scales as a checkpoint has them; those given stay as they are."""
+    """Return codes and scales in checkpoint layout; the inputs are unchanged."""
     if not is_rearranged(state):
         return data, state
     working = copy.copy(state)
-    working.original_nested = False  # its scales are not needed, and were rounded
+    working.original_nested = False  # its rounded scales are not needed
     data, _ = library._convert_weight_packed_for_cpu_inverse(data, working)
     kept = state.__dict__.get("rowwise")
     return data, kept if kept is not None else _rounded(state)
 
 
 def is_rounded(state: Any) -> bool:
-    """Whether bitsandbytes rearranged a weight itself, so that its exact scales are lost."""
+    """Return whether bitsandbytes itself rearranged the weight and lost its exact scales."""
     return is_rearranged(state) and "rowwise" not in state.__dict__
 
 
 def _rounded(state: Any) -> Any:
-    """The scales after bitsandbytes rearranged them: rounded to bfloat16."""
     return library.QuantState(
         absmax=state.absmax.T.contiguous().reshape(-1).float(),
         shape=state.shape,
@@ -71,21 +69,19 @@ def _rounded(state: Any) -> Any:
 
 
 def is_misread(state: Any) -> bool:
-    """Whether bitsandbytes' vectorised decode on the CPU takes the wrong scales for a weight.
+    """Return whether bitsandbytes' vectorized CPU decoder applies the wrong scales.
 
-    It counts blocks from the start of each row, but they run over the flat weight: in a row that is
-    no multiple of the block, all but the first rows get others' scales.
+    It counts blocks from the start of each row, although blocks run over the flat weight. If a row
+    length is not a multiple of the block size, only the first rows get the right scales.
     """
     row = int(state.shape[-1])
     return row % _ROW_STEP == 0 and row % int(state.blocksize) != 0
 
 
 def decode(data: torch.Tensor, state: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Decodes a 4-bit weight on the CPU, whatever the length of its rows.
+    """Decode a 4-bit weight on the CPU, for rows of any length.
 
-    Args:
-        dtype: of the result; ``None``: that of the weight that was quantized. Values are rounded to
-            it once, from float32.
+    Values are rounded once, from float32. Without ``dtype`` they have the original dtype.
     """
     inner = state.state2 if state.nested else None
     decoded: torch.Tensor = torch.ops.loadstone.decode_4bit(
@@ -102,7 +98,7 @@ def decode(data: torch.Tensor, state: Any, dtype: torch.dtype | None = None) -> 
     return decoded
 
 
-# An operator of torch, so that torch.compile, torch.export and torch.jit.trace record it.
+# A torch operator, so that torch.compile, torch.export and torch.jit.trace record it.
 torch.library.define(
     "loadstone::decode_4bit",
     "(Tensor data, Tensor absmax, Tensor? nested_absmax, Tensor? nested_code, "
@@ -133,20 +129,19 @@ def _decode_4bit(
         shape,
         dtype,
         block_size=blocksize,
-        allow_non_finite=True,  # as bitsandbytes: a weight with them was accepted before
+        allow_non_finite=True,  # bitsandbytes accepted such weights before
     )
 
 
-# Not register_fake: it looks for its caller's source, which takes 30 ms or more in each process.
+# Not register_fake, which inspects its caller's source: at least 30 ms per process.
 @torch.library.impl("loadstone::decode_4bit", "Meta")
 def _decoded_form(data: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """A tensor like the result of :func:`_decode_4bit`, without its values."""
     *_, shape, _, dtype = rest
     return data.new_empty(shape, dtype=dtype)
 
 
 class _Linear(torch.autograd.Function):
-    """A product with a decoded weight that is decoded again, not kept, for the backward pass."""
+    """A product with a decoded weight; the backward pass decodes again instead of keeping it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, data: torch.Tensor, state: Any, bias: Any) -> Any:
@@ -165,13 +160,13 @@ class _Linear(torch.autograd.Function):
 
 
 def _by_rows(data: torch.Tensor, state: Any, dtype: torch.dtype, inputs: int) -> torch.Tensor:
-    """The weight as ``[outputs, inputs]``; some were quantized the other way round."""
+    """Return the weight as ``[outputs, inputs]``; some weights were quantized transposed."""
     weight = decode(data, state, dtype)
     return weight.T if weight.shape[0] == inputs != weight.shape[1] else weight
 
 
 def linear(x: torch.Tensor, data: torch.Tensor, state: Any, bias: Any) -> torch.Tensor:
-    """Return ``x @ weight.T + bias`` with a 4-bit weight, right for rows of every length."""
-    if is_tracing():  # it records no functions of Python
+    """Return ``x @ weight.T + bias`` with a 4-bit weight, for rows of any length."""
+    if is_tracing():  # jit.trace records no autograd functions written in Python
         return torch.nn.functional.linear(x, _by_rows(data, state, x.dtype, x.shape[-1]), bias)
     return _Linear.apply(x, data, state, bias)  # type: ignore[no-untyped-call, no-any-return]

@@ -1,8 +1,8 @@
 """Quantized weights in a plan, in the model, and in the report.
 
-In a plan, a weight that a checkpoint holds quantized is several targets, under bitsandbytes' names;
-a weight that the load quantizes is one target with components. In the model each is one parameter
-of bitsandbytes, created when all its components are read.
+In a plan, a weight that the checkpoint stores quantized becomes several targets, with bitsandbytes'
+names. A weight that the load quantizes is one target with components. In the model, each is one
+bitsandbytes parameter, created after all its components are read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from loadstone._plan.provenance import Provenance
 from loadstone._plan.quantization import Quantization
 from loadstone._plan.recipes import shape_mismatch
 
-# Components by their path in the model: their names inside the module in a checkpoint.
+# Component path in the model -> name inside the module in a checkpoint.
 _PLACES = {
     "quant_state.absmax": "weight.absmax",
     "quant_state.code": "weight.quant_map",
@@ -55,16 +55,15 @@ _CONSTANTS = ("quant_state.code", "quant_state.state2.code")
 
 @dataclass
 class QuantizedWeights(TargetExtension):
-    """The quantized weights of a model that is to be loaded.
+    """The quantized weights of a model to load.
 
     Attributes:
-        catalog: of the checkpoint.
-        stored: those that the checkpoint holds quantized, by the path of their module.
-        quantize: those that the load quantizes, by the name of the weight.
-        broken: dtype and shape in the checkpoint of those that cannot be loaded.
-        aliases: other names of these weights, whose module has several paths.
+        stored: weights that the checkpoint stores quantized, by module path.
+        quantize: weights that the load quantizes, by name.
+        broken: dtype and shape of weights that cannot be loaded.
+        aliases: other names of these weights, if a module has several paths.
         problems: findings about these weights.
-        dtype: of the other floating tensors; ``None``: unchanged.
+        dtype: of the other floating-point tensors; ``None``: unchanged.
     """
 
     catalog: Catalog
@@ -76,19 +75,18 @@ class QuantizedWeights(TargetExtension):
     dtype: Any = None
 
     def __post_init__(self) -> None:
-        self.offsets: dict[str, torch.Tensor] = {}  # of scales of weights on disk
+        self.offsets: dict[str, torch.Tensor] = {}  # of the scales of offloaded weights
         self._by_weight = {stored.name: stored for stored in self.stored.values()}
 
     # --- the plan --------------------------------------------------------------------------------
 
     def expand(self, targets: ModelTargets) -> None:
-        """Replaces each stored weight by its components."""
         targets.targets = self._expanded(targets.targets)
         targets.findings = [each for each in targets.findings if not self.is_state(each.target)]
         targets.findings += self.problems
         targets.quantize |= self.quantize
         targets.already_reported += self.broken
-        targets.keeps_dtypes = bool(self.stored)  # with another dtype scales would be cast
+        targets.keeps_dtypes = bool(self.stored)  # a dtype argument would cast the scales
 
     def _expanded(self, targets: Iterable[_core.Target]) -> list[_core.Target]:
         result = []
@@ -98,7 +96,7 @@ class QuantizedWeights(TargetExtension):
             if target.name in self.aliases or self.is_state(target.name):
                 continue
             if self.is_state(target.tie_of):
-                target.tie_of = ""  # the weight lent it; now it is on its own
+                target.tie_of = ""  # tied to a component, which is not a model tensor here
             weight = target.tie_of or target.name
             stored = self._by_weight.get(weight)
             if stored is None:
@@ -118,7 +116,7 @@ class QuantizedWeights(TargetExtension):
         return result
 
     def slots(self, slots: Iterable[TensorSlot]) -> list[TensorSlot]:
-        """The model's tensors as :meth:`expand` has them; those added are read-only."""
+        """Return the model's tensors as :meth:`expand` targets them; components are read-only."""
         result = []
         for slot in slots:
             if slot.name in self.aliases or self.is_state(slot.name):
@@ -139,10 +137,7 @@ class QuantizedWeights(TargetExtension):
         return result
 
     def devices(self, devices: Mapping[str, Any]) -> dict[str, Any]:
-        """A map with a device for each component of a stored weight: that of the weight.
-
-        The state blob and ``weight_format`` stay on the host, except those of weights on disk.
-        """
+        """Give components their weight's device; metadata stays on the host or on disk."""
         result = dict(devices)
         for stored in self.stored.values():
             device = devices.get(stored.name, devices.get("", "cpu"))
@@ -152,20 +147,16 @@ class QuantizedWeights(TargetExtension):
         return result
 
     def weights(self) -> set[str]:
-        """The names of all weights that are loaded quantized."""
         return self._by_weight.keys() | self.quantize.keys()
 
     def is_state(self, name: str) -> bool:
-        """Whether a tensor is a component of one of these weights, and installed with it.
-
-        Modules that keep weights whole have such tensors on meta before the load.
-        """
+        """Return whether a tensor is a component; modules may have it on meta before the load."""
         place = next((each for each in _PLACES if name.endswith(f".{each}")), None)
         weight = name[: -len(place) - 1] if place else ""
         return weight in self._by_weight or weight in self.quantize or weight in self.broken
 
     def findings(self, targets: Iterable[PlannedTarget]) -> list[_core.Finding]:
-        """An error for each stack of experts on disk, as no hook loads a whole one."""
+        """Return an error for each expert stack on disk, because hooks cannot load it whole."""
         return [
             _core.Finding(
                 "error",
@@ -182,15 +173,11 @@ class QuantizedWeights(TargetExtension):
         ]
 
     def installed_targets(self) -> set[str]:
-        """The targets of the plan that are components of quantized weights."""
         parts = {name for stored in self.stored.values() for name in stored.targets()}
         return parts | self.quantize.keys()
 
     def unfilled(self, model: torch.nn.Module) -> list[_core.Finding]:
-        """An error for each layer of bitsandbytes whose weight is not among these.
-
-        Its weight would stay unquantized, and the layer fail when it runs.
-        """
+        """Return an error for each bitsandbytes layer whose weight would stay unquantized."""
         findings = []
         known = self.installed_targets() | self.broken.keys()
         for path, module in named_modules(model):
@@ -202,7 +189,6 @@ class QuantizedWeights(TargetExtension):
         return findings
 
     def misfits(self, model: torch.nn.Module) -> list[_core.Finding]:
-        """An error for each stored weight that does not have the shape of its module."""
         findings = []
         for stored in self.stored.values():
             module = submodule(model, stored.path)
@@ -215,22 +201,18 @@ class QuantizedWeights(TargetExtension):
     # --- the load --------------------------------------------------------------------------------
 
     def require_savable(self, is_pickled: bool) -> None:
-        """Lets a file have it, which the command line carries out."""
+        """Allow saving to JSON, which the command line executes, but not pickling."""
         if is_pickled:
             raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
 
     def before_read(self) -> None:
-        """Refuses non-finite scales, before memory for a weight is allocated.
-
-        Raises:
-            FormatError: ``q.nan``.
-        """
+        """Reject non-finite scales (``q.nan``) before weights are allocated."""
         require_finite(self.catalog, self.stored.values())
 
     def parameters(
         self, model: torch.nn.Module, targets: Sequence[PlannedTarget], values: Sequence[Any]
     ) -> dict[str, Any]:
-        """bitsandbytes' parameters by name, made of the values read; on meta if on disk."""
+        """Return bitsandbytes parameters by name; offloaded ones are on meta."""
         filled = {target.name: value for target, value in zip(targets, values, strict=True)}
         made = {}
         for stored in self.stored.values():
@@ -255,7 +237,6 @@ class QuantizedWeights(TargetExtension):
     def _quantized(
         self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any
     ) -> QuantizedWeight:
-        """Makes the components of a weight that the load quantized."""
         how = self.quantize[target.name]
         if parts is None:
             parts = {
@@ -283,7 +264,6 @@ class QuantizedWeights(TargetExtension):
         values: Sequence[Any],
         offload: _core.OffloadFolder,
     ) -> Installation:
-        """The layers that replace plain ones; completes the offload folder."""
         self.complete_folder(model, targets, offload)
         return Installation(model, self.parameters(model, targets, values), self.offsets)
 
@@ -293,11 +273,7 @@ class QuantizedWeights(TargetExtension):
         targets: Sequence[PlannedTarget],
         offload: _core.OffloadFolder,
     ) -> None:
-        """Adds to an offload folder what hooks need of weights that were quantized into it.
-
-        Args:
-            offload: the folder, before its commit.
-        """
+        """Add the components that hooks need, before the folder is committed."""
         on_disk = [each for each in targets if each.device == "disk" and each.encoding]
         self.offsets = {
             stored.name: torch.tensor(stored.metadata.offset, dtype=torch.float32)
@@ -311,14 +287,13 @@ class QuantizedWeights(TargetExtension):
                 self.offsets[target.name] = weight.offset
 
     def prepare_hooks(self, model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
-        """Makes weights whole if hooks of accelerate will move them."""
         if moves_weights(device_map):
             prepare_hooks(model, self.offsets)
 
     # --- the report ------------------------------------------------------------------------------
 
     def add_provenance(self, model: torch.nn.Module, provenance: dict[str, Provenance]) -> None:
-        """Replaces entries of the plan's components by those of the model's own tensors."""
+        """Replace the components' entries by entries for the model's own tensors."""
         for slot in walk(model):
             if slot.name in self.aliases and slot.tie_of in provenance:
                 entry = dataclasses.replace(provenance[slot.tie_of], origin="tie", sources=())
@@ -368,12 +343,7 @@ def quantizations(
     names: Iterable[str],
     nested_offset: Mapping[str, float] | None = None,
 ) -> dict[str, Quantization]:
-    """The quantization that the module of bitsandbytes around each weight asks for.
-
-    Args:
-        names: of weights; those of other modules are ignored.
-        nested_offset: offsets of nested scales, by the weight's name.
-    """
+    """Return the quantization that each weight's bitsandbytes module requires."""
     wanted = [name for name in names if name.rpartition(".")[2] == "weight"]
     if not wanted:
         return {}
@@ -400,10 +370,9 @@ def of_experts(
     quantize: Mapping[str, Quantization],
     nested_offset: Mapping[str, float] | None = None,
 ) -> dict[str, Quantization]:
-    """The stacks of experts among these tensors, to be quantized as the model's layers are.
+    """Return the quantization of expert stacks, as in the model's layers.
 
-    Raises:
-        Error: ``plan.options``: the layers are not, or their encoding is none for a stack.
+    Raises ``plan.options`` if the layers are not quantized to 4 bits.
     """
     how = next(iter(quantize.values()), None)
     if how is None or how.encoding not in FOUR_BIT:

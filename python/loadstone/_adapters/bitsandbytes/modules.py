@@ -1,7 +1,7 @@
-"""bitsandbytes' modules whose weight keeps its scales, however they are moved or offloaded.
+"""bitsandbytes modules whose weight keeps its scales when moved or offloaded.
 
-Only the class of a module changes, as that of its weight does. The new class derives from the old
-one, so that ``isinstance`` and the name of the class answer as before.
+Only the classes of a module and its weight change. Each new class derives from the old one and has
+the same name, so ``isinstance`` works as before.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _logger = logging.getLogger("loadstone.bitsandbytes")
 
 
 class SelfContainedModule(torch.nn.Module):
-    """Base of modules whose weight is moved, saved and fetched with all its components."""
+    """Base of modules that move, save and fetch their weight with all its components."""
 
     weight: Any
 
     @property
     def _hf_hook(self) -> Any:
-        """accelerate's hook; when it is set, it is made to fetch weights with their scales."""
+        """accelerate's hook; assigning one makes it fetch weights with their scales."""
         try:
             return self.__dict__["_hf_hook"]
         except KeyError:
@@ -57,7 +57,7 @@ class SelfContainedModule(torch.nn.Module):
         self.__dict__.pop("_hf_hook", None)
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        """Moves the weight with its scales; ``to``, ``cpu``, ``half`` and the like call this."""
+        """Move the weight with its scales; called by ``to``, ``cpu``, ``half`` and the like."""
         weight = self._parameters["weight"]
         if not is_packed(weight):
             result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # may quantize
@@ -77,12 +77,12 @@ class SelfContainedModule(torch.nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         with self._present():
             super()._save_to_state_dict(destination, prefix, keep_vars)
-            if not keep_vars and is_packed(self.weight):  # as bitsandbytes': bytes and nothing else
+            if not keep_vars and is_packed(self.weight):  # as bitsandbytes: the bytes only
                 destination[f"{prefix}weight"] = self.weight.data
 
     @contextlib.contextmanager
     def _present(self) -> Iterator[None]:
-        """Brings offloaded parameters into the module; the module itself is not moved."""
+        """Bring offloaded parameters into the module inside the block; the module does not move."""
         held = weights_map_of(self.__dict__.get("_hf_hook"))
         before = dict(self._parameters)
         try:
@@ -108,18 +108,18 @@ class SelfContainedModule(torch.nn.Module):
 
 
 def _applied(weight: Any, fn: Callable[[Any], Any]) -> Any:
-    """A weight after a function for tensors: moved with its scales, never cast."""
+    """Return a weight after a tensor function: moved with its scales, never cast."""
     after = fn(weight)
     if is_packed(after):
         return after
     if after.dtype != weight.dtype:
-        return weight  # `half()` and its like on bytes stored as floats
+        return weight  # `half()` and the like on bytes stored as floats
     empty = functools.partial(torch.empty_like, device=after.device)  # `to_empty`
     return weight._with(after, mapped(weight._scales, empty))
 
 
 def _moved_in_place(weight: Any, wanted: Any) -> Any:
-    """The moved weight in the object that others may hold, where torch allows that."""
+    """Move the weight in place if torch allows it, because others may reference the object."""
     if wanted is weight or not torch._has_compatible_shallow_copy_type(weight, wanted):
         return wanted
     weight.data = wanted.data
@@ -143,7 +143,7 @@ class SelfContained4bit(SelfContainedModule):
 
     @property
     def quant_state(self) -> Any:
-        """The weight's own; one that is set counts while the weight has none."""
+        """Return the weight's state, or the assigned one while the weight has none."""
         own = getattr(self._parameters.get("weight"), "quant_state", None)
         return own if own is not None else self.__dict__.get("quant_state")
 
@@ -160,17 +160,15 @@ class SelfContained4bit(SelfContainedModule):
 
 
 class SelfContainedLinear4bit(SelfContained4bit):
-    """A ``Linear4bit`` whose forward pass leaves the weight as it is and decodes it rightly.
+    """A ``Linear4bit`` that leaves its weight unchanged in forward passes and decodes it correctly.
 
-    Attributes:
-        is_recorded: whether a graph of torch.export or torch.jit.trace may share the weight's
-            memory. Such a weight is not rearranged any more: the graph would read other codes.
+    Once ``is_recorded``, a graph may share the weight's memory, so the codes must stay in order.
     """
 
     is_recorded = False
 
     def forward(self, x: torch.Tensor) -> Any:
-        """As bitsandbytes', but for rows that it would read wrongly."""
+        """Run bitsandbytes' forward pass, except for rows that it would decode wrongly."""
         fix_4bit_weight_quant_state_from_module(self)
         self._require_scales()
         weight: Any = adopt(self.weight)
@@ -190,7 +188,7 @@ class SelfContainedLinear4bit(SelfContained4bit):
         return self._forward_plain(x)
 
     def _rearranges(self, x: torch.Tensor) -> bool:
-        """Returns whether bitsandbytes would rearrange the weight for this input, and can."""
+        """Return whether bitsandbytes would rearrange the weight for this input, and can."""
         return (
             x.device.type == "cpu"
             and bool(self.support_avx512bf16_for_cpu)
@@ -201,7 +199,7 @@ class SelfContainedLinear4bit(SelfContained4bit):
         )
 
     def _forward_plain(self, x: torch.Tensor) -> Any:
-        """bitsandbytes' own, kept from rearranging a weight for which it would fail."""
+        """Run bitsandbytes' forward pass without rearranging; that would fail for this weight."""
         supports = self.support_avx512bf16_for_cpu
         self.support_avx512bf16_for_cpu = False
         try:
@@ -222,18 +220,18 @@ class SelfContainedLinear4bit(SelfContained4bit):
 
 def _cast_bias(bias: Any, dtype: torch.dtype) -> None:
     if bias is not None and bias.dtype != dtype:
-        bias.data = bias.data.to(dtype)  # for good, as bitsandbytes does it
+        bias.data = bias.data.to(dtype)  # permanently, as in bitsandbytes
 
 
 def _is_recording() -> bool:
-    """Returns whether a graph is recorded that outlives the guards of this forward pass."""
+    """Return whether a graph is recorded that outlives the guards of this forward pass."""
     return torch.compiler.is_exporting() or layout.is_tracing()
 
 
-# Runs for real while dynamo traces.
+# Also executes while dynamo traces.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _keep_rowwise(module: Any) -> None:
-    """Marks a module as recorded; its weight is to be as a checkpoint has it."""
+    """Mark a module as recorded; its weight must have the checkpoint layout."""
     if layout.is_rearranged(module.weight.quant_state):
         raise make(
             "plan.options",
@@ -247,10 +245,8 @@ def _keep_rowwise(module: Any) -> None:
 
 
 class SelfContainedEmbedding4bit(SelfContained4bit):
-    """An ``Embedding4bit`` that decodes rightly."""
-
     def forward(self, input: torch.Tensor) -> Any:
-        """As bitsandbytes', but for rows that it would read wrongly."""
+        """Run bitsandbytes' forward pass, except for rows that it would decode wrongly."""
         fix_4bit_weight_quant_state_from_module(self)
         self._require_scales()
         state = self.weight.quant_state
@@ -261,8 +257,6 @@ class SelfContainedEmbedding4bit(SelfContained4bit):
 
 
 class SelfContained8bit(SelfContainedModule):
-    """A module with an ``Int8Params``."""
-
     def _require_scales(self) -> None:
         super()._require_scales()
         if is_packed(self.weight) and self.weight.SCB is None:
@@ -270,29 +264,29 @@ class SelfContained8bit(SelfContainedModule):
 
 
 class SelfContainedLinear8bitLt(SelfContained8bit):
-    """A ``Linear8bitLt`` whose scales stay with the weight; its state holds them while it runs."""
+    """A ``Linear8bitLt`` whose weight keeps the scales; its state borrows them."""
 
     state: Any
     bias: Any
 
     def init_8bit_state(self) -> None:
-        """Lends codes and scales to the state; bitsandbytes' own takes them from the weight."""
+        """Lend codes and scales to the state; bitsandbytes' method takes them from the weight."""
         self.state.CB = self.weight.CB if _is_recording() else self.weight.data
         self.state.SCB = self.weight.SCB
 
     def forward(self, x: torch.Tensor) -> Any:
-        """Runs bitsandbytes' forward without its assignment of codes, which no graph can hold."""
+        """Run bitsandbytes' forward pass without assigning codes, which graphs cannot record."""
         self._require_scales()
         if self.state.has_fp16_weights or not is_packed(self.weight):
             return super().forward(x)
         self.state.is_training = self.training
         self.init_8bit_state()
         _cast_bias(self.bias, x.dtype)
-        # A traced graph keeps the state that it is given, and needs the codes later.
+        # A traced graph keeps its state object, and needs the codes later.
         state = copy.copy(self.state) if layout.is_tracing() else self.state
         result = bnb.matmul(x, self.weight, bias=self.bias, state=state)
         if not result.requires_grad:
-            self.state.reset_grads()  # else the codes of an offloaded weight would stay
+            self.state.reset_grads()  # else the codes of an offloaded weight would stay in memory
         return result
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
@@ -327,17 +321,15 @@ def _rebuilt(base: type) -> Any:
 
 
 def is_quantized(module: Any) -> bool:
-    """Returns whether a module is one of bitsandbytes' that hold a quantized weight."""
     return isinstance(module, tuple(kind for kind, _ in _MIXINS))
 
 
 def is_self_contained(module: Any) -> bool:
-    """Returns whether a module keeps its weight and the scales together."""
     return isinstance(module, SelfContainedModule)
 
 
 def has_lost_scales(module: Any) -> bool:
-    """Returns whether components of a module's weight are lost, and no hook holds them."""
+    """Return whether components of a module's weight are lost, and no hook has them."""
     weight = module._parameters.get("weight")
     if not is_packed(weight):
         return False
@@ -350,7 +342,7 @@ def has_lost_scales(module: Any) -> bool:
 
 
 def make_self_contained(module: Any) -> None:
-    """Makes one module of bitsandbytes keep its weight's scales; no effect if it does."""
+    """Make one bitsandbytes module self-contained; no-op if it already is."""
     if is_self_contained(module) or not is_quantized(module):
         return
     weight = adopt(module._parameters["weight"])
@@ -378,13 +370,10 @@ def make_self_contained(module: Any) -> None:
 
 
 def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
-    """Makes all modules of bitsandbytes in some models keep their weights' scales.
+    """Make all bitsandbytes modules of some models self-contained.
 
-    Args:
-        models: by the names that an error has before a module's path, or "".
-
-    Raises:
-        FormatError: ``q.scale_missing``: scales are lost already; nothing was changed.
+    ``models`` is keyed by a prefix for paths in errors. If scales are already lost, this raises
+    ``q.scale_missing`` and changes nothing.
     """
     found = {
         join_name(name, path) if path else name: module
@@ -406,7 +395,7 @@ def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
 
 
 def _collect_int8(module: Any) -> None:
-    """Moves scales back to the weight; the first forward pass puts them into the module's state."""
+    """Move scales back to the weight, from which the first forward pass moved them to the state."""
     weight, state = module.weight, module.state
     if is_packed(weight):
         weight.SCB = state.SCB if weight.SCB is None else weight.SCB

@@ -1,4 +1,4 @@
-"""accelerate's hooks and their maps of weights, for quantized weights."""
+"""accelerate's hooks and weight maps, for quantized weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
 class OffloadedWeights(Mapping[str, Any]):
-    """A map of weights that returns a quantized weight with all its components.
-
-    Components are looked up in the inner map under the names of a state dict. Values are read on
-    access and not cached.
-    """
+    """A weight map, keyed by state dict names, that returns whole quantized weights; no cache."""
 
     def __init__(self, inner: Mapping[str, Any]) -> None:
         self.inner = inner
@@ -55,19 +51,18 @@ class OffloadedWeights(Mapping[str, Any]):
 
 
 def adopt_hook(hook: Any) -> None:
-    """Makes the offloading hooks in one of accelerate's fetch weights with their scales."""
+    """Make accelerate's offloading hooks fetch weights with their scales."""
     for each in hooks_of(hook):
         inner = getattr(each, "weights_map", None)
         if getattr(each, "offload", False) and inner is not None:
             if not isinstance(inner, OffloadedWeights):
                 each.weights_map = OffloadedWeights(inner)
             if each.execution_device == "cpu":
-                # For a device of this spelling accelerate quantizes int8 weights again, on a GPU.
+                # With the string "cpu", accelerate quantizes int8 weights again, on a GPU.
                 each.execution_device = torch.device("cpu")
 
 
 def weights_map_of(hook: Any) -> Mapping[str, Any] | None:
-    """Where a module's offloading hook finds its values."""
     for each in hooks_of(hook):
         if getattr(each, "offload", False) and each.weights_map is not None:
             found: Mapping[str, Any] = each.weights_map

@@ -1,7 +1,7 @@
-"""bitsandbytes' parameters, whose moves and copies take all components or none.
+"""bitsandbytes parameters that are moved and copied with all components or not at all.
 
-They have the names of bitsandbytes' classes and derive from them, because libraries check both.
-Only the class of a parameter changes: the object stays the same.
+They derive from bitsandbytes' classes and have the same names, because libraries check both. Only a
+parameter's class changes: the object stays the same.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from loadstone._base.errors import make
 
 
 def mapped(scales: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A tensor, a quantization state or ``None``, with the results for all tensors in it.
-
-    The state given stays as it is.
-    """
+    """Apply a function to a tensor, or to all tensors of a copied quantization state."""
     if isinstance(scales, torch.Tensor):
         return function(scales)
     if not isinstance(scales, QuantState):
@@ -33,7 +30,6 @@ def mapped(scales: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
 
 
 def lost_scales(shape: Any) -> Exception:
-    """The error for a weight with bytes and no scales."""
     return make(
         "q.scale_missing",
         "the scales of a quantized weight are lost: its bytes were moved or loaded without them; "
@@ -45,18 +41,18 @@ def lost_scales(shape: Any) -> Exception:
 
 
 class _SelfContainedParameter:
-    """Moves and copies that take the codes of a weight and its scales."""
+    """Base of parameters that are moved and copied together with their scales."""
 
     data: torch.Tensor
-    _scales: Any  # a quantization state, or the tensor of an 8-bit weight
+    _scales: Any  # a quantization state, or the SCB tensor of an 8-bit weight
     _with: Callable[..., Any]  # the same weight with other codes and scales
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """A new weight on a device, with its scales; a dtype has no effect on codes."""
+        """Move the weight with its scales; a dtype does not affect codes."""
         if not is_packed(self):  # PEFT merges into floats that carry the old state
             return adopt(super().to(*args, **kwargs))  # type: ignore[misc]
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
-        # As a tensor on it reports it: ``cuda:0`` for ``cuda``.
+        # Normalize the device: ``cuda`` becomes ``cuda:0``.
         if device is None or torch.empty(0, device=device).device == self.data.device:
             return self
 
@@ -67,7 +63,7 @@ class _SelfContainedParameter:
         return self._with(moved(data), mapped(scales, moved))
 
     def detach(self) -> Any:
-        """The same weight, sharing its memory; torch needs the type to stay."""
+        """Return the same weight, sharing its memory; torch requires the same type."""
         return self._with(self.data, self._scales, requires_grad=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -75,7 +71,7 @@ class _SelfContainedParameter:
 
     @property
     def __class__(self) -> type:
-        """bitsandbytes' own class, which callers compare with; ``type()`` is this one."""
+        """Report bitsandbytes' own class, which callers compare with; ``type()`` is this class."""
         return type(self).__bases__[1]
 
     @__class__.setter
@@ -83,20 +79,17 @@ class _SelfContainedParameter:
         object.__dict__["__class__"].__set__(self, cls)
 
     def cpu(self) -> Any:
-        """As :meth:`to`."""
         return self.to("cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> Any:
-        """As :meth:`to`."""
         return self.to("cuda" if device is None else device, non_blocking=non_blocking)
 
     def xpu(self, device: Any = None, non_blocking: bool = False) -> Any:
-        """As :meth:`to`."""
         return self.to("xpu" if device is None else device, non_blocking=non_blocking)
 
 
 class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[misc]
-    """bitsandbytes' own, moved and copied whole: a move makes a new state, the source keeps its."""
+    """bitsandbytes' class, moved and copied as a whole; the source of a move keeps its state."""
 
     def __new__(
         cls,
@@ -105,10 +98,7 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
         quant_state: Any = None,
         **kwargs: Any,
     ) -> Params4bit:
-        """As bitsandbytes' own; takes the state of ``data`` that is such a weight itself.
-
-        Libraries make a weight anew from moved data and the attributes of the one before.
-        """
+        """Take the state from ``data``: libraries recreate a weight from its moved data."""
         own = getattr(data, "quant_state", None)
         if own is not None:
             quant_state = own
@@ -141,12 +131,12 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = super().__deepcopy__(memo)
-        made.module = memo.get(id(self.module))  # that of the copy, where it is copied too
+        made.module = memo.get(id(self.module))  # the copied module, if it is part of the copy
         return made
 
 
 class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[misc]
-    """bitsandbytes' own, moved and copied whole: codes and scales stay together."""
+    """bitsandbytes' class, moved and copied as a whole: codes and scales stay together."""
 
     def __new__(
         cls,
@@ -157,7 +147,7 @@ class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[mi
         SCB: torch.Tensor | None = None,  # noqa: N803
         **kwargs: Any,
     ) -> Int8Params:
-        """As bitsandbytes' own; takes the scales of ``data`` that is such a weight itself."""
+        """Take the scales from ``data``, for the same reason as in :class:`Params4bit`."""
         own = getattr(data, "SCB", None)
         if data is not None and data.dtype == torch.int8:
             SCB = own if own is not None else SCB  # noqa: N806
@@ -188,7 +178,7 @@ SELF_CONTAINED = (Params4bit, Int8Params)
 
 
 def adopt(weight: Any) -> Any:
-    """The same object, as one of these classes where it was bitsandbytes' own."""
+    """Change bitsandbytes' own class of a parameter to this module's; returns the same object."""
     ours = _OURS.get(type(weight))
     if ours is not None:
         weight.__class__ = ours
@@ -196,14 +186,12 @@ def adopt(weight: Any) -> Any:
 
 
 def is_packed(weight: Any) -> bool:
-    """Returns whether a parameter is a weight that is quantized already."""
     if isinstance(weight, bnb.nn.Params4bit):
         return weight.quant_state is not None and bool(weight.bnb_quantized)
     return isinstance(weight, bnb.nn.Int8Params) and weight.data.dtype == torch.int8
 
 
 def is_incomplete(weight: Any) -> bool:
-    """Returns whether the parts of a quantized weight lie on different devices, or are gone."""
     if isinstance(weight, bnb.nn.Params4bit):
         parts = state_tensors(weight.quant_state)
     else:
@@ -214,7 +202,6 @@ def is_incomplete(weight: Any) -> bool:
 
 
 def state_tensors(state: Any) -> list[torch.Tensor]:
-    """The tensors of a quantization state."""
     found = []
     for value in vars(state).values():
         if isinstance(value, torch.Tensor):
@@ -225,7 +212,7 @@ def state_tensors(state: Any) -> list[torch.Tensor]:
 
 
 def components_of(weight: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a quantized weight beside its data, by the names of the codec's components."""
+    """Return the tensors of a quantized weight except its data, by the codec's component names."""
     state = getattr(weight, "quant_state", None)
     inner = getattr(state, "state2", None)
     held = {

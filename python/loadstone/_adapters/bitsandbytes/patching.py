@@ -1,7 +1,7 @@
-"""Hooks on the libraries' functions, which first make the weights that they get self-contained.
+"""Hooks on library functions that first make their weights self-contained.
 
-That change is permanent and concerns one object. So weights that passed through these functions
-inside ``loadstone.patch`` stay so after it, and nothing remains in the libraries.
+The change is permanent for each object: weights that pass through these functions inside
+``loadstone.patch`` stay self-contained after it. The libraries themselves are restored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ _OF_MODULES = ("forward", "_apply", "_save_to_state_dict")
 
 
 def hooks() -> Hooks:
-    """All hooks; those on accelerate if it is installed."""
     found = [
         Hook(owner, name, wrap_if_active(LIBRARY, _by_weight(name)))
         for owner in (bnb.nn.Params4bit, bnb.nn.Int8Params)
@@ -90,7 +89,7 @@ def _dequantize(
 
 
 def _of_accelerate() -> Iterator[Hook]:
-    from loadstone._adapters.accelerate.functions import places  # it may be absent
+    from loadstone._adapters.accelerate.functions import places  # accelerate may be absent
 
     ours: dict[str, Callable[..., Any]] = {
         "add_hook_to_module": _add_hook,

@@ -1,7 +1,7 @@
-"""Weights that a checkpoint holds quantized: their components are found and checked.
+"""Find and check weights that a checkpoint stores quantized.
 
 The checks use names, dtypes, shapes and the small state blobs, and report broken weights as
-findings of the plan, before memory for a weight is allocated. bitsandbytes itself is not needed.
+findings of the plan, before weights are allocated. They do not need bitsandbytes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from loadstone._files.catalog import Catalog
 from loadstone._model import devices, memory
 from loadstone._model.targets import planned_targets
 
-# A state blob has less than 200 bytes; a much larger tensor is not one.
+# A state blob has fewer than 200 bytes; a much larger tensor is not one.
 SMALL_BYTES_MAX = 4096
-# Scales are checked in groups of at most about this size.
+# Approximate limit on the bytes of scales to check at once.
 GROUP_BYTES = 16 << 20
 
 _ORDER = "weight_format"
@@ -57,34 +57,31 @@ class StoredWeight:
 
     @property
     def name(self) -> str:
-        """The weight's name in the model."""
         return join_name(self.path, "weight")
 
     @property
     def shape(self) -> Shape:
-        """The decoded shape."""
         return self.metadata.shape if self.metadata is not None else self.entries["weight"][1]
 
     @property
     def state(self) -> str:
-        """The name inside the module of the state blob."""
+        """Return the state blob's name inside the module."""
         return STATE + self.metadata.quant_type if self.metadata is not None else ""
 
     def targets(self) -> dict[str, tuple[str, Shape]]:
-        """Dtype and shape of each tensor, by its full name in the model; the weight first."""
+        """Return dtypes and shapes by full name in the model, the weight first."""
         inside = {"weight": self.entries["weight"]} | self.entries
         return {join_name(self.path, name): entry for name, entry in inside.items()}
 
 
 @dataclass
 class StoredWeights:
-    """The quantized weights of a checkpoint, sound and broken.
+    """The quantized weights of a checkpoint.
 
     Attributes:
-        weights: those that are sound, by path.
-        broken: dtype and shape that the others have in the checkpoint, by the weight's name;
-            ``None`` where it has none.
-        findings: an error for each broken one.
+        weights: valid weights, by path.
+        broken: dtype and shape in the checkpoint by the weight's name; ``None`` if it is absent.
+        findings: an error for each broken weight.
     """
 
     weights: dict[str, StoredWeight] = field(default_factory=dict)
@@ -93,11 +90,9 @@ class StoredWeights:
 
 
 def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> StoredWeights:
-    """Checks the tensors of quantized weights against each other.
+    """Check the tensors of quantized weights against each other.
 
-    Args:
-        groups: for the path of each module the names of its tensors in the checkpoint, by their
-            names inside the module.
+    ``groups``: module path -> (name inside the module -> checkpoint name).
     """
     result = StoredWeights()
     shapes = {name: (info.encoding, info.shape) for name, info in catalog.tensors.items()}
@@ -157,7 +152,6 @@ def _checked(
 
 
 def _by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names such as ``weight.something``, by the path of the module that they are in."""
     found: dict[str, list[str]] = {}
     for name in names:
         prefix, dot, rest = f".{name}".rpartition(".weight.")
@@ -167,10 +161,7 @@ def _by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The tensors that belong to modules which the checkpoint calls as the model does.
-
-    Only modules of which the checkpoint has more than a plain weight are in the result.
-    """
+    """Return the tensors of modules with equal paths, omitting plain weights."""
     names = catalog.encodings()
     beside = _by_prefix(names)
     groups = {}
@@ -184,7 +175,7 @@ def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str
 
 
 def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Some tensors of a checkpoint as they are, in memory of their own."""
+    """Read tensors into new memory, without decoding."""
     wanted = set(names)
     if not wanted:
         return {}
@@ -201,11 +192,7 @@ def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tens
 
 
 def require_finite(catalog: Catalog, weights: Iterable[StoredWeight]) -> None:
-    """Refuses non-finite scales, and tables of codes that bitsandbytes would not decode with.
-
-    Raises:
-        FormatError: ``q.nan`` or ``q.code``, naming the first such tensor. No packed byte was read.
-    """
+    """Reject non-finite scales and wrong code tables (``q.nan``, ``q.code``); reads no codes."""
     weights = list(weights)
     tables: dict[str, Callable[[Any], None]] = {}
     for weight in weights:
@@ -224,7 +211,7 @@ def require_finite(catalog: Catalog, weights: Iterable[StoredWeight]) -> None:
 
 
 def _in_groups(catalog: Catalog, names: Iterable[str]) -> Iterator[set[str]]:
-    """Names in groups of at most ``GROUP_BYTES``, or of one name."""
+    """Group names by up to ``GROUP_BYTES``; a larger tensor is a group of its own."""
     group: set[str] = set()
     total = 0
     for name in dict.fromkeys(names):

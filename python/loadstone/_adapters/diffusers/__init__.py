@@ -1,9 +1,10 @@
 """The implementation of :mod:`loadstone.diffusers`; no public names.
 
-* ``checkpoint``: a file as diffusers' converters see it: names and tensors without data.
+* ``checkpoint``: a file as a dictionary of tensors without data, for diffusers' converters.
 * ``load``: planning and reading in ``from_single_file`` and ``from_pretrained``.
-* ``hooks``, ``pipelines``, ``quantizers``: the replaced functions of the library.
-* ``missing_keys``, ``expected``: names that a file lacks. ``mismatch``: configs that do not fit.
+* ``hooks``, ``pipelines``, ``quantizers``: replacements of functions in diffusers.
+* ``missing_keys``, ``expected_keys``: names that a file lacks.
+* ``config_mismatch``, ``diagnosis``: configs that do not fit the file.
 """
 
 from loadstone._adapters.sites import sites_of

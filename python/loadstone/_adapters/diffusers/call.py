@@ -1,4 +1,4 @@
-"""The call of the library that runs on loadstone, in this context."""
+"""The current load and its options, per context."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._plan.options import DEFAULTS
 
 OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
-# The default dtype that the library wants in the construction that comes next.
+# The default dtype that diffusers requested for the next construction.
 WANTED_DTYPE: ContextVar[torch.dtype | None] = ContextVar("loadstone_dtype", default=None)
 _current: ContextVar[DiffusersSession | None] = ContextVar("loadstone_diffusers_load", default=None)
 
 
 def current() -> DiffusersSession | None:
-    """Return the load of this context."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[DiffusersSession]:
-    """Begin a load, which is the current one inside the block."""
     with (
         ordinary_tensors(),
         set_variable(WANTED_DTYPE, None),  # a failed call leaves its own

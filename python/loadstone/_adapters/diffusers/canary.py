@@ -13,7 +13,6 @@ from loadstone._adapters.canaries import Canary
 
 
 def canaries(folder: Path) -> Iterator[Canary]:
-    """Save an autoencoder of one block, and load it in another dtype."""
     autoencoder: Any = diffusers.AutoencoderKL
     autoencoder(block_out_channels=(8,), norm_num_groups=4).save_pretrained(folder)
     yield Canary(lambda: autoencoder.from_pretrained(folder, torch_dtype=torch.bfloat16))

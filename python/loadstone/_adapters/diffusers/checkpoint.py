@@ -1,4 +1,4 @@
-"""A file as diffusers' converters see it: a dictionary of tensors that have no data."""
+"""Checkpoint files as dictionaries of tensors without data, for diffusers' converters."""
 
 from __future__ import annotations
 
@@ -21,17 +21,14 @@ READABLE = (".safetensors", ".gguf")
 
 
 class SymbolicCheckpoint(dict[str, torch.Tensor]):
-    """Name and symbol of every tensor of a file, or of several that are one checkpoint.
+    """Symbols of all tensors of a checkpoint, by name.
 
-    Converters rename and drain the dictionary that they are given, so each component of a pipeline
-    gets one of its own: :meth:`fresh`.
+    Converters rename and remove entries, so pass each component its own copy (:meth:`fresh`).
 
     Attributes:
-        catalog: the tensors of the files.
-        trace: the one that the symbols belong to.
-        missing_keys: names that converters ask for and the files lack, as far as known.
-        assume: in a search for them, returns the shape of a name that is not in ``missing_keys``.
-        prefix: of the files' names, that a converter has taken away.
+        missing_keys: names that converters request and the files lack.
+        assume: during a search, returns the shape of a name that is not in ``missing_keys``.
+        prefix: the prefix that a converter removed from the files' names.
     """
 
     def __init__(
@@ -53,29 +50,26 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
     @classmethod
     def open(cls, files: list[str]) -> SymbolicCheckpoint:
-        """Reads headers only."""
         catalog = inspect(files, allow_links=True, gguf_rank_max=RANK_MAX)
         warn_of_findings(catalog.findings)
         return cls(catalog)
 
     def fresh(self, missing: MissingKeys | None = None) -> SymbolicCheckpoint:
-        """The same files, before any converter."""
         return SymbolicCheckpoint(self.catalog, missing)
 
     def decoded(self, missing: MissingKeys | None = None) -> SymbolicCheckpoint:
-        """As :meth:`fresh`, with block formats dequantized."""
         made = self.fresh(missing)
         made.decode()
         return made
 
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
-        """As of a ``dict``; notes the prefix that a converter takes off a name."""
+        """Record the prefix that a converter removes from a name."""
         if isinstance(value, Symbol) and value.source.endswith(key) and value.source != key:
             self.prefix = value.source[: -len(key)]
         super().__setitem__(key, value)
 
     def __missing__(self, key: str) -> torch.Tensor:
-        """An absent tensor for a name that converters are known to ask for in vain."""
+        """Return an absent tensor if converters are known to request this name."""
         if key not in self.missing_keys.requested and self.assume is not None:
             self.missing_keys.requested[key] = self.assume(key)
         if key in self.missing_keys.requested:
@@ -83,11 +77,11 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         raise refusal([key])
 
     def pop(self, key: str, *default: Any) -> Any:
-        """As ``dict.pop``; a missing name without a default is reported as such."""
+        """Reject a missing name without a default."""
         return super().pop(key, *default) if default or key in self else self.__missing__(key)
 
     def file_key(self, key: str) -> str:
-        """The name that the file should have for what a converter asks for."""
+        """Return the name in the file of a key that a converter requests."""
         is_whole = key.startswith(self.prefix) or key in self.missing_keys.assumed
         return key if is_whole else self.prefix + key
 
@@ -95,13 +89,13 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         return AbsentSymbol.make(self.trace, key, *self.missing_keys[key])
 
     def as_numbers(self) -> SymbolicCheckpoint:
-        """A copy in the same trace, with blocks dequantized as the library does it."""
+        """Return a copy in the same trace, dequantized in diffusers' own half precision."""
         same = SymbolicCheckpoint(self.catalog, self.missing_keys, self.trace)
         same.decode("gguf_half")
         return same
 
     def decode(self, kernel: str = "gguf") -> None:
-        """Dequantizes block formats to float32; casts come after."""
+        """Dequantize block formats to float32; casts come after."""
         for name, symbol in self.items():
             if is_packed(symbol):
                 packed: Any = symbol
@@ -109,12 +103,10 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
 
 def is_readable(files: list[str]) -> bool:
-    """Whether loadstone opens these files."""
     return bool(files) and all(Path(file).suffix.lower() in READABLE for file in files)
 
 
 def is_packed(value: Any) -> bool:
-    """Whether a value is rows of quantization blocks."""
     return isinstance(value, Symbol) and hasattr(value, "quant_type")
 
 

@@ -1,7 +1,7 @@
 """Device maps of pipelines.
 
-The library's pipelines take a string. A map here names components, modules inside them, or both;
-for a strategy, accelerate computes the map over all components at once.
+A map assigns devices to components or to modules inside them; diffusers itself takes a string. For
+a strategy, accelerate computes one map over all components.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from loadstone._plan.placement import (
 
 
 class Placement:
-    """The device map of one call, from its argument to the devices of components.
+    """The device map of one call.
 
     Args:
-        device_map: a strategy, a device, or a map.
         max_memory: for a strategy.
-        folder: where tensors on disk are written to; each component gets a folder in it.
+        folder: parent of one offload folder per component.
 
     Attributes:
-        components: for each component that is placed, a map with an entry for ``""``.
+        components: the map of each component, with an entry for ``""``.
         flat: the same as one map over the pipeline.
     """
 
@@ -48,17 +47,16 @@ class Placement:
 
     @property
     def is_strategy(self) -> bool:
-        """Return whether devices follow from sizes."""
         return isinstance(self.device_map, str) and self.device_map in MODES
 
     @property
     def reported(self) -> dict[str, Any] | str | None:
-        """The pipeline's ``hf_device_map``: a map, or the device if there is only one."""
+        """Return the pipeline's ``hf_device_map``: a map, or the device if there is only one."""
         is_one = not self.is_strategy and not isinstance(self.device_map, Mapping)
         return str(self.device_map) if is_one and self.device_map != "disk" else self.flat or None
 
     def needs_sizes(self, name: str) -> bool:
-        """Whether a component has to be there, without memory, before it can be placed."""
+        """Return whether a component must exist on meta before it can be placed."""
         if self.is_strategy:
             return True
         found = self.device_map if isinstance(self.device_map, Mapping) else {}
@@ -73,17 +71,17 @@ class Placement:
         empty: Mapping[str, torch.nn.Module],
         dtypes: Mapping[str, torch.dtype],
     ) -> None:
-        """Works out the places of all components.
+        """Compute the device maps of all components.
 
         Args:
-            names: of components that are models and are about to be loaded.
-            others: components that cannot be placed, and why.
-            empty: those of ``names`` that ``needs_sizes``, without memory.
-            dtypes: of tensors that will have another one than in ``empty``; in ``flat``'s paths.
+            names: the models that are about to be loaded.
+            others: components that cannot be placed, and the reasons.
+            empty: the ``names`` that ``needs_sizes`` selects, on meta.
+            dtypes: changed dtypes of tensors, by their paths in ``flat``.
 
         Raises:
-            PlanError: a path or device that there is not (``plan.device_map``), or a part on disk
-                and no folder for it (``plan.offload_folder``).
+            PlanError: ``plan.device_map``, or ``plan.offload_folder`` if a module is placed on disk
+                without a folder.
         """
         if self.is_strategy:
             self.components = _computed(empty, self.device_map, self.max_memory, dtypes)
@@ -108,12 +106,12 @@ class Placement:
             )
 
     def folder_of(self, name: str) -> str | None:
-        """Where a component's tensors go: names of tensors are the same in several of them."""
+        """Return a folder per component, because tensor names repeat across components."""
         has_disk = "disk" in map(str, self.components.get(name, {}).values())
         return str(Path(self.folder, name)) if self.folder is not None and has_disk else None
 
     def place_others(self, pipe: Any, loaded: Container[str]) -> None:
-        """Dispatch components that the file lacks: a folder's loader has put them into memory."""
+        """Dispatch components that the file lacks and that a folder's loader already read."""
         for name, places in self.components.items():
             model = getattr(pipe, name)
             if name not in loaded and set(map(str, places.values())) != {"cpu"}:
@@ -125,10 +123,10 @@ class Placement:
                 )
 
     def add_missing_hooks(self, pipe: Any) -> None:
-        """Give hooks to components that have none, if others have some.
+        """Add hooks to components without hooks if other components have hooks.
 
-        A pipeline asks its components for the device that they compute on, and one that is on disk
-        only tells it by its hooks.
+        A pipeline asks each component for its device; an offloaded component knows it only from
+        hooks.
         """
         models = models_of(pipe)
         is_mixed = len(set(map(str, self.flat.values()))) > 1
@@ -157,13 +155,12 @@ class Placement:
 
 
 def models_of(pipe: Any) -> dict[str, torch.nn.Module]:
-    """Return the components of a pipeline that are models."""
     found = pipe.components.items()
     return {name: each for name, each in found if isinstance(each, torch.nn.Module)}
 
 
 def accelerate_hooks() -> ModuleType:
-    """Return the module that attaches hooks; it refuses a release of accelerate that is unknown."""
+    """Import the hooks module, which rejects an unsupported accelerate."""
     from loadstone._adapters.accelerate import dispatch
 
     return dispatch
@@ -172,12 +169,7 @@ def accelerate_hooks() -> ModuleType:
 def split(
     device_map: Mapping[Any, Any], names: list[str], others: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """A map over components, and inside them, by component.
-
-    Raises:
-        PlanError: ``plan.device_map``: a path that begins with no component, one that is there
-            twice, or no device.
-    """
+    """Split a pipeline's map by component; raise ``plan.device_map`` if it is invalid."""
     found: dict[str, dict[str, Any]] = {}
     rest: Any = None
     for path, device in device_map.items():
@@ -212,10 +204,7 @@ def _computed(
     max_memory: Any,
     dtypes: Mapping[str, torch.dtype],
 ) -> dict[str, dict[str, Any]]:
-    """The device maps that accelerate computes for all components as one model, largest first.
-
-    Empty if accelerate places all of them on the CPU.
-    """
+    """Return accelerate's maps, largest component first; empty if all components are on the CPU."""
     from accelerate.utils import get_balanced_memory, get_max_memory, infer_auto_device_map
 
     whole = torch.nn.Module()
@@ -245,7 +234,7 @@ def _computed(
 
 
 def _unsplit(models: Iterable[Any]) -> list[str]:
-    """Classes of modules that are computed as one; of a component that names none, its own."""
+    """Return module classes that accelerate must not split; default: the component's class."""
     found: set[str] = set()
     for model in models:
         own = [

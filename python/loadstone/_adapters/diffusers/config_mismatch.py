@@ -1,4 +1,4 @@
-"""Finds out whether the config describes another model than the file."""
+"""Detect a config that describes a different model than the file."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from loadstone._adapters.diffusers.diagnosis import (
     trial,
 )
 
-# Fewer disagreements are reported one by one, and not blamed on the config.
+# With fewer disagreements, report each tensor and do not blame the config.
 DISAGREEMENTS_MIN = 4
 
-# Configs at hand are tried one by one: each makes a model, without memory.
+# Each trial builds a model on meta.
 TRIALS_MAX = 16
 
-# Of the repositories that are known by name alone, this many are named.
+# Limit on the repositories that a message names.
 NAMES_MAX = 8
 
 
 @dataclass(frozen=True)
 class ConfigSources:
-    """Where configs may be.
+    """Sources of alternative configs.
 
     Attributes:
-        given: what the caller named as the config.
-        cache: the hub's cache folder, where it is not the usual one.
+        given: the ``config`` argument of the caller.
+        cache: the Hugging Face cache folder, unless it is the default one.
     """
 
     given: str | None = None
@@ -43,13 +43,13 @@ class ConfigSources:
 
 @dataclass
 class Mismatch:
-    """A config that does not fit the file, and configs that may.
+    """A config that does not fit the file, and candidates that may.
 
     Attributes:
         before: the disagreements.
-        edited: changes of fields that fit better; ``None``: none were found.
-        known: configs at hand under which less disagrees, the best first.
-        untried: repositories of such models whose configs are not at hand.
+        edited: field changes that fit better; ``None`` if the search found no such change.
+        known: local configs that reduce the disagreements, best first.
+        untried: repositories of the model family whose configs are not cached.
     """
 
     before: Counts
@@ -58,7 +58,6 @@ class Mismatch:
     untried: list[str] = field(default_factory=list)
 
     def fitting(self, old: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The config that fits wholly: one at hand, or the given one with its changes."""
         if self.known and self.known[0][1].total == 0:
             return dict(self.known[0][0].config)
         if self.edited is not None and self.edited.is_complete:
@@ -66,7 +65,7 @@ class Mismatch:
         return None
 
     def finding(self) -> _core.Finding:
-        """An error if a config is known to fit, else an info beside the single errors."""
+        """Return an error if a fitting config is known, else an info next to the single errors."""
         fits = [known for known, counts in self.known if counts.total == 0]
         is_edited = self.edited is not None and self.edited.is_complete
         lines = [
@@ -102,11 +101,7 @@ def examine(
     checkpoint: SymbolicCheckpoint,
     sources: ConfigSources,
 ) -> Mismatch | None:
-    """Looks for the config of a file, where much of it disagrees with the model.
-
-    Args:
-        state, found: names and shapes of the model and of the file, by the model's names.
-    """
+    """Search for a fitting config if many tensors disagree; both shapes use the model's names."""
     before = compare(state, found)
     if before.missing + before.clashes < DISAGREEMENTS_MIN:
         return None

@@ -1,10 +1,9 @@
-"""Finds wrong fields of a config by the names and shapes of a file.
+"""Search for the config fields that explain disagreements between a file and a model.
 
-A file that lacks 208 tensors of a model has no 208 holes: the config speaks of a feature that the
-file's model does not have, or of another width. Candidates are small changes of the config: a field
-back to its default (the feature is not there), or to the number that a shape or a count of blocks
-in the file calls for. A change stays if fewer tensors disagree; the class itself says which these
-are: it is built without memory for each candidate. Configs at hand are tried in the same way.
+Many missing tensors often have one cause: the config enables a feature that the file's model does
+not have, or specifies a different width. Candidates reset a field to its default, or set it to a
+dimension or a block count of the file. The search builds each candidate's model on meta, and keeps
+the candidate if fewer tensors disagree.
 """
 
 from __future__ import annotations
@@ -20,28 +19,25 @@ from diffusers.models.modeling_utils import no_init_weights
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Candidates are built one by one: a class that has many fields is not worth all of them.
+# Each candidate builds a model, so the search does not try all fields of a large class.
 BUILDS_MAX = 48
 
-# A model of so many blocks tells of its other fields what a whole one does.
+# A model with FEW blocks responds to the other fields like the full model.
 FEW = 2
 BLOCKS_MIN = 6
 
-# Numbers of a shape that are a field's value times something else: at most this much.
+# Largest factor between a field's value and a dimension of a shape.
 FACTOR_MAX = 64
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many tensors of a model and a file disagree, and in which way."""
-
     missing: int
     unexpected: int
     clashes: int
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.missing + self.unexpected + self.clashes
 
     def __str__(self) -> str:
@@ -55,12 +51,7 @@ class Counts:
 
 @dataclass
 class Diagnosis:
-    """Changes of a config under which the file fits better.
-
-    Attributes:
-        changes: field, value in the config, value that fits.
-        before, after: disagreements under the given config, and under the changed one.
-    """
+    """Changes of a config, as field -> (old value, new value), with the disagreements."""
 
     changes: dict[str, tuple[Any, Any]]
     before: Counts
@@ -68,11 +59,9 @@ class Diagnosis:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the changed config fits wholly."""
         return self.after.total == 0
 
     def config(self, old: Mapping[str, Any]) -> dict[str, Any]:
-        """The changed config."""
         changed = {name: new for name, (_, new) in self.changes.items()}
         return {**without_defaults(old), **changed}
 
@@ -83,33 +72,27 @@ class Diagnosis:
 
 
 def without_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config without the library's list of fields that it then takes from the class."""
+    """Drop the list of fields that diffusers would reset to the class's defaults."""
     return {name: value for name, value in config.items() if name != "_use_default_values"}
 
 
 def trial(cls: Any, config: Mapping[str, Any], found: Shapes) -> Counts | None:
-    """Disagreements of a file and the model of a config; ``None``: the config makes no model."""
+    """Compare a file with the model of a config; ``None`` if the class rejects the config."""
     shapes = _Search(cls, dict(config)).shapes({})
     return None if shapes is None else compare(shapes, found)
 
 
 def compare(expected: Shapes, found: Shapes) -> Counts:
-    """Disagreements of a model's tensors and those of a file, by the model's names."""
     common = expected.keys() & found.keys()
     clashes = sum(expected[name] != found[name] for name in common)
     return Counts(len(expected) - len(common), len(found) - len(common), clashes)
 
 
 def diagnose(cls: Any, config: Mapping[str, Any], found: Shapes) -> Diagnosis | None:
-    """The changes that make a config fit a file better; ``None``: none does.
+    """Search for config changes that fit the file better; ``None`` if the search fails.
 
-    The search goes through models of few blocks, which cost a tenth; what it finds is then tried
-    on the whole model, and where that does not fit, the search goes on there.
-
-    Args:
-        cls: the model's class.
-        config: of the model that the file does not fit.
-        found: name and shape of the file's tensors, by the model's names.
+    Search on a model with few blocks first (a tenth of the cost), then check on the full model and
+    continue there if it does not fit. ``found`` uses the model's names.
     """
     search = _Search(cls, dict(config))
     expected = search.shapes({})
@@ -138,14 +121,14 @@ class _Search:
         self._known: dict[str, Shapes | None] = {}
 
     def shapes(self, changes: Mapping[str, Any]) -> Shapes | None:
-        """Names and shapes of the model that a changed config makes; ``None``: it makes none."""
+        """Return the model's shapes under a changed config; ``None`` if the class rejects it."""
         key = repr(sorted(changes.items()))
         if key not in self._known:
             self._known[key] = self._build(changes)
         return self._known[key]
 
     def improve(self, changes: dict[str, Any], found: Shapes) -> dict[str, Any]:
-        """More changes, one after the other, as long as less disagrees with each."""
+        """Add changes greedily while each reduces the disagreements."""
         expected = self.shapes(changes)
         if expected is None:
             changes, expected = {}, self.shapes({}) or {}
@@ -163,7 +146,7 @@ class _Search:
         return {name: value for name, value in changes.items() if value != self.base.get(name)}
 
     def few(self, expected: Shapes, found: Shapes) -> dict[str, Any]:
-        """The changes that a model of few blocks calls for, and the file's number of blocks."""
+        """Return the changes found on a model with few blocks, plus the file's block counts."""
         there = _blocks(found)
         small: dict[str, Any] = {}
         counts: dict[str, Any] = {}
@@ -183,7 +166,6 @@ class _Search:
         return search.improve({}, _first_blocks(found, prefixes)) | counts
 
     def _counting(self, count: int) -> list[str]:
-        """Fields that may say how many blocks there are, the likeliest first."""
         names = [
             name
             for name, value in self.base.items()
@@ -198,13 +180,12 @@ class _Search:
         try:
             with no_init_weights(), torch.device("meta"):
                 model = self.cls.from_config({**self.base, **changes})
-        except Exception:  # a candidate that the class refuses is none
+        except Exception:  # the class rejects this candidate
             return None
         return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _first_blocks(shapes: Shapes, prefixes: list[str]) -> Shapes:
-    """Without the blocks that a model of few has not."""
     kept = {}
     for name, shape in shapes.items():
         numbers = [
@@ -218,7 +199,7 @@ def _first_blocks(shapes: Shapes, prefixes: list[str]) -> Shapes:
 def _candidates(
     config: Mapping[str, Any], defaults: Mapping[str, Any], expected: Shapes, found: Shapes
 ) -> Iterator[dict[str, Any]]:
-    """Changes of one field each, the likeliest first."""
+    """Yield single-field changes, most likely first."""
     seen: set[tuple[str, str]] = set()
     for change in (
         *_widths(config, expected, found),
@@ -232,7 +213,6 @@ def _candidates(
 
 
 def _features(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Optional features that are switched on: without them."""
     for name, value in config.items():
         if defaults.get(name, value) is None and value is not None:
             yield {name: None}
@@ -242,7 +222,7 @@ def _features(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterato
 
 
 def _widths(config: Mapping[str, Any], expected: Shapes, found: Shapes) -> Iterator[dict[str, Any]]:
-    """Numbers that stand in shapes: themselves, as the product of two fields, or times a factor."""
+    """Yield changed widths: a dimension equals a field, a product of two, or a multiple."""
     pairs: dict[tuple[int, int], int] = {}
     for name in expected.keys() & found.keys():
         if len(expected[name]) == len(found[name]):
@@ -259,14 +239,13 @@ def _widths(config: Mapping[str, Any], expected: Shapes, found: Shapes) -> Itera
                 is_product = other != name and value * factor == wanted
                 if is_product and there % factor == 0 and there // factor > 0:
                     yield {name: there // factor}
-        for name, value in numbers.items():  # times something that is no field (a patch's size)
+        for name, value in numbers.items():  # times a constant, such as a patch size
             factor = wanted // value
             if factor * value == wanted and 1 < factor <= FACTOR_MAX and there % factor == 0:
                 yield {name: there // factor}
 
 
 def _counts(config: Mapping[str, Any], expected: Shapes, found: Shapes) -> Iterator[dict[str, Any]]:
-    """How many blocks there are."""
     there = _blocks(found)
     for prefix, count in _blocks(expected).items():
         if there.get(prefix, 0) not in (0, count):
@@ -276,7 +255,7 @@ def _counts(config: Mapping[str, Any], expected: Shapes, found: Shapes) -> Itera
 
 
 def _blocks(shapes: Shapes) -> dict[str, int]:
-    """Prefix of numbered modules: how many there are."""
+    """Return the number of blocks for each prefix of numbered modules."""
     counts: dict[str, int] = {}
     for name in shapes:
         for match in re.finditer(r"(?:^|(?<=\.))\d+(?=\.)", name):

@@ -1,8 +1,7 @@
-"""The names that missing tensors should have in a file: guessed, and proved by the converter.
+"""Infer the file names of missing tensors, and verify them with the converter.
 
-A guess follows the model of a tensor that is there: of the same module, or of the same place in
-another block. It is reported only if the library's converter makes the missing target of a tensor
-with that name.
+A guess imitates the name of a tensor in the same module or in a different block. loadstone reports
+it only if the converter maps a tensor with that name to the missing target.
 """
 
 from __future__ import annotations
@@ -21,22 +20,18 @@ from loadstone._adapters.diffusers.missing_keys import (
 )
 from loadstone.tracing._absent_symbol import AbsentSymbol, leaves
 
-# Each round is one run of the converter, with a guess for each target.
+# Each round runs the converter once, with one guess per target.
 ROUNDS_MAX = 8
 TARGETS_MAX = 512
-# Names from a converter's code go in together; where it stops at one of them, in smaller parts.
+# Try all names from a converter's code together; if it raises, bisect them.
 PARTS_MAX = 15
 
-# How far numbers of a file's names may go on while those of the model's go on by one.
+# Steps of a number in the file's names per step in the model's names.
 _STEPS = (1, 2, 3, 4, -1)
 
 
 class RetryError(Exception):
-    """A converter has to run again: it ignores tensors that are there, as others are not.
-
-    Attributes:
-        missing_keys: with these it takes them.
-    """
+    """The converter ignored existing tensors because others are missing; retry with these keys."""
 
     def __init__(self, missing: MissingKeys) -> None:
         super().__init__()
@@ -46,15 +41,10 @@ class RetryError(Exception):
 def expected_keys(
     targets: list[str], keys: Mapping[str, str], conversion: Conversion, missing: MissingKeys
 ) -> dict[str, str]:
-    """Missing targets and their names in the file, as far as they can be derived.
-
-    Args:
-        targets: the missing ones, by the model's names.
-        keys: target and file's name of tensors that are there.
-        missing: what the converter is known to ask for in vain.
+    """Return missing targets and their names in the file; ``keys``: target -> existing file name.
 
     Raises:
-        RetryError: some of the targets are not missing.
+        RetryError: some targets are not missing.
     """
     trials = _Trials(set(targets[:TARGETS_MAX]), conversion, missing)
     known = set(conversion.catalog.tensors)
@@ -66,7 +56,7 @@ def expected_keys(
         trials.run_parts(sorted(names - {""}))
     head = prefix(keys)
     left = trials.targets - trials.found.keys()
-    if left:  # names that stand in the converter's own code
+    if left:  # names in the converter's code
         words = _words(conversion.function)
         leaves_of = {target.rpartition(".")[2] for target in left}
         words |= {f"{word.strip('.')}.{leaf}" for word in words for leaf in leaves_of}
@@ -78,7 +68,6 @@ def expected_keys(
 
 
 def _candidates(target: str, keys: Mapping[str, str]) -> Iterator[str]:
-    """Names that the file may have for a target, the likeliest first."""
     parts = target.split(".")
     yield from _like_siblings(target, len(parts) - 1, keys)
     yield from _like_other_blocks(target, keys)
@@ -87,7 +76,7 @@ def _candidates(target: str, keys: Mapping[str, str]) -> Iterator[str]:
 
 
 def prefix(keys: Mapping[str, str]) -> str:
-    """The prefix that names of the file have before those of the model."""
+    """Return the prefix of the file's names relative to the model's names."""
     for target, key in keys.items():
         if key != target and key.endswith(f".{target}"):
             return key[: -len(target)]
@@ -98,7 +87,7 @@ def prefix(keys: Mapping[str, str]) -> str:
 
 
 def _like_siblings(target: str, depth: int, keys: Mapping[str, str]) -> Iterator[str]:
-    """A bias stands beside its weight, and one projection of a module beside the others."""
+    """Imitate a tensor of the same module, such as the weight for a bias."""
     parts = target.split(".")
     head, tail = ".".join(parts[:depth]) + ".", ".".join(parts[depth:])
     for other, key in keys.items():
@@ -109,7 +98,7 @@ def _like_siblings(target: str, depth: int, keys: Mapping[str, str]) -> Iterator
 
 
 def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
-    """The same tensor in another block, with the number of this one."""
+    """Imitate the same tensor of a different block, with this block's number."""
     for match in NUMBER.finditer(target):
         like = re.compile(
             re.escape(target[: match.start()]) + r"(\d+)" + re.escape(target[match.end() :]) + "$"
@@ -128,7 +117,6 @@ def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
 
 
 def _continued(number: int, first: tuple[int, str], second: tuple[int, str]) -> Iterator[str]:
-    """The name that goes on as two others do, which differ in one number."""
     (one, key), (two, other) = first, second
     places, others = list(NUMBER.finditer(key)), list(NUMBER.finditer(other))
     if len(places) != len(others):
@@ -142,7 +130,6 @@ def _continued(number: int, first: tuple[int, str], second: tuple[int, str]) -> 
 
 
 def _renumbered(place: re.Match[str], by: int) -> Iterator[str]:
-    """The name with another number at a place, if there is such a number."""
     if int(place[0]) + by >= 0:
         yield f"{place.string[: place.start()]}{int(place[0]) + by}{place.string[place.end() :]}"
 
@@ -156,7 +143,7 @@ def _unlike(there: Set[str], names: Iterator[str]) -> Iterator[str]:
 
 
 class _Trials:
-    """Runs of a converter on files that hold a little more."""
+    """Runs of a converter on files with additional tensors."""
 
     def __init__(self, targets: set[str], conversion: Conversion, missing: MissingKeys) -> None:
         self.targets = targets
@@ -165,7 +152,7 @@ class _Trials:
         self._missing = missing
 
     def run_parts(self, names: list[str]) -> None:
-        """Tries names that a converter may refuse, in halves until it accepts them."""
+        """Bisect names that the converter may reject."""
         waiting = [names]
         for _ in range(PARTS_MAX):
             part = waiting.pop(0) if waiting else []
@@ -174,12 +161,12 @@ class _Trials:
                 waiting += [part[:middle], part[middle:]]
 
     def run(self, names: set[str]) -> bool:
-        """Notes which targets the converter makes of tensors of these names; False: it stops."""
+        """Record the targets that the converter makes from these names; ``False`` if it raises."""
         if not names:
             return True
         try:
             made = self._conversion.run(self._with_assumed(names))
-        except Exception:  # the converter refuses one of the names
+        except Exception:  # the converter rejects one of the names
             return False
         for target in self.targets & made.keys():
             if isinstance(made[target], AbsentSymbol):
@@ -198,14 +185,13 @@ class _Trials:
         return any(each is not None and not isinstance(each, AbsentSymbol) for each in values)
 
     def _retry_if_ignored(self, names: Iterable[str]) -> None:
-        """Raise if the converter takes what it passed over as soon as the file has these names."""
+        """Raise RetryError if these names make the converter use tensors that it ignored."""
         missing = find_missing_keys(self._conversion, self._with_assumed(names))
         if self._are_there(self._conversion.run(missing)):
             raise RetryError(missing)
 
 
 def _words(function: Any) -> set[str]:
-    """The texts in a function's code that may be names."""
     words: set[str] = set()
     waiting: list[Any] = [getattr(function, "__code__", None)]
     while waiting:

@@ -1,9 +1,8 @@
 """Hooks on the loaders of diffusers.
 
-They replace the reading of a file (its tensors become symbols, on which the library's own
-converters run), the context in which a model is built (a skeleton: buffers stay real), the step
-that puts tensors into the model, and two later steps that lose values: the cast of the whole model,
-and the device map that the library forgets.
+The hooks replace: reading a file (diffusers' converters run on symbols), the model's construction
+(a skeleton with real buffers), the assignment of tensors, the cast of the whole model, and the
+device map, which diffusers discards.
 """
 
 from __future__ import annotations
@@ -53,17 +52,16 @@ from loadstone._plan.placement import expanded, gathered, require_paths
 from loadstone._skeleton.construction import skeleton_in_turn
 from loadstone.tracing import Symbol
 
-# The config may turn out to be another, and the converter to ask for what is not there or to pass
-# over what is: the latter twice, as another config makes another converter.
+# Reasons to retry: a different config, keys that the converter requests in vain, and tensors that
+# it ignores (twice, because a different config selects a different converter).
 ATTEMPTS_MAX = 6
 
-# Whether the library's `from_single_file` takes a device map.
+# Does `from_single_file` take a device map?
 PLACES_FILES = SITES.is_since("0.36")
 
 
 @functools.cache
 def hooks() -> Hooks:
-    """The places in diffusers that are replaced while a load runs on loadstone."""
     import accelerate
     from diffusers import configuration_utils
     from diffusers.loaders import single_file_model, single_file_utils
@@ -109,7 +107,7 @@ def hooks() -> Hooks:
 
 
 def _set_dtype_later(original: Any, cls: Any, dtype: torch.dtype) -> None:
-    """Defers the setting: the library does not restore it if the construction fails."""
+    """Defer the setting, because diffusers does not restore it if the construction fails."""
     with constructing():
         original(cls, dtype)  # raises for a dtype that models cannot have
     WANTED_DTYPE.set(dtype)
@@ -124,7 +122,7 @@ def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
         model = original(*args, **kwargs)
     load = current()
     if load is not None and load.model is None and not PLACES_FILES:
-        load.model = model  # not a twin of it, built for values that are missing
+        load.model = model  # not a copy of it, built for missing values
     return model
 
 
@@ -174,7 +172,7 @@ def _attempt(
 
 
 def _prepared(load: DiffusersSession, source: Any, kwargs: dict[str, Any]) -> Any:
-    """The source for a converter; a path stays one, which the library opens later."""
+    """Open the source for a converter; leave a path to diffusers, which opens it later."""
     config = kwargs.get("quantization_config")
     load.keeps_blocks = config is not None and not is_bitsandbytes(config)
     if not isinstance(source, SymbolicCheckpoint):
@@ -183,7 +181,6 @@ def _prepared(load: DiffusersSession, source: Any, kwargs: dict[str, Any]) -> An
 
 
 def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
-    """Notes the converter's arguments other than the checkpoint."""
     arguments: dict[str, Any] = original(function, **kwargs)
     load = current()
     if load is not None:
@@ -192,7 +189,7 @@ def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
 
 
 def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
-    """Notes the conversion before it runs, so that it can be repeated if it fails."""
+    """Record the conversion before it runs, to repeat it if it fails."""
     load = current()
     if load is None or not isinstance(checkpoint, SymbolicCheckpoint):
         return original(state, checkpoint)
@@ -230,7 +227,7 @@ def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _determine_device_map(
     original: Any, model: Any, device_map: Any, max_memory: Any = None, *rest: Any
 ) -> Any:
-    """Notes the map, which the library forgets, in a form that hooks support."""
+    """Keep the map, which diffusers discards, in a form that hooks support."""
     load = current()
     if load is not None:
         load.model = model
@@ -257,14 +254,14 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
     load = current() or DiffusersSession(OPTIONS.get())
-    conversion, load.conversion = load.conversion, None  # that is done
+    conversion, load.conversion = load.conversion, None
     if load.conversion_of is not None:
         conversion = load.conversion_of(model)
     dtype = args[0] if args else kwargs.get("dtype")
     # Converters that ask with a default write None for what the file lacks.
     converted = {name: value for name, value in state_dict.items() if value is not None}
     supplement(converted, model.state_dict())
-    unexpected = kwargs.get("unexpected_keys") or []  # the library warns of what is in it later
+    unexpected = kwargs.get("unexpected_keys") or []  # diffusers warns about its contents later
     unexpected[:] = [name for name in unexpected if name in converted]
     _read(
         load,
@@ -283,7 +280,6 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
 
 
 def _read(load: DiffusersSession, request: Request) -> None:
-    """Reads now, or defers until all components of the file are known."""
     components = DEFERRED.get()
     if components is None:
         load.read(request)
@@ -302,7 +298,7 @@ def _dispatch_model(original: Any, model: Any, **kwargs: Any) -> Any:
 
 
 def _to(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Skips the cast of a whole model after its load, which would round float32 modules."""
+    """Skip the cast of a loaded model, which would round float32 modules."""
     load = current()
     is_cast = any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values()))
     if load is not None and load.is_traced and load.model is model and is_cast:
@@ -329,7 +325,7 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
 
 
 def _dispatch_model_of_folder(original: Any, model: Any, **kwargs: Any) -> Any:
-    """Adds ``skip_keys``, which the library passes for pipelines but not for models."""
+    """Add ``skip_keys``, which diffusers passes for pipelines but not for models."""
     if current() is not None:
         kwargs.setdefault("skip_keys", skip_keys(model))
     return original(model, **kwargs)
@@ -356,7 +352,7 @@ def _load_pretrained_model(
             check_for_library(quantizer, kwargs.get("device_map"), load.options.refuses_unsupported)
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
     folder = kwargs.get("offload_folder")
-    if folder is not None:  # of this component, where the load is a pipeline's
+    if folder is not None:  # the component's folder in a pipeline
         load.options = dataclasses.replace(load.options, offload_folder=folder)
     names = set(model.state_dict())
     _read(
@@ -383,13 +379,11 @@ def _load_pretrained_model(
 
 
 def _reportable(cls: Any, names: list[str]) -> list[str]:
-    """Returns the unexpected names that the class does not ignore."""
     patterns = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 
 
 def _checkpoint_of(state_dict: Any) -> SymbolicCheckpoint | None:
-    """The checkpoint that the symbols of a converted dictionary come from."""
     if isinstance(state_dict, SymbolicCheckpoint):
         return state_dict
     first = next((each for each in state_dict.values() if isinstance(each, Symbol)), None)
@@ -398,9 +392,9 @@ def _checkpoint_of(state_dict: Any) -> SymbolicCheckpoint | None:
 
 
 def kept_in_float32(model: Any, dtype: Any) -> tuple[str, ...]:
-    """Return what ``from_pretrained`` keeps; the library's single files lose it in bfloat16.
+    """Return the modules that ``from_pretrained`` keeps in float32.
 
-    Models of transformers keep them in float16 alone.
+    diffusers casts them if it loads a single file. transformers models keep them in float16 only.
     """
     kept = getattr(type(model), "_keep_in_fp32_modules", None)
     is_own = hasattr(type(model), "_fix_state_dict_keys_on_load")

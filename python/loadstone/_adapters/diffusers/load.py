@@ -1,4 +1,4 @@
-"""The planning and reading in diffusers' loaders; one object for each call."""
+"""Planning and reading for diffusers' loaders."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from loadstone.tracing._absent_symbol import AbsentSymbol
 
 @dataclasses.dataclass
 class Request:
-    """A model that the library wants loaded.
+    """A model to load.
 
     Attributes:
         converted: the checkpoint's tensors by the model's names.
-        dtype: of floating tensors; ``None``: the model's own.
-        keeps: parts of names that stay in float32.
-        quantizer: the library's, for block formats that stay packed.
-        device_map: module path to device; ``None``: all on the cpu.
-        conversion: how the checkpoint was converted; ``None``: its names were the model's.
+        dtype: for floating-point tensors; ``None``: the model's own.
+        keeps: path components of modules that stay in float32.
+        quantizer: diffusers' quantizer, for block formats that stay packed.
+        device_map: ``None``: all on the CPU.
+        conversion: ``None`` if the checkpoint has the model's names.
     """
 
     model: Any
@@ -55,16 +55,15 @@ class Request:
 
 
 class DiffusersSession(LoadSession):
-    """One call of a loader. For one thread.
+    """One call of a loader. Single-threaded.
 
     Attributes:
-        device_map: as asked for, once the library has worked it out.
-        keeps_blocks: as blocks, where they are; else as the numbers they stand for.
-        config_sources: where configs may be.
-        missing_keys: what the converter asks for in vain, where that is known.
-        conversion: while the converter runs.
-        conversion_of: for models of another library: what the library does to the file for one.
-        mapping: the converter, and its arguments.
+        device_map: the request, resolved by diffusers.
+        keeps_blocks: keep block formats packed.
+        missing_keys: names that the converter is known to request in vain.
+        conversion: set while the converter runs.
+        conversion_of: returns the conversion of the file for a transformers model.
+        mapping: the converter and its arguments.
     """
 
     def __init__(self, options: LoadOptions) -> None:
@@ -80,29 +79,25 @@ class DiffusersSession(LoadSession):
         self._recipes: AdapterRecipes | None = None
 
     def read(self, request: Request) -> None:
-        """Plans and loads, and gives the model its tensors."""
         self.prepare(request)
         with model_lock(self.model):
             self.plan_for(request.device_map)
             self.carry_out()
 
     def prepare(self, request: Request) -> None:
-        """Traces; nothing is planned yet."""
         self.model = request.model
         self._request = request
         self._recipes = self.trace(request)
 
     @property
     def is_traced(self) -> bool:
-        """This load gives the model its tensors, now or later."""
+        """Return whether this load fills the model, now or later."""
         return self.plan is not None or self._recipes is not None
 
     def dtypes(self) -> Mapping[str, str]:
-        """The dtype of each target that the checkpoint gives; empty before the trace."""
         return self._recipes.dtypes if self._recipes is not None else {}
 
     def plan_for(self, device_map: Mapping[str, Any] | None) -> PlannedLoad:
-        """Plans what was traced; reads nothing."""
         assert self._request is not None and self._recipes is not None
         return self.make_plan(
             self.model,
@@ -115,7 +110,7 @@ class DiffusersSession(LoadSession):
         )
 
     def _left_to_constructor(self, model: Any) -> dict[str, str]:
-        """Under a patch, buffers that the library leaves to the constructor are left to it too."""
+        """Return buffers that diffusers also leaves to the constructor, under a patch only."""
         if self.options.refuses_unsupported or self.options.missing != "error":
             return {}
         saved = model.state_dict().keys()
@@ -123,7 +118,6 @@ class DiffusersSession(LoadSession):
         return {name: "initialise" for name in buffers if name in saved}
 
     def carry_out(self) -> None:
-        """Reads what was planned, and gives the model its tensors."""
         assert self.plan is not None
         with self.reading() as filled:
             execute.initialise_and_install(self.plan, self.model, filled)
@@ -131,7 +125,7 @@ class DiffusersSession(LoadSession):
         self._request = self._recipes = None
 
     def dispatch(self) -> None:
-        """Attaches hooks for tensors that are not in memory; no effect before they are read."""
+        """Attach hooks for offloaded tensors; a no-op before the read."""
         if self._core is None or self.device_map is None:
             return
         devices = {str(device) for device in self.device_map.values()}
@@ -149,7 +143,6 @@ class DiffusersSession(LoadSession):
         align_what_hooks_bring(model)
 
     def _examine(self, request: Request, converted: Mapping[str, Any]) -> Mismatch | None:
-        """A wrong config, where that is what disagrees."""
         config = getattr(request.model, "config", None)
         if not isinstance(config, Mapping):
             return None
@@ -165,7 +158,6 @@ class DiffusersSession(LoadSession):
         )
 
     def trace(self, request: Request) -> AdapterRecipes:
-        """Recipes for what the checkpoint gives, and findings for the rest."""
         weights = quantized_weights(request.model, request.checkpoint.catalog, request.converted)
         parts = parts_of(weights, request.converted)
         state = request.model.state_dict()
@@ -222,11 +214,11 @@ class DiffusersSession(LoadSession):
 
 
 def skip_keys(model: Any) -> Any:
-    """Arguments that hooks must not copy, because the model writes into them."""
+    """Return the arguments that hooks must not copy, because the model writes into them."""
     return getattr(model, "_skip_keys", None)
 
 
-# Numbers in names up to this are counted to, however few tensors there are.
+# A number in a tensor name may always be this large; converters count up to it.
 NUMBERS_MIN = 10_000
 
 _DIGITS_MAX = 18
@@ -234,7 +226,7 @@ _NUMBERS = re.compile(r"(?<![^._])[0-9]+(?![^._])")
 
 
 class WrongConfigError(Exception):
-    """Another config fits the file; the caller builds the model again with it."""
+    """A different config fits the file; the caller must rebuild the model with it."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -244,14 +236,9 @@ class WrongConfigError(Exception):
 def convert(
     model: Any, checkpoint: SymbolicCheckpoint, missing: MissingKeys | None = None
 ) -> tuple[Mapping[str, Any], SymbolicCheckpoint, Conversion | None]:
-    """The checkpoint by the model's names: through the library's converter, where it needs one.
+    """Return the checkpoint by the model's names, its owner, and the conversion if there was one.
 
-    Args:
-        checkpoint: before any converter; block formats decoded.
-        missing: what the converter is known to ask for in vain.
-
-    Returns:
-        The tensors by the model's names, the checkpoint that they belong to, and the conversion.
+    ``checkpoint`` has not been converted; its block formats are decoded.
     """
     from diffusers.loaders import single_file_model
 
@@ -277,19 +264,12 @@ def convert(
 
 
 def has_own_names(state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bool:
-    """Tell if a file has the library's names already, whole or not, so that nothing converts it.
-
-    The library says so of whole files only, and runs its converters on all others.
-    """
+    """Return whether a file, complete or partial, already has the model's names."""
     return checkpoint.keys() <= state.keys() or state.keys() <= checkpoint.keys()
 
 
 def require_series(checkpoint: SymbolicCheckpoint) -> None:
-    """Refuses numbers in names that no series of the file can reach: converters count up to them.
-
-    Raises:
-        PlanError: ``plan.conversion``, naming the tensor.
-    """
+    """Raise ``plan.conversion`` for a number beyond any series; converters count up to it."""
     limit = max(NUMBERS_MIN, len(checkpoint.catalog.tensors))
     for name in checkpoint.catalog.tensors:
         for digits in _NUMBERS.findall(name):
@@ -307,7 +287,6 @@ def require_series(checkpoint: SymbolicCheckpoint) -> None:
 def conversion_of(
     model: Any, checkpoint: SymbolicCheckpoint, function: Any, arguments: Mapping[str, Any]
 ) -> Conversion:
-    """The run of a converter on a checkpoint, that can be repeated."""
     require_series(checkpoint)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {"config": dict(model.config), **arguments}
@@ -319,10 +298,10 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 class DecodedTargets:
-    """Decodes the targets that the library dequantizes in a quantized model. For one trace.
+    """Decoder for targets that diffusers dequantizes in a quantized model. Valid for one trace.
 
-    Only whole tensors of the file can be decoded. For blocks that a converter has cut or joined, it
-    runs again on decoded tensors.
+    Only whole tensors of the file can be decoded. If a converter splits or joins blocks, it runs
+    again on decoded tensors.
     """
 
     def __init__(self, request: Request) -> None:
@@ -330,7 +309,6 @@ class DecodedTargets:
         self._converted: Mapping[str, Any] | None = None
 
     def of(self, name: str, value: Any, dtype: torch.dtype) -> Any:
-        """The decoded value of a target."""
         conversion = self._request.conversion
         if value.source or conversion is None:
             return value.decoded("gguf_half", dtype)
@@ -343,7 +321,6 @@ class DecodedTargets:
 def _as_wanted(
     request: Request, numbers: DecodedTargets, name: str, value: Any, target: torch.Tensor
 ) -> Any:
-    """The value in the dtype that the library would give it."""
     if is_packed(value):
         excluded = getattr(request.quantizer, "modules_to_not_convert", None) or ()
         parts = name.split(".")
@@ -359,7 +336,6 @@ def _as_wanted(
 
 
 def _dtype(request: Request, name: str, own: torch.dtype) -> torch.dtype:
-    """The final dtype of a target whose own dtype is ``own``."""
     if request.dtype is None or not own.is_floating_point:
         return own
     keeps_float32 = any(each in name.split(".") for each in request.keeps)
@@ -367,7 +343,7 @@ def _dtype(request: Request, name: str, own: torch.dtype) -> torch.dtype:
 
 
 def _make_room(model: Any, name: str, symbol: Any) -> None:
-    """A packed parameter in the place of the plain one, still without memory."""
+    """Install a packed parameter on meta in place of the plain one."""
     from diffusers.quantizers.gguf.utils import GGUFParameter
 
     path, _, leaf = name.rpartition(".")
@@ -383,7 +359,7 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
 
 
 def _as_planned_on_disk(plan: PlannedLoad, model: torch.nn.Module) -> None:
-    """Gives meta tensors of values on disk the planned dtype, to which hooks cast."""
+    """Give meta tensors of offloaded values the planned dtype, to which hooks cast."""
     extended = plan.extension_names()
     planned = {
         target.name: target.dtype
@@ -402,7 +378,6 @@ def _as_planned_on_disk(plan: PlannedLoad, model: torch.nn.Module) -> None:
 
 
 def _source(value: Any) -> str:
-    """The first tensor of the checkpoint that a value is made of."""
     while isinstance(value, Symbol) and not value.source and value.parents:
         value = value.parents[0]
     return value.source if isinstance(value, Symbol) else ""

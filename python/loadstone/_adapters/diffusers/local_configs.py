@@ -1,4 +1,4 @@
-"""Configs that a file may be of: those at hand, and those that diffusers knows by name only."""
+"""Find configs for a file: local ones, and repositories that diffusers knows by name."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# A cache may hold hundreds of models; each config is a small file to read.
+# A cache may contain hundreds of models.
 FILES_MAX = 2_000
 
-# Folders beside a file may hold anything.
+# The folder of a file may contain unrelated files.
 BESIDE_MAX = 200
 
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """A config that is at hand.
-
-    Attributes:
-        name: what a caller gives as ``config``.
-        subfolder: and as ``subfolder``.
-    """
+    """A local config, and the ``config`` and ``subfolder`` arguments that select it."""
 
     name: str
     subfolder: str
@@ -34,11 +29,11 @@ class LocalConfig:
 
 
 def find(cls: Any, files: list[str], given: str | None, cache: str | None) -> list[LocalConfig]:
-    """Configs of a class: of the folder that was given, beside the files, in the hub's cache.
+    """Return a class's configs from the given folder, the files' folder and the Hugging Face cache.
 
     Args:
-        given: what the caller named as the config, where that is a folder.
-        cache: the hub's cache folder, where it is not the usual one.
+        given: the caller's ``config``, if it is a folder.
+        cache: the Hugging Face cache folder, unless it is the default one.
     """
     found: dict[str, LocalConfig] = {}
     for known in (*_near(given, files), *_cached(cache)):
@@ -50,17 +45,14 @@ def find(cls: Any, files: list[str], given: str | None, cache: str | None) -> li
 
 
 def uncached(checkpoint: Any, cache: str | None) -> list[str]:
-    """Repositories, not cached, of the family of models that diffusers takes a file for.
-
-    The family is all that stands before the first dash of the names in the library's own table.
-    """
+    """Return uncached repositories of the file's family: the name up to the first dash."""
     from diffusers.loaders import single_file_utils
 
     library: Any = single_file_utils
     table: Mapping[str, Any] = library.DIFFUSERS_DEFAULT_PIPELINE_PATHS
     try:
         guess = library.infer_diffusers_model_type(checkpoint)
-    except Exception:  # it looks at tensors that this file lacks
+    except Exception:  # diffusers looks up tensors that this file lacks
         return []
     family = guess.partition("-")[0]
     names = [
@@ -94,7 +86,6 @@ def _cached(cache: str | None) -> Iterator[LocalConfig]:
 def _configs(
     root: Path, folders: Iterable[str], most: int
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the configs below a folder, each with the parts of its path there."""
     paths = [path for folder in folders for path in root.glob(f"{folder}config.json")]
     for path in sorted(paths)[:most]:
         try:

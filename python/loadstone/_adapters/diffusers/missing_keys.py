@@ -1,10 +1,8 @@
-"""Keys that a converter asks for by name and the file lacks.
+"""Keys that a converter requests by name and the file lacks.
 
-The library's converters of some classes take every tensor by its name, and stop at the first that
-is not there. What they would have made of it is learnt in dry runs: the converter runs on
-tensors without data, and what it asks for in vain is given to it as a tensor that is known to be
-absent, of the shape that the targets made of it call for. So all such keys are found at once, each
-with its targets, and a policy for what is missing can fill these.
+Some converters stop at the first missing name. Dry runs on tensors without data find all missing
+names at once: each request gets an absent tensor, whose shape follows from the model's targets. A
+policy for missing tensors can then fill these targets.
 """
 
 from __future__ import annotations
@@ -23,21 +21,20 @@ from loadstone.tracing._absent_symbol import AbsentSymbol, ShapeGuess, leaves
 
 Shape = tuple[int, ...]
 
-# A converter runs once for each fact that is learnt; a file that lacks more is refused.
+# Each run of the converter finds one fact; loadstone rejects a file that needs more runs.
 RUNS_MAX = 64
 
-# Where a dictionary of the converter's own lacks a name: prefixes tried that it may have in files.
+# Prefixes to try for a name that the converter's own dictionary lacks.
 PREFIXES_MAX = 8
 
-# A shape that nobody knows: tall and not square, and each part of many equal parts.
+# Placeholder for an unknown shape: tall, not square, and divisible into many equal parts.
 _GUESS: Shape = (5040, 10080)
 
-# A number in a name.
 NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
 
 
 class Assumed(NamedTuple):
-    """The shape of a tensor that a file lacks; a guess if nothing that is there shows it."""
+    """The shape of a missing tensor; a guess if no tensor of the file shows it."""
 
     shape: Shape
     is_guess: bool
@@ -48,8 +45,8 @@ class MissingKeys:
     """The tensors that a file lacks, as its converter sees it.
 
     Attributes:
-        requested: by the name that the converter asks the file for.
-        assumed: by the name in the file, which the converter finds by looking through it.
+        requested: names that the converter requests.
+        assumed: names that the converter finds by iterating.
     """
 
     requested: dict[str, Assumed] = field(default_factory=dict)
@@ -62,22 +59,20 @@ class MissingKeys:
         return self.requested[key] if key in self.requested else self.assumed[key]
 
     def with_assumed(self, assumed: Mapping[str, Assumed]) -> MissingKeys:
-        """Return a copy with more names in the file."""
         return MissingKeys(dict(self.requested), {**self.assumed, **assumed})
 
     def set_shape(self, key: str, shape: Shape) -> None:
-        """Set a shape that is known, not guessed."""
         (self.requested if key in self.requested else self.assumed)[key] = Assumed(shape, False)
 
 
 @dataclass
 class Conversion:
-    """One run of a library's converter, that can be repeated.
+    """A repeatable run of a converter.
 
     Attributes:
-        function: the converter; ``checkpoint`` is what it is given beside ``arguments``.
-        wanted: name and shape of the model's tensors.
-        open: makes a fresh checkpoint of dequantized tensors, with those that it lacks.
+        function: takes ``checkpoint`` and ``arguments``.
+        wanted: shapes of the model's tensors.
+        open: returns a new checkpoint of dequantized tensors, plus the missing ones.
     """
 
     catalog: Catalog
@@ -87,11 +82,7 @@ class Conversion:
     open: Callable[[MissingKeys], Any]
 
     def run(self, missing: MissingKeys, is_search: bool = False) -> Mapping[str, Any]:
-        """Convert the file, with absent tensors for what it lacks.
-
-        Args:
-            is_search: names that are asked for and that ``missing`` does not have are added to it.
-        """
+        """Convert the file with absent tensors; a search adds requested names to ``missing``."""
         checkpoint = self.open(missing)
         checkpoint.assume = self.assume if is_search else None
         return self.function(checkpoint=checkpoint, **self.arguments)
@@ -103,7 +94,7 @@ class Conversion:
 
     @functools.cached_property
     def _patterns(self) -> dict[str, Counter[Shape]]:
-        """The file's names without numbers and prefixes, and the shapes of such tensors."""
+        """Return shapes by name pattern: without numbers, with and without prefixes."""
         patterns: dict[str, Counter[Shape]] = {}
         for name, info in self.catalog.tensors.items():
             pattern = NUMBER.sub("#", name)
@@ -117,13 +108,9 @@ class Conversion:
 
 
 def find_missing_keys(conversion: Conversion, missing: MissingKeys | None = None) -> MissingKeys:
-    """Find all names that the converter asks for and the file lacks.
+    """Find all names that the converter requests and the file lacks.
 
-    Args:
-        missing: the keys that are known already.
-
-    Raises:
-        PlanError: ``plan.missing``, with all that was found, if its targets cannot be derived.
+    Raises ``plan.missing``, with all names, if the targets are unknown.
     """
     search = _Search(conversion, MissingKeys() if missing is None else missing)
     for _ in range(RUNS_MAX):
@@ -136,12 +123,12 @@ class _Search:
     def __init__(self, conversion: Conversion, missing: MissingKeys) -> None:
         self.conversion = conversion
         self.missing = missing
-        self._trials: list[str] = []  # names for what the converter's own dictionary lacks
-        self._tried: str = ""  # the last of them, as long as nothing shows whether it was right
-        self._stumbled: str = ""  # over this
+        self._trials: list[str] = []  # candidate names for `_stumbled`
+        self._tried: str = ""  # the last candidate, until a run confirms it
+        self._stumbled: str = ""  # the name that a converter's own dictionary lacks
 
     def step(self) -> bool:
-        """One dry run; True when there is nothing left to learn."""
+        """Run once; return ``True`` if nothing is left to find."""
         try:
             made = self.conversion.run(self.missing, is_search=True)
         except ShapeGuess as guess:
@@ -152,25 +139,24 @@ class _Search:
             return False
         except Error:
             raise
-        except Exception as reason:  # over a guess: what the library says would mislead
+        except Exception as reason:  # caused by a guess: its message would mislead
             if not self.missing:
                 raise
             raise self.refusal() from reason
         return self._fits(made)
 
     def refusal(self) -> Error:
-        """All keys that were found to be lacking, where nothing can be made of them."""
         keys = sorted({*self.missing.requested, *self.missing.assumed})
         return refusal(keys or [self._stumbled])
 
-    # --- what the converter looks for in a dictionary of its own ---------------------------------
+    # --- lookups in a converter's own dictionary -------------------------------------------------
 
     def _stumble(self, key: str) -> None:
-        """Puts a tensor into the file under which the converter would have found its key."""
+        """Add a tensor to the file under a name from which the converter may derive the key."""
         if key != self._stumbled or not self._tried:
             self._stumbled = key
             self._trials = self._names_for(key)
-        else:  # the last name was not it
+        else:  # the last candidate was wrong
             self.missing.assumed.pop(self._tried)
         if not self._trials:
             raise refusal([key, *self.missing.requested, *self.missing.assumed])
@@ -178,7 +164,7 @@ class _Search:
         self.missing.assumed[self._tried] = self.conversion.assume(key)
 
     def _names_for(self, key: str) -> list[str]:
-        """The key with each prefix that the file's names have, the likeliest first."""
+        """Return the key with each prefix of the file's names, most likely first."""
         head = key.partition(".")[0] + "."
         counts: Counter[str] = Counter()
         for name in self.conversion.catalog.tensors:
@@ -191,12 +177,12 @@ class _Search:
         best = sorted(counts, key=lambda prefix: (-counts[prefix], -len(prefix)))
         return [f"{prefix}{key}" for prefix in best[:PREFIXES_MAX]]
 
-    # --- shapes, from what is made of them -------------------------------------------------------
+    # --- shapes of missing tensors ---------------------------------------------------------------
 
     def _fits(self, made: Mapping[str, Any]) -> bool:
-        """Return whether all that is made of absent keys has the shape that the model wants."""
+        """Return whether all targets of absent keys have the model's shapes."""
         self._tried = ""
-        uses: dict[str, list[tuple[Shape, Shape]]] = {}  # of targets: the shape, and the wanted one
+        uses: dict[str, list[tuple[Shape, Shape]]] = {}  # targets' (shape, wanted shape)
         for name, value in made.items():
             if isinstance(value, AbsentSymbol) and name in self.conversion.wanted:
                 for key in leaves(value)[1]:
@@ -205,14 +191,14 @@ class _Search:
         fits = True
         for key, targets in uses.items():
             shape = _shape_for(self.missing[key].shape, targets)
-            if shape is not None:  # else the shapes contradict each other: the target is missing
+            if shape is not None:  # else the shapes conflict, and the target is missing
                 fits &= shape == self.missing[key].shape
                 self.missing.set_shape(key, shape)
         return fits
 
 
 def _shape_for(assumed: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | None:
-    """The shape of a key for which its targets have the shapes of the model."""
+    """Return the shape of a key that gives its targets the model's shapes."""
     if all(found == wanted for found, wanted in targets):
         return assumed
     found, first = targets[0]
@@ -225,7 +211,6 @@ def _shape_for(assumed: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | No
 
 
 def refusal(keys: Iterable[str]) -> Error:
-    """The error for keys of which no target is known."""
     names = list(dict.fromkeys(keys))
     why = "the library's converter of this class asks for it by name"
     findings = [

@@ -1,4 +1,4 @@
-"""Findings for a model's tensors that a file does not hold."""
+"""Findings for model tensors that a file lacks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from loadstone.tracing._absent_symbol import AbsentSymbol, leaves
 
 
 class MissingTensors:
-    """The tensors of a model that a converted checkpoint lacks. For one plan.
+    """The model tensors that a converted checkpoint lacks. Valid for one plan.
 
     Args:
-        model: whose tensors they are.
         converted: the checkpoint's tensors by the model's names.
-        missing, missing_of: the policies of the caller, and of single tensors.
+        missing, missing_of: the caller's policy, and policies of single tensors.
     """
 
     def __init__(
@@ -52,11 +51,9 @@ class MissingTensors:
         keys: Mapping[str, str],
         conversion: Conversion | None,
     ) -> None:
-        """Adds findings and expected names for them to a trace.
+        """Add findings and expected names to a trace.
 
-        Args:
-            keys: of the tensors that are there, by the model's names.
-            conversion: of the file; ``None``: it has the model's names.
+        ``conversion`` is ``None`` if the file has the model's names.
         """
         for name in self.absent.keys() & set(self.names):
             self._report_absent(recipes, checkpoint, name)
@@ -72,11 +69,7 @@ class MissingTensors:
                 recipes.findings.append(_unused(checkpoint.file_key(key)))
 
     def pair(self, recipes: AdapterRecipes, shapes: Mapping[str, Shape]) -> None:
-        """Pairs a missing and an unexpected tensor that alone have the same shape.
-
-        Args:
-            shapes: of the unexpected ones, by the names that the converter left them under.
-        """
+        """Pair a missing and an unexpected tensor if no other tensors have their shape."""
         wanted = {name: tuple(self.state[name].shape) for name in self.names}
         missing, unexpected = Counter(wanted.values()), Counter(shapes.values())
         sources = dict(recipes.unexpected)

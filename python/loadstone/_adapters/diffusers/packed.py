@@ -1,4 +1,4 @@
-"""Tensors of block formats as the library keeps them: rows of bytes, with a type."""
+"""Tensors of block formats as diffusers stores them: rows of bytes with a type."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from loadstone.tracing._trace import refusal
 
 
 class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
-    """Rows of quantization blocks, as bytes; converters cut and join whole rows of them.
-
-    Attributes:
-        quant_type: the library's name for the block format.
-        quant_shape: the dequantized shape.
-    """
+    """Rows of quantization blocks; ``quant_shape`` is the dequantized shape."""
 
     quant_type: Any
     quant_shape: torch.Size
@@ -35,7 +30,7 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
         return self
 
     def decoded(self, kernel: str, dtype: torch.dtype) -> Symbol:
-        """The dequantized tensor; only whole tensors of the file have one."""
+        """Dequantize; only tensors that are stored whole in the file support this."""
         if not self.source:
             raise refusal("plan.untraceable", kernel, [self], "needs tensors as they are stored")
         trace, shape = self.tracer, tuple(self.quant_shape)
@@ -45,11 +40,10 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
 
     @property
     def decoded_meta(self) -> torch.Tensor:
-        """The form of the numbers that the blocks stand for."""
         return self.tracer.form(tuple(self.quant_shape), torch.float32)
 
     def inherit(self, parents: list[Symbol], operation: str) -> None:
-        """Blocks of one format, in rows as they were; all else tears blocks apart."""
+        """Accept blocks of one format with unchanged rows; other operations would split blocks."""
         packed_parents = [each for each in parents if isinstance(each, PackedSymbol)]
         types = {each.quant_type for each in packed_parents}
         rows = {each.shape[-1:] for each in packed_parents}
@@ -63,12 +57,11 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
         self._set_type(types.pop())
 
 
-# Operations after which the last dimension may be another one of the same size.
+# Operations that may permute the last dimension without changing its size.
 _MOVES_COLUMNS = frozenset({"transpose", "permute", "t", "flip", "_to_copy"})
 
 
 def packed(trace: Trace, catalog: Catalog, name: str) -> PackedSymbol:
-    """The blocks of a tensor as rows of bytes."""
     info = catalog.tensors[name]
     kind = gguf.GGMLQuantizationType[info.encoding]
     elements, size = gguf.GGML_QUANT_SIZES[kind]
@@ -79,10 +72,9 @@ def packed(trace: Trace, catalog: Catalog, name: str) -> PackedSymbol:
 
 
 def offloaded(parameter: Any) -> Any:
-    """A packed parameter on meta that stays of its block format when a hook fills it.
+    """Return a packed parameter on meta whose class knows the block format.
 
-    The hooks make what they bring by calling the parameter's class with the bytes alone, so the
-    class has to know the format.
+    Hooks call the class with the bytes only.
     """
     blank = torch.empty(parameter.shape, dtype=torch.uint8, device="meta")
     return _offloaded_class(parameter.quant_type)(blank)

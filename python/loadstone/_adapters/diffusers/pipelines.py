@@ -1,8 +1,7 @@
-"""Where loadstone enters the library's pipelines.
+"""Hooks on diffusers' pipelines.
 
-A folder's pipeline gets its places where the library works out its own, and each component is
-loaded by its class. Of a file that holds several components the reading is put off: the library
-builds them all, then all plans are made, and if they are good the file is read.
+Folders: a hook replaces diffusers' device map, and each class loads its component. Combined files:
+loadstone defers the reads until diffusers has built all components and all plans are valid.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from loadstone._execute.audit import last_report
 from loadstone._plan.placement import expanded
 
 _placing: ContextVar[Placement | None] = ContextVar("loadstone_diffusers_placing", default=None)
-# Whether only the converted state dict is wanted, and no model.
+# Stop after the conversion of the state dict, without building a model?
 CONVERTING: ContextVar[bool] = ContextVar("loadstone_diffusers_converting", default=False)
-# The components whose reading is deferred; None: reads are not deferred.
+# The components with deferred reads; None: read immediately.
 DEFERRED: ContextVar[Deferred | None] = ContextVar("loadstone_diffusers_deferred", default=None)
 
 _MODULE = "diffusers.pipelines.pipeline_utils"
@@ -42,19 +41,14 @@ _MODULE = "diffusers.pipelines.pipeline_utils"
 
 @dataclasses.dataclass
 class Deferred:
-    """The components of one file, built and traced, and not read yet.
-
-    Attributes:
-        name: of the component that the library is about to load.
-        loads: by the component's name.
-    """
+    """The components of one file, traced but not read; ``name`` is the next one to load."""
 
     name: str = ""
     loads: dict[str, DiffusersSession] = dataclasses.field(default_factory=dict)
 
 
 def late_hooks() -> tuple[Hook, ...]:
-    """The hooks, if pipelines are imported: the import alone takes longer than a model's load."""
+    """Return the hooks only if pipelines are already imported, because the import is slow."""
     is_there = hasattr(sys.modules.get(_MODULE), "DiffusionPipeline")
     return _hooks() if is_there and is_known("diffusers") else ()
 
@@ -88,7 +82,7 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         return original(cls, *args, **kwargs)
     memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
     placing = Placement(kwargs["device_map"], memory, folder)
-    kwargs["device_map"] = "balanced"  # a placeholder: placing answers in its stead
+    kwargs["device_map"] = "balanced"  # a placeholder; _final_device_map returns the real one
     with ordinary_tensors(), set_variable(_placing, placing):
         pipe = original(cls, *args, **kwargs)
         placing.add_missing_hooks(pipe)
@@ -115,7 +109,7 @@ def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Loads a component of another library's class from the pipeline's file."""
+    """Load a transformers component from the pipeline's file."""
     source = kwargs.pop("checkpoint", None)
     build = functools.partial(original, cls, *args, **kwargs)
     if not isinstance(source, SymbolicCheckpoint):
@@ -130,7 +124,7 @@ def _load_encoder(
     build: Callable[..., Any], source: SymbolicCheckpoint, missing: MissingKeys
 ) -> Any:
     def convert(checkpoint: Any) -> Mapping[str, Any]:
-        """Converts only; the library has no function for that, so its load is stopped."""
+        """Convert only; diffusers has no function for that, so an exception stops its load."""
         with set_variable(CONVERTING, True):
             try:
                 build(checkpoint=checkpoint)
@@ -144,17 +138,13 @@ def _load_encoder(
 
     with loading() as load:
         load.missing_keys, load.conversion_of = missing, conversion
-        model = build(checkpoint=source.decoded(missing)).eval()  # the library forgets it of T5
+        model = build(checkpoint=source.decoded(missing)).eval()  # diffusers omits eval() for T5
         load.finish(model)
     return model
 
 
 class ConvertedError(Exception):
-    """Stops a load after the conversion of its file.
-
-    Attributes:
-        state: its tensors by the model's names.
-    """
+    """Stops a load after the conversion of its file."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         super().__init__()
@@ -162,7 +152,7 @@ class ConvertedError(Exception):
 
 
 def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Each component of a combined file sees all of its tensors."""
+    """Give each component of a combined file all of its tensors."""
     checkpoint, components = kwargs.get("checkpoint"), DEFERRED.get()
     if components is not None:
         components.name = kwargs["name"]
@@ -172,7 +162,7 @@ def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_ours(device_map: Any) -> bool:
-    """Whether the library has no answer of its own to a map; on a CPU alone it has one."""
+    """Return whether loadstone computes the map, because diffusers cannot or has only a CPU."""
     from diffusers.pipelines import pipeline_utils
     from diffusers.utils import torch_utils
 
@@ -184,7 +174,7 @@ def _is_ours(device_map: Any) -> bool:
 
 
 def _final_device_map(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """The places of all components, with what the library knows of them at this point."""
+    """Place all components as soon as diffusers knows their classes."""
     placing = _placing.get()
     if placing is None:
         return original(*args, **kwargs)
@@ -209,7 +199,6 @@ def _final_device_map(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _kept_in_float32(models: Mapping[str, Any]) -> dict[str, torch.dtype]:
-    """Tensors that their class keeps in float32, by their path in the pipeline."""
     return {
         f"{component}.{name}": torch.float32
         for component, model in models.items()
@@ -236,7 +225,7 @@ def _class_of(name: str, library: str, class_name: str, folder: Any) -> Any:
 
 
 def _empty(name: str, library: str, class_name: str, known: Mapping[str, Any]) -> Any:
-    """The library's own model without memory, in the dtype that it will have."""
+    """Build diffusers' own model on meta, in its final dtype."""
     from diffusers import pipelines
     from diffusers.pipelines import pipeline_loading_utils
 
@@ -274,24 +263,24 @@ def _load_component(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _note_moved(model: Any) -> None:
-    """The library has placed a component anew, after its load."""
+    """Update the report: diffusers moved the component after its load."""
     report = last_report(model) if isinstance(model, torch.nn.Module) else None
     if report is not None:
         accelerate_hooks().note_moved(model, report)
 
 
 def _unless_placing(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """A component that was placed by its own loader stays so."""
+    """Skip the move of a component that its own loader placed."""
     return None if _placing.get() is not None else original(*args, **kwargs)
 
 
-# --- reading what was put off --------------------------------------------------------------------
+# --- deferred reads ------------------------------------------------------------------------------
 
 
 def _finish(
     pipe: Any, components: Deferred, placing: Placement | None, kwargs: Mapping[str, Any]
 ) -> None:
-    """Plans all components of a file, then reads them."""
+    """Plan all components of a file before reading any."""
     loads = components.loads
     if placing is not None:
         models = {name: each for name, each in models_of(pipe).items() if name not in kwargs}
@@ -327,7 +316,6 @@ def _dtypes(name: str, load: DiffusersSession) -> Iterator[tuple[str, torch.dtyp
 
 
 def _joined(failures: Mapping[str, PlanError]) -> PlanError:
-    """One error for all components of a file."""
     if len(failures) == 1:
         return next(iter(failures.values()))
     first = next(iter(failures.values()))

@@ -1,4 +1,4 @@
-"""Weights that bitsandbytes quantizes in models of the library."""
+"""Weights that bitsandbytes quantizes in diffusers models."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ from loadstone._files.catalog import Catalog
 
 
 def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Any:
-    """Return the ``QuantizedWeights`` of layers that the library's quantizer has put into a model.
-
-    Args:
-        converted: the checkpoint's tensors by the model's names.
-
-    Returns:
-        ``None`` if there are none.
-    """
+    """Return a model's ``QuantizedWeights``, or ``None`` without bitsandbytes layers."""
     paths = quantizing_layers(model).keys()
     if not paths:
         return None
@@ -29,7 +22,7 @@ def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]
 
 
 def quantizing_layers(model: Any) -> dict[str, Any]:
-    """The layers of bitsandbytes in a model; nothing is imported if there are none."""
+    """Return the bitsandbytes layers; imports nothing if there are none."""
     if not has_modules_of(model, "bitsandbytes"):
         return {}
     is_quantizing = resolve(ADAPTERS["bitsandbytes"].quantizer).is_quantizing
@@ -37,7 +30,7 @@ def quantizing_layers(model: Any) -> dict[str, Any]:
 
 
 def size_of_weight(model: torch.nn.Module, path: str) -> int:
-    """Return the bytes of the weight of a layer of bitsandbytes, with its scales."""
+    """Return the bytes of a quantized weight, including its scales."""
     name = f"{path}.weight" if path else "weight"
     nbytes: int = resolve(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
     return nbytes
@@ -52,7 +45,6 @@ def parts_of(weights: Any, names: Mapping[str, Any]) -> set[str]:
 
 
 def _weights_of(name: str) -> Iterator[str]:
-    """Yield the names of the weights that a tensor would be a component of."""
     path, _, leaf = f".{name}".rpartition(".")
     if leaf in ("SCB", "weight_format"):
         yield f"{path}.weight"[1:]

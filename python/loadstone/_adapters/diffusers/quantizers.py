@@ -1,7 +1,7 @@
-"""Hooks on the library's quantizers of bitsandbytes.
+"""Hooks on diffusers' bitsandbytes quantizers.
 
-The library's own code builds the layers. Its quantizers refuse machines without a GPU and places on
-cpu and disk, where loadstone can quantize.
+diffusers builds the layers, but rejects CPU-only machines and quantized modules on the CPU or on
+disk. loadstone supports both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ _METHOD = "bitsandbytes"
 
 
 def places() -> list[tuple[Any, str, Any]]:
-    """Return owner, name and replacement of each hook."""
     from diffusers.quantizers.bitsandbytes import bnb_quantizer
 
     replacements: dict[str, Any] = {
@@ -37,7 +36,7 @@ def places() -> list[tuple[Any, str, Any]]:
 
 
 def _validate_environment(original: Any, quantizer: Any, *args: Any, **kwargs: Any) -> None:
-    """Allows machines without a GPU, and cpu and disk in device maps."""
+    """Allow CPU-only machines, and the CPU and the disk in device maps."""
     if current() is None:
         original(quantizer, *args, **kwargs)
     elif _has_accelerator():
@@ -48,26 +47,26 @@ def _validate_environment(original: Any, quantizer: Any, *args: Any, **kwargs: A
 
 
 def _update_device_map(original: Any, quantizer: Any, device_map: Any) -> Any:
-    """No map without an accelerator: the library would ask CUDA for the device."""
+    """Return no map without an accelerator, because diffusers would query CUDA."""
     if device_map is None and current() is not None and not _has_accelerator():
         return None
     return original(quantizer, device_map)
 
 
 def _adjust_target_dtype(original: Any, quantizer: Any, dtype: Any) -> Any:
-    """The dtype given: the library counts all tensors as quantized; see :func:`quantized_sizes`."""
+    """Keep the dtype: diffusers treats all tensors as quantized; see :func:`quantized_sizes`."""
     return dtype if current() is not None else original(quantizer, dtype)
 
 
 def _adjust_max_memory(original: Any, quantizer: Any, max_memory: Any) -> Any:
-    """The memory given; the library's own reserves some for quantizing on a device."""
+    """Keep the memory limit; diffusers reserves memory for quantizing on the device."""
     return max_memory if current() is not None else original(quantizer, max_memory)
 
 
 def _replace_layers(
     original: Any, quantizer: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Hides the device map, as the library refuses quantized modules on cpu and disk."""
+    """Hide the device map, because diffusers rejects quantized modules on the CPU and on disk."""
     stays = quantizer.quantization_config.llm_int8_enable_fp32_cpu_offload
     places = None if current() is not None and not stays else device_map
     return original(quantizer, model, places, *args, **kwargs)
@@ -78,23 +77,22 @@ def _has_accelerator() -> bool:
 
 
 def is_bitsandbytes(quantizer: Any) -> bool:
-    """Whether the library quantizes by bitsandbytes; also asked of a quantization config."""
+    """Return whether the method of a quantizer or of a quantization config is bitsandbytes."""
     config = getattr(quantizer, "quantization_config", quantizer)
     return str(getattr(getattr(config, "quant_method", None), "value", "")) == _METHOD
 
 
 def is_known(quantizer: Any) -> bool:
-    """Whether loadstone supports a quantizer of the library."""
     if not is_bitsandbytes(quantizer):
         return False
     return not getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
 
 
 def check_for_library(quantizer: Any, device_map: Any, refuses_unsupported: bool) -> None:
-    """Makes up for the library's own checks, before the library quantizes by itself.
+    """Run the checks that the hooks skip, before diffusers quantizes on its own.
 
     Raises:
-        Error: ``plan.options``: loadstone was called by name.
+        Error: ``plan.options``, if the caller called loadstone explicitly.
     """
     if not is_bitsandbytes(quantizer):
         return
@@ -112,7 +110,7 @@ def check_for_library(quantizer: Any, device_map: Any, refuses_unsupported: bool
 
 @contextlib.contextmanager
 def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
-    """Gives weights on meta the sizes of their quantized bytes, for accelerate's counting."""
+    """Give weights on meta their quantized sizes, from which accelerate computes device maps."""
     layers = quantizing_layers(model)
     held = {path: layer._parameters["weight"] for path, layer in layers.items()}
     sizes = {path: size_of_weight(model, path) for path in layers}

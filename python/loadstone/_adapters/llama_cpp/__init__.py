@@ -1,8 +1,8 @@
 """The implementation of :mod:`loadstone.llama_cpp`; no public names.
 
-* ``converter``: llama.cpp's converter, found in a folder and imported for the length of a trace.
-* ``files``: the model's tensors as the converter finds them: names, dtypes and shapes.
-* ``weights``, ``arrays``: tensors and arrays without data, which it works on.
-* ``tracing``: one run of it, and the recipes that come of it.
-* ``metadata``: the keys and values that it would write.
+* ``converter``: find llama.cpp's converter in a folder, and import it for one trace.
+* ``files``: names, dtypes and shapes of the model's tensors, for the converter.
+* ``weights``, ``arrays``: tensors and arrays without data.
+* ``tracing``: one run of the converter, and its recipes.
+* ``metadata``: the keys and values that the converter would write.
 """

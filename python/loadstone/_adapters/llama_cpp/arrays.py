@@ -1,7 +1,7 @@
-"""Arrays without data, for the half of llama.cpp's converter that works on NumPy's.
+"""Arrays without data, for the NumPy half of llama.cpp's converter.
 
-The converter hands each finished tensor to ``gguf`` as an array, which casts or quantizes it and
-notes it for the file. What stands there at the end says which tensor it is, and in which type.
+The converter passes each finished tensor to ``gguf`` as an array; ``gguf`` casts or quantizes it
+and adds it to the file. The resulting entry identifies the tensor and its type.
 """
 
 from __future__ import annotations
@@ -15,28 +15,24 @@ from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import make
 from loadstone.tracing._trace import refusal
 
-# Types of GGUF that are dtypes of torch's, by the names that ``gguf`` has for them.
+# GGUF types that are torch dtypes, by the names in ``gguf``.
 PLAIN = {
     name: torch_dtype(name) for name in ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8")
 }
 
 
 def array_class(gguf: Any, numpy: Any) -> Any:
-    """The class of arrays for one release of ``gguf``; ``of(symbol)`` makes one.
+    """Return the array class for one release of ``gguf``; ``of(symbol)`` creates an array.
 
-    It is one of the library's lazy arrays, so that the library's own functions take it, and does
-    nothing but change its dtype.
+    It derives from gguf's lazy array, so gguf's functions accept it, but supports only casts.
     """
     base: Any = gguf.LazyNumpyTensor
 
     class Array(base):  # type: ignore[misc]
-        """The array of a symbol."""
-
         _tensor_type = numpy.ndarray
 
         @classmethod
         def of(cls, symbol: ConverterSymbol) -> Any:
-            """The array that has a symbol's shape and dtype."""
             name = str(symbol.dtype).removeprefix("torch.")
             if not hasattr(numpy, name):
                 raise refusal(
@@ -60,7 +56,6 @@ def array_class(gguf: Any, numpy: Any) -> Any:
             raise refusal("plan.untraceable", f"{operation} (numpy)", [self.symbol])
 
         def astype(self, dtype: Any, *_: Any, **__: Any) -> Any:
-            """The array in another dtype."""
             name = numpy.dtype(dtype).name
             return type(self).of(self.symbol.to(getattr(torch, name)))
 
@@ -68,10 +63,7 @@ def array_class(gguf: Any, numpy: Any) -> Any:
 
 
 def symbol_in(array: Any, array_type: Any) -> ConverterSymbol | None:
-    """The symbol of an array as ``gguf`` holds it for the file; ``None``: it is another's.
-
-    ``gguf`` quantizes arrays without data to an array of its own class, made of one of ours.
-    """
+    """Return an array's symbol, or ``None``; gguf wraps quantized arrays in a lazy array."""
     if isinstance(array, array_type):
         found: ConverterSymbol = array.symbol
         return found
@@ -83,11 +75,7 @@ def symbol_in(array: Any, array_type: Any) -> ConverterSymbol | None:
 
 
 def constant(name: str, array: Any, encoding: str, numpy: Any) -> torch.Tensor:
-    """A real tensor for an array that the converter made by itself.
-
-    Raises:
-        PlanError: its type is one that a constant cannot have (``plan.untraceable``).
-    """
+    """Return a real tensor for an array that the converter created itself."""
     dtype = PLAIN.get(encoding)
     if dtype is None or type(array) is not numpy.ndarray or array.dtype == object:
         raise make(

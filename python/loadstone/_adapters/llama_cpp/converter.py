@@ -1,9 +1,9 @@
-"""llama.cpp's converter in a folder: found, checked, and imported for the length of a trace.
+"""Find llama.cpp's converter in a folder, check it, and import it for one trace.
 
-It is a script and two packages, ``conversion`` and the release of ``gguf`` that it needs, and takes
-top-level names and ``sys.path`` for itself. Both are its own only inside :meth:`Converter.entered`:
-a process that uses another release of ``gguf`` keeps that. It is made to convert one model and end,
-and its classes remember things of a model, so it is imported anew each time.
+The converter is a script with two packages, ``conversion`` and its own release of ``gguf``, and
+uses top-level names and ``sys.path``. Both are changed only inside :meth:`Converter.entered`, so
+the process keeps its own ``gguf``. The classes cache facts about one model, so each trace imports
+the converter again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loadstone._base.errors import make
 
 _PACKAGES = ("conversion", "gguf")
 _MARK = Path("conversion", "base.py")
-# Where llama.cpp stands in a checkout, and in the source package of llama-cpp-python.
+# The location of llama.cpp in a checkout, and in the source package of llama-cpp-python.
 _INSIDE = (Path(), Path("vendor", "llama.cpp"))
 _ADVICE = (
     "pass converter= (on the command line --converter), a checkout of llama.cpp or the unpacked "
@@ -39,7 +39,7 @@ _lock = threading.RLock()
 class Converter:
     """The converter of one folder.
 
-    Thread safety: one trace at a time runs in a process; others wait.
+    Thread-safe: a process runs one trace at a time; others wait.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,11 +50,7 @@ class Converter:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Converter]:
-        """Its modules are the process's while the block runs.
-
-        Raises:
-            Error: ``plan.options``: a module is missing, or lacks what the table of sites names.
-        """
+        """Install its modules in ``sys.modules``; raises ``plan.options`` if one is missing."""
         with _lock:
             others = _taken()
             path = list(sys.path)
@@ -66,16 +62,16 @@ class Converter:
             finally:
                 _taken()
                 sys.modules.update(others)
-                for each in self._paths:  # it adds them by itself, too
+                for each in self._paths:  # the converter adds them, too
                     while sys.path.count(each) > path.count(each):
                         sys.path.remove(each)
 
     def module(self, name: str) -> Any:
-        """One of its modules; inside :meth:`entered`."""
+        """Import one of its modules; valid only inside :meth:`entered`."""
         return importlib.import_module(name)
 
     def version(self) -> str:
-        """The release of its ``gguf`` package; "?" where nothing says it."""
+        """Return the release of its ``gguf`` package, or "?" if it is unknown."""
         project = self.folder / "gguf-py" / "pyproject.toml"
         try:
             said = tomllib.loads(project.read_text(encoding="utf-8"))
@@ -101,11 +97,7 @@ class Converter:
 
 
 def converter_at(path: str | os.PathLike[str] | None) -> Converter:
-    """The converter in a folder; ``None``: the one whose folder is in ``sys.path``.
-
-    Raises:
-        Error: ``plan.options``: there is none.
-    """
+    """Return the converter in a folder; ``None``: the one whose folder is in ``sys.path``."""
     if path is not None:
         given = Path(os.fsdecode(path)).expanduser().absolute()
         for inside in _INSIDE:
@@ -119,7 +111,6 @@ def converter_at(path: str | os.PathLike[str] | None) -> Converter:
 
 
 def needs(reason: ImportError, folder: Path) -> Exception:
-    """The error for a package that the converter imports and nobody installed."""
     name = reason.name or str(reason)
     return make(
         "plan.options",
@@ -140,6 +131,6 @@ def _missing(message: str, folder: Path | None) -> Exception:
 
 
 def _taken() -> dict[str, ModuleType]:
-    """Takes the modules of both packages out of the process."""
+    """Remove the modules of both packages from ``sys.modules``."""
     names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
     return {name: sys.modules.pop(name) for name in names}

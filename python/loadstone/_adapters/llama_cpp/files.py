@@ -1,4 +1,4 @@
-"""The checkpoint's tensors as llama.cpp's converter finds them: names, dtypes and shapes."""
+"""The checkpoint's tensors for llama.cpp's converter: names, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,22 @@ from loadstone._base.dtypes import is_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 
-# Weights that are stored in another encoding are shown as the numbers that are decoded.
+# The converter sees quantized weights as decoded values.
 _NUMBERS = "F32"
 
 
 class LocalTensor:
-    """One tensor of a file, in place of ``gguf.utility.LocalTensor``.
-
-    Attributes:
-        name: in the checkpoint.
-        dtype: by its safetensors name.
-        shape: outermost dimension first.
-    """
+    """Replaces ``gguf.utility.LocalTensor``; the outermost dimension comes first."""
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...], weights: Weights) -> None:
         self.name, self.dtype, self.shape = name, dtype, shape
         self._weights = weights
 
     def symbol(self) -> ConverterSymbol:
-        """The tensor, without its data."""
         return self._weights.source(self.name)
 
     def mmap_bytes(self) -> NoReturn:
-        """Refused: nothing of it is read."""
+        """Reject a read: a plan reads no data."""
         raise make(
             "plan.data_dependent",
             "llama.cpp's converter reads the tensor's bytes, and a plan is made before any is read",
@@ -43,13 +36,6 @@ class LocalTensor:
 
 
 class Files:
-    """The files of a checkpoint, by name.
-
-    Args:
-        catalog: the checkpoint.
-        weights: makes the symbols.
-    """
-
     def __init__(self, catalog: Catalog, weights: Weights) -> None:
         for shard in catalog.shards:
             if not shard.endswith(".safetensors"):
@@ -77,11 +63,11 @@ class Files:
             self._by_file[file][name] = LocalTensor(name, _NUMBERS, shape, weights)
 
     def reader(self) -> type:
-        """The class that stands in place of ``gguf.utility.SafetensorsLocal``."""
+        """Return the class that replaces ``gguf.utility.SafetensorsLocal``."""
         by_file = self._by_file
 
         class SafetensorsLocal:
-            """The tensors of one file in the order of their names, as the library has them."""
+            """The tensors of one file, sorted by name, as in gguf."""
 
             def __init__(self, filename: str | os.PathLike[str]) -> None:
                 name = Path(filename).name

@@ -1,4 +1,4 @@
-"""Keys and values of a GGUF file with their types, and the JSON in which they are handed on."""
+"""Typed keys and values of a GGUF file, and their JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadstone._files.gguf_metadata import json_value
 FORMAT = "loadstone-gguf-metadata"
 VERSION = 1
 
-# Names of types in ``gguf``, and in the JSON.
+# Type names in ``gguf`` -> type names in the JSON.
 _TYPES = {
     "UINT8": "u8",
     "INT8": "i8",
@@ -50,13 +50,12 @@ class MetadataEntry:
     items: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as it stands in the file."""
         items = {"items": self.items} if self.items else {}
         return {"key": self.key, "type": self.type, **items, "value": json_value(self.value)}
 
 
 def to_json(entries: Iterable[MetadataEntry]) -> str:
-    """The text of ``NAME.metadata.json``; an entry a line."""
+    """Return the text of ``NAME.metadata.json``, one entry per line."""
     rows = (json.dumps(each.to_json(), ensure_ascii=False, allow_nan=False) for each in entries)
     head = json.dumps({"format": FORMAT, "version": VERSION})[:-1]
     return head + ', "entries": [\n' + ",\n".join(rows) + "\n]}\n"
@@ -65,14 +64,10 @@ def to_json(entries: Iterable[MetadataEntry]) -> str:
 def entries_of(
     pairs: Iterable[tuple[str, Any]], type_of: Callable[[Any], Any]
 ) -> tuple[MetadataEntry, ...]:
-    """Entries in the order of the file.
-
-    Args:
-        pairs: keys with the values of ``gguf``'s writer: ``value``, ``type`` and ``sub_type``.
-        type_of: ``gguf``'s own word for the type of an array's item.
+    """Convert the pairs of ``gguf``'s writer, in file order.
 
     Raises:
-        PlanError: a value is not of its type, or no text (``plan.conversion``).
+        PlanError: ``plan.conversion``: a value does not match its type, or is invalid text.
     """
     return tuple(_entry(key, found, type_of) for key, found in pairs)
 
@@ -102,7 +97,7 @@ def _entry(key: str, found: Any, type_of: Callable[[Any], Any]) -> MetadataEntry
 
 
 def _value(key: str, kind: str, value: Any) -> Any:
-    """The value that the file has: a whole number in range, the nearest float, or text."""
+    """Return the value as stored in the file: an integer in range, the nearest float, or text."""
     if kind == "string":
         return _text(key, value)
     if kind == "bool":
@@ -122,7 +117,7 @@ def _value(key: str, kind: str, value: Any) -> Any:
 
 
 def _text(key: str, value: Any) -> str:
-    """Text of UTF-8; tokens of some vocabularies are bytes."""
+    """Return UTF-8 text; some vocabularies have tokens of bytes."""
     try:
         if isinstance(value, str):
             value.encode("utf-8")

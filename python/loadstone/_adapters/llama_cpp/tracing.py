@@ -26,7 +26,7 @@ from loadstone._files.catalog import Catalog
 from loadstone._files.gguf_metadata import Metadata, metadata_text
 from loadstone._plan.recipes import AdapterRecipes
 
-# File types of ``gguf`` for the dtypes that the converter writes, and for the one it finds out.
+# ``gguf`` file types by dtype; GUESSED: the converter infers it.
 _FILE_TYPES = {"": "GUESSED", "F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
 
 
@@ -78,7 +78,7 @@ class GgufTraced(AdapterRecipes):
 def trace_model(
     folder: Path, catalog: Catalog, converter: Converter, dtype: Any, computed_bytes_max: int
 ) -> GgufTraced:
-    """Runs the converter for one model; see :func:`loadstone.llama_cpp.trace`."""
+    """Run the converter for one model; see :func:`loadstone.llama_cpp.trace`."""
     wanted = "" if dtype is None else dtype_argument(dtype)
     if wanted not in _FILE_TYPES:
         expected = "float32, float16, bfloat16, or None for the checkpoint's"
@@ -93,7 +93,7 @@ def trace_model(
 
 
 class _Run:
-    """One trace, while the modules of the converter are at hand."""
+    """One trace, while the converter's modules are imported."""
 
     def __init__(
         self, folder: Path, catalog: Catalog, converter: Converter, computed_bytes_max: int
@@ -112,10 +112,9 @@ class _Run:
         self.writers: list[Any] = []
 
     def done(self, file_type: str) -> GgufTraced:
-        """The recipes and keys of the one file that the converter would write."""
         with self._errors(), _replaced(self._places()):
             self._write(file_type)
-            if self.weights.trace.refused:  # also what the library's own code has caught
+            if self.weights.trace.refused:  # including errors that the converter caught
                 raise self.weights.trace.refused[0]
             writer = self._writer()
             dtypes = self._add_tensors(writer)
@@ -133,13 +132,12 @@ class _Run:
         )
 
     def _write(self, file_type: str) -> None:
-        """The converter's own steps, as its script takes them."""
         hparams = self.base.ModelBase.load_hparams(self.folder, False)
         text = self.conversion.ModelType.TEXT
         self.architecture = self.conversion.get_model_architecture(hparams, text)
         model_class = self.conversion.get_model_class(self.architecture)
         options = {}
-        if self.weights.quantized.readable:  # it is shown the numbers
+        if self.weights.quantized.readable:  # the converter sees decoded values
             options["hparams"] = {
                 key: value for key, value in hparams.items() if key != "quantization_config"
             }
@@ -147,7 +145,7 @@ class _Run:
         model_class(self.folder, kind, Path("model.gguf"), **options).write()
 
     def _places(self) -> list[tuple[Any, str, Any]]:
-        """Functions of the converter that read or write files, and what stands in for them."""
+        """Return replacements for the converter's functions that read or write files."""
         base, writer = self.base, self.gguf.GGUFWriter
         prepare = base.ModelBase.prepare_metadata
 
@@ -155,7 +153,7 @@ class _Run:
             self.writers.append(found)
 
         def prepare_plain(model: Any, vocab_only: bool) -> Any:
-            if self.weights.quantized.readable:  # the file is one of numbers
+            if self.weights.quantized.readable:  # the output file is not quantized
                 model._is_nvfp4 = model._is_mxfp4 = False
             return prepare(model, vocab_only)
 
@@ -179,7 +177,6 @@ class _Run:
         )
 
     def _add_tensors(self, writer: Any) -> dict[str, str]:
-        """Adds a recipe for each tensor of the file; returns their dtypes."""
         dtypes: dict[str, str] = {}
         trace = self.weights.trace
         for name, info in writer.tensors[0].items():
@@ -194,7 +191,6 @@ class _Run:
         return dtypes
 
     def _typed(self, name: str, symbol: ConverterSymbol, info: Any) -> torch.Tensor:
-        """The tensor in the type that the converter gives it."""
         encoding = info.dtype.name
         if encoding in PLAIN and tuple(info.shape) == tuple(symbol.shape):
             return symbol.to(PLAIN[encoding])
@@ -207,7 +203,6 @@ class _Run:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Names the architecture where the converter fails or asks for what cannot be had."""
         try:
             yield
         except Error as error:
@@ -224,7 +219,7 @@ class _Run:
             raise make("plan.conversion", message, path=str(self.folder)) from reason
 
     def _place_of(self, reason: Exception) -> str:
-        """The innermost line of the converter's own code that an error passed."""
+        """Return the innermost line of the converter's own code in a traceback."""
         passed = traceback.extract_tb(reason.__traceback__)
         own = [each for each in passed if Path(each.filename).is_relative_to(self.converter.folder)]
         if not own:
@@ -235,7 +230,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _replaced(places: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
-    """Attributes of the converter's own modules, which nobody else holds, while a trace runs."""
+    """Replace attributes of the converter's modules, which no other code uses, during a trace."""
     own = [(owner, name, vars(owner)[name]) for owner, name, _ in places]
     try:
         for owner, name, stand_in in places:
@@ -248,11 +243,7 @@ def _replaced(places: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[Non
 
 
 def require_no_code(folder: Path) -> None:
-    """Refuses a folder whose tokenizer is Python code, which the converter would run.
-
-    Raises:
-        PlanError: a config names such code (``plan.options``).
-    """
+    """Reject (``plan.options``) a tokenizer with Python code, which the converter would execute."""
     for name in ("tokenizer_config.json", "config.json"):
         path = folder / name
         if not path.is_file():
@@ -260,7 +251,7 @@ def require_no_code(folder: Path) -> None:
         try:
             config = json.loads(path.read_bytes())
         except ValueError:
-            continue  # whoever needs it says so
+            continue  # code that needs the file reports it
         named = config.get("auto_map") if isinstance(config, dict) else None
         code = named.get("AutoTokenizer") if isinstance(named, dict) else named
         if code:

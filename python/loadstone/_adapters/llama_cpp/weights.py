@@ -1,8 +1,9 @@
-"""Tensors of the checkpoint in llama.cpp's converter: symbols, which become boxes.
+"""Checkpoint tensors in llama.cpp's converter: symbols, which become boxes.
 
-The converter computes with some small ones: it adds 1 to Gemma's norms, and takes -exp of Mamba's
-``A_log``. A box cannot say that. Where the caller allows it, such tensors are read, the converter's
-own operation runs on their values, and the result is a constant of the recipes.
+The converter computes with some small tensors: it adds 1 to Gemma's norms, and takes -exp of
+Mamba's ``A_log``. Boxes cannot express that. If the caller allows it, loadstone reads these
+tensors, runs the converter's operation on their values, and stores the result as a constant of the
+recipes.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ _Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class ConverterSymbol(Symbol):
-    """A tensor of the checkpoint, or one that the converter made of such.
+    """A tensor of the checkpoint, or a tensor that the converter derived from some.
 
     Attributes:
-        call: the operation that made it, with its arguments; ``None`` for a tensor of the
-            checkpoint.
-        place: which of the operation's results it is; ``None`` where there is one.
+        call: the operation and its arguments; ``None`` for a tensor of the checkpoint.
+        place: index among the operation's results; ``None`` if there is only one.
     """
 
     call: _Call | None = None
@@ -39,7 +39,7 @@ class ConverterSymbol(Symbol):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Writes an operation down; where no box can say it, it may run on the values."""
+        """Record an operation; if boxes cannot express it, run it on values if allowed."""
         call = (func, args, kwargs or {})
         try:
             made = cls.operate(*call)
@@ -54,23 +54,20 @@ class ConverterSymbol(Symbol):
         return made
 
     def numpy(self, **_: Any) -> Any:
-        """The array of it, which has no data either."""
         weights: Weights = self.tracer.owner
         return weights.array(self)
 
     def tolist(self) -> Any:
-        """Its values, where they may be read."""
+        """Return the values, if the limit allows reading them."""
         weights: Weights = self.tracer.owner
         values = weights.values(self, refusal("plan.data_dependent", "tolist", [self]))
         return values.tolist()
 
 
 class Quantized:
-    """The tensors that the checkpoint keeps in other encodings.
+    """The quantized tensors of a checkpoint, and the names of all their components.
 
-    Attributes:
-        readable: the shape of the numbers, and the tensor that holds the data, by name.
-        components: names of all tensors that they consist of.
+    ``readable``: name -> (decoded shape, name of the data tensor).
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -85,12 +82,10 @@ class Quantized:
 
 
 class Weights:
-    """All tensors of one trace. For one thread.
+    """All tensors of one trace. Single-threaded.
 
     Args:
-        catalog: the checkpoint.
-        computed_bytes_max: so many bytes of tensors may be read in all, to compute with them.
-        array: makes the converter's array of a symbol.
+        computed_bytes_max: limit on the total bytes of tensors to read for computations.
     """
 
     def __init__(
@@ -107,7 +102,7 @@ class Weights:
         self._used: set[str] = set()
 
     def source(self, name: str) -> ConverterSymbol:
-        """A tensor of the checkpoint; of a quantized one its numbers, in float32."""
+        """Return a tensor of the checkpoint; a quantized one decodes to float32."""
         if name not in self._sources:
             builder = self.trace.builder
             if name in self.quantized.readable:
@@ -120,30 +115,27 @@ class Weights:
         return self._sources[name]
 
     def use(self, symbol: ConverterSymbol) -> None:
-        """Notes the tensors of the checkpoint that a target is made of."""
         self._used.update(sources_of([symbol]))
 
     def unused(self) -> tuple[str, ...]:
-        """Tensors of the checkpoint that no target is made of, in its order."""
+        """Return the tensors of the checkpoint that no target uses, in the checkpoint's order."""
         used = self._used | self._read.keys() | self.quantized.components
         used.update(self.catalog._core.companions())
         return tuple(name for name in self.catalog.tensors if name not in used)
 
     def computed_from(self) -> list[str]:
-        """Tensors of the checkpoint whose values were read."""
         return list(self._read)
 
     def close(self) -> None:
-        """The end of the symbols: they and the trace refer to each other, and would go late."""
+        """Break the reference cycle of symbols and trace, which would delay their release."""
         self._sources.clear()
         self._read.clear()
         self.trace.owner = None
         del self.trace.builder
 
     def computed(self, call: _Call, refused: Error) -> Any:
-        """The result of an operation on values, of tensors that are small enough to be read."""
         func, args, kwargs = call
-        if func._schema.is_mutable:  # the tensor would have to change, not the copy of it
+        if func._schema.is_mutable:  # in-place: must change the tensor, not a copy
             raise refused
         self._require_small(symbols_in((args, kwargs)), refused)
         args, kwargs = tree_map_only(ConverterSymbol, self._value, (args, kwargs))
@@ -152,7 +144,7 @@ class Weights:
         return made
 
     def values(self, symbol: ConverterSymbol, refused: Error) -> torch.Tensor:
-        """The values of one tensor, if they may be read; else the error is raised."""
+        """Return a tensor's values if they may be read; else raise the error."""
         self._require_small([symbol], refused)
         self.trace.refused.remove(refused)
         return self._value(symbol)

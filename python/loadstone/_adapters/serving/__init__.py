@@ -1,1 +1,1 @@
-"""What servers have in common that load by their own models' code; no public names."""
+"""Shared code for servers that load through their own models' code; no public names."""

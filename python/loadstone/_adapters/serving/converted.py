@@ -1,7 +1,7 @@
-"""Tensors as an offline conversion would write them, made in memory while a model takes them.
+"""Tensors of an offline conversion, made in memory while a model takes them.
 
-The files of the conversion are never written. They are made one after the other, each as large as a
-part of the memory that may be used, and their tensors are handed out.
+loadstone never writes the output files. It makes them one at a time, each limited to a share of the
+memory budget, and yields their tensors.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from loadstone._files.weighted import adapters
 def conversion(
     path: str, changes: Changes, threads: int = 0, group_bytes: int | None = None
 ) -> _core.Conversion:
-    """Plans the conversion of a folder; nothing is read but headers.
+    """Plan the conversion of a folder; reads headers only.
 
     Raises:
-        PlanError: it cannot be made (all ``findings`` attached), or the checkpoint is a GGUF file,
-            whose names are not those of the model (``plan.options``).
-        FormatError: the checkpoint breaks a rule of its format.
+        PlanError: the conversion is impossible (with all ``findings``), or the checkpoint is a GGUF
+            file, whose names differ from the model's (``plan.options``).
+        FormatError: the checkpoint is invalid.
     """
     base, loras = inspect(path), adapters(changes.lora)
     if "general.architecture" in base.metadata:
@@ -68,7 +68,7 @@ def conversion(
 
 
 def _style(changes: Changes) -> str:
-    """ModelOpt's static encodings need scales of activations, which are measured and not there."""
+    """Default to compressed-tensors, because ModelOpt's static encodings need measured scales."""
     names = (
         changes.quantize.values() if isinstance(changes.quantize, Mapping) else [changes.quantize]
     )
@@ -77,17 +77,17 @@ def _style(changes: Changes) -> str:
 
 
 def quantization_config(made: _core.Conversion) -> dict[str, Any] | None:
-    """The field of this name that the offline folder's ``config.json`` would have."""
+    """Return the field of the ``config.json`` that an offline conversion would write."""
     text = made.extra_text("config.json")
     found: dict[str, Any] | None = json.loads(text or "{}").get("quantization_config")
     return found
 
 
 class ConvertedCheckpoint:
-    """Hands out the tensors of a conversion, in memory that is bounded.
+    """Yields the tensors of a conversion within bounded memory.
 
-    What is yielded stands in fresh memory that nobody else writes to, so whoever keeps it has it:
-    the bound is then theirs to break.
+    Each tensor has fresh memory that nothing else writes to. A consumer that keeps tensors breaks
+    the bound.
     """
 
     def __init__(self, made: _core.Conversion) -> None:
@@ -98,7 +98,7 @@ class ConvertedCheckpoint:
     def tensors(
         self, wants: Callable[[str], bool] = lambda name: True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """All that are wanted by their names; the next file is made while one is taken."""
+        """Yield the wanted tensors; the next file is made while the consumer takes this one."""
         files = [
             index
             for index, (_, rows) in enumerate(self._files)
@@ -111,7 +111,7 @@ class ConvertedCheckpoint:
                 coming = self._begun(ahead, files[at + 1 : at + 2])
                 while tensors:
                     name = next(iter(tensors))
-                    tensor = tensors.pop(name)  # so that nobody here keeps it
+                    tensor = tensors.pop(name)  # drop our reference
                     if wants(name):
                         yield name, tensor
                     del tensor
@@ -122,7 +122,7 @@ class ConvertedCheckpoint:
 
     def _made(self, index: int) -> dict[str, torch.Tensor]:
         byte_count, rows = self._files[index]
-        # Straight from the system, which has it back at once: a heap would keep some.
+        # mmap returns memory to the system immediately; a heap would keep some.
         memory = torch.frombuffer(mmap.mmap(-1, max(byte_count, 1)), dtype=torch.uint8)
         self.bytes_read += _core.convert_in_memory(
             self._conversion, index, memory.data_ptr(), byte_count

@@ -1,4 +1,4 @@
-"""Copies of tensors that are not read, noted until they are carried out in one pass."""
+"""Deferred copies of unread tensors, executed together in one pass."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class PendingCopy:
-    """Elements of a checkpoint that go to memory.
+    """Elements of a checkpoint to copy into memory.
 
     Attributes:
-        target: where they go.
-        value: its number in the trace's builder, of the target's shape.
-        dtype: of the value; that of the target, unless torch is to cast.
+        value: id in the trace's builder; has the target's shape.
+        dtype: of the value; differs from the target's if torch must cast.
         sources: names in the checkpoint.
     """
 
@@ -46,14 +45,14 @@ Fill = Callable[[list[PendingCopy], str, ProgressCallback | None], None]
 
 
 class PendingCopies:
-    """Copies from checkpoints to memory, until they are carried out. Thread-safe.
+    """Copies from checkpoints to memory that wait for execution. Thread-safe.
 
     Args:
-        is_recorded: returns ``True`` in threads whose operations come by :meth:`before_operation`.
+        is_recorded: returns whether the calling thread's operations reach :meth:`before_operation`.
 
     Attributes:
-        done: where those went that were carried out, with what they were of.
-        lock: guards these and the traces; never held while code of the model runs.
+        done: ranges of executed copies, with their sources.
+        lock: guards this object and the traces; never held while model code runs.
         unrecorded: errors of threads that are not recorded.
     """
 
@@ -64,18 +63,17 @@ class PendingCopies:
         self._is_closed = False
         self.done: list[CopiedRange] = []
         self._begins: dict[int, list[int]] = defaultdict(list)  # by storage, sorted
-        self._copies: dict[int, tuple[Fill, PendingCopy]] = {}  # by where they begin
+        self._copies: dict[int, tuple[Fill, PendingCopy]] = {}  # by target address
         self._protected: dict[int, weakref.ref[mmap.mmap]] = {}  # by storage
-        self._exposed: set[int] = set()  # storages that code reads without operations of torch
+        self._exposed: set[int] = set()  # storages that code accesses outside torch operations
 
     def __len__(self) -> int:
         return len(self._copies)
 
     def add(self, fill: Fill, copy: PendingCopy) -> None:
-        """Adds a copy; it replaces an earlier one to the same memory. Call it with the lock held.
+        """Add a copy, which replaces an earlier one to the same memory. The caller holds the lock.
 
-        Args:
-            fill: of the checkpoint; the same for all its copies.
+        All copies of a checkpoint share one ``fill``.
         """
         begin, storage = copy.target.data_ptr(), storage_of(copy.target)
         there = self._copies.get(begin)
@@ -91,10 +89,7 @@ class PendingCopies:
         self._copies[begin] = (fill, copy)
 
     def before_operation(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Carries out the copies to memory that an operation is going to read or write.
-
-        Copies of tensors that are not read are left to :meth:`add`.
-        """
+        """Execute copies to memory that an operation is about to read or write."""
         if func.is_view:
             return
         if func._schema.is_mutable and self._protected:
@@ -104,23 +99,22 @@ class PendingCopies:
         self.flush_into(_real_in((args, kwargs)))
 
     def expose(self, tensors: list[torch.Tensor]) -> None:
-        """Gives memory to others: its values are there now, and later ones are at once."""
+        """Fill memory that code accesses directly; later copies into it execute immediately."""
         with self.lock:
             self.flush_into(tensors)
             self._exposed.update(map(storage_of, tensors))
 
     def can_wait(self, target: torch.Tensor) -> bool:
-        """Returns ``True`` if copies to this memory need not be carried out at once."""
         return not self._is_closed and storage_of(target) not in self._exposed
 
     def close(self, progress: ProgressCallback | None = None) -> None:
-        """Carries everything out; later copies are made at once."""
+        """Execute all copies; later copies execute immediately."""
         with self.lock:
             self._is_closed = True
             self.flush(progress)
 
     def require_recorded(self, operation: str, symbols: list[Symbol]) -> None:
-        """Raises in a thread whose other work on the model is not seen."""
+        """Raise in a thread whose other work on the model is not recorded."""
         if self._is_closed or self._is_recorded():
             return
         why = "is in a thread that loadstone cannot follow; set deferred to false"
@@ -129,7 +123,7 @@ class PendingCopies:
         raise error
 
     def protect(self, memory: torch.Tensor, pages: mmap.mmap) -> None:
-        """Refuses changes of values that were read, as other tensors may be made of them yet."""
+        """Reject changes of values that were read, because other tensors may depend on them."""
         with self.lock:
             self._protected[storage_of(memory)] = weakref.ref(pages)
 
@@ -142,7 +136,7 @@ class PendingCopies:
                         raise changes_in_place(func, [])
 
     def flush_into(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Carries everything out if some of it goes to the memory of these."""
+        """Execute all copies if one of them targets the memory of these tensors."""
         with self.lock:
             if self._copies and any(
                 each.layout is torch.strided and storage_of(each) in self._begins
@@ -151,7 +145,7 @@ class PendingCopies:
                 self.flush()
 
     def flush(self, progress: ProgressCallback | None = None) -> None:
-        """Carries everything out, each checkpoint and device in one pass."""
+        """Execute all copies, in one pass per checkpoint and device."""
         with self.lock:
             waiting: dict[tuple[Fill, str], list[PendingCopy]] = defaultdict(list)
             for fill, copy in self._copies.values():
@@ -165,7 +159,6 @@ class PendingCopies:
 
 
 def changes_in_place(func: Any, symbols: list[Any]) -> Error:
-    """Returns the error for an operation that changes tensors of a checkpoint in place."""
     why = "changes a tensor of the checkpoint in place; set deferred to false"
     return refusal("plan.untraceable", func._schema.name, symbols, why)
 

@@ -1,9 +1,8 @@
-"""Tensors of a checkpoint that are read when they are needed, straight to where they belong.
+"""Checkpoint tensors that are read on demand, directly into their destination.
 
-A model's own loading code is run on tensors that have no data yet. Where it moves elements about,
-nothing is read: it is written down as boxes, as in :mod:`loadstone.tracing`. Where it copies a
-tensor into memory of the model, the copy is noted, and all copies are carried out in one pass over
-the files. Where it does anything else, what it asks about is read there and then.
+A model's own loading code runs on tensors without data. Moving elements reads nothing: the move is
+recorded as boxes, as in :mod:`loadstone.tracing`. Copies into the model are deferred and executed
+in one pass over the files. Any other operation reads its inputs immediately.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ aten = torch.ops.aten
 
 
 def _without_memory(name: str) -> Callable[..., NoReturn]:
-    """A method that asks for memory, which a tensor that is not read has not got."""
+    """Return a method that rejects access to the memory of an unread tensor."""
 
     def refuse(symbol: DeferredTensor, *_: Any) -> NoReturn:
         why = "asks for the memory of a tensor that is not read; set deferred to false"
@@ -44,11 +43,7 @@ def _without_memory(name: str) -> Callable[..., NoReturn]:
 
 
 class DeferredTensor(Symbol):
-    """A tensor that is not read yet.
-
-    Attributes:
-        materialized: its values; ``None``: it has not been read.
-    """
+    """A tensor that is not read yet; ``materialized`` is ``None`` until then."""
 
     materialized: torch.Tensor | None = None
 
@@ -56,12 +51,11 @@ class DeferredTensor(Symbol):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Passes every operation on one to the checkpoint that it is of."""
         checkpoint: DeferredCheckpoint = symbols_in((args, kwargs))[0].tracer.owner
         return checkpoint.operate(func, args, kwargs or {})
 
     def materialize(self) -> torch.Tensor:
-        """Its values, which are read now unless they have been."""
+        """Return the values; reads them on first use."""
         checkpoint: DeferredCheckpoint = self.tracer.owner
         checkpoint.copies.require_recorded("a read", [self])
         with checkpoint.copies.lock:
@@ -70,19 +64,16 @@ class DeferredTensor(Symbol):
             return self.materialized
 
     def tolist(self) -> Any:
-        """The values as lists."""
         return self.materialize().tolist()
 
     def numpy(self, **options: Any) -> Any:
-        """The values as an array."""
         return self.materialize().numpy(**options)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """The values, for another library."""
         return self.materialize().__dlpack__(**options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A pickle or a shallow copy has the values."""
+        """Pickle and copy the values."""
         return self.materialize().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     untyped_storage = _without_memory("untyped_storage")
@@ -93,14 +84,13 @@ class DeferredTensor(Symbol):
 
 
 class DeferredCheckpoint:
-    """Hands out the tensors of one checkpoint before they are read.
+    """Yields the tensors of one checkpoint before they are read.
 
-    Several threads may work on them at once, and one takes them.
+    Several threads may use the tensors, but only one may iterate.
 
     Args:
-        dtype: of numbers that are decoded.
-        copies: where copies into other memory are added, for somebody to carry them out. ``None``:
-            each tensor is read before it is handed out.
+        dtype: of decoded values.
+        copies: receives copies to execute later; ``None``: read each tensor before yielding it.
     """
 
     def __init__(
@@ -117,21 +107,16 @@ class DeferredCheckpoint:
 
     @property
     def bytes_read(self) -> int:
-        """So far."""
         return self._reader.bytes_read
 
     @property
     def receipts(self) -> list[str]:
-        """Of each read, as JSON, if they are asked for."""
         return self._reader.receipts
 
     def tensors(
         self, wants: Callable[[str], bool] = lambda name: True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """All that are wanted by their names, in the order of the files.
-
-        Those of one element come with their values, which are asked for at once.
-        """
+        """Yield the wanted tensors in file order; those of one element with their values."""
         named: Iterable[tuple[str, torch.Tensor]]
         if self._is_gguf:
             all_named = in_published_names(dict(self.stored()), self._reader.catalog.shards[0])
@@ -146,7 +131,7 @@ class DeferredCheckpoint:
     def stored(
         self, wants: Callable[[str], bool] = lambda name: True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """As :meth:`tensors`, by the names in the file."""
+        """Like :meth:`tensors`, but with the names in the file."""
         wanted = [entry for entry in self._reader.entries.values() if wants(entry.name)]
         single = {
             each.name: self._dtype_of(each)
@@ -160,7 +145,7 @@ class DeferredCheckpoint:
             yield entry.name, tensor
 
     def operate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Carries an operation out: on forms, or on values where it asks for these."""
+        """Execute an operation symbolically, or on values if necessary."""
         symbols: list[Any] = symbols_in((args, kwargs))
         self.copies.require_recorded(func._schema.name, symbols)
         if func.overloadpacket is aten.copy_ and not isinstance(args[0], Symbol):
@@ -177,8 +162,8 @@ class DeferredCheckpoint:
             except Error as error:
                 if error.code not in ("plan.untraceable", "plan.data_dependent"):
                     raise
-                self._trace.refused.clear()  # their frames hold tensors
-            except (NotImplementedError, RuntimeError):  # torch knows no form without values
+                self._trace.refused.clear()  # their frames reference tensors
+            except (NotImplementedError, RuntimeError):  # torch needs the values
                 pass
         for argument, value in zip(func._schema.arguments, args, strict=False):
             is_written = argument.alias_info is not None and argument.alias_info.is_write
@@ -188,7 +173,7 @@ class DeferredCheckpoint:
         return func(*args, **kwargs)
 
     def read(self, symbol: Symbol) -> torch.Tensor:
-        """The values of a symbol, in memory that goes back to the system when nobody has them."""
+        """Read a symbol into memory that returns to the system when it is released."""
         byte_count = symbol.numel() * symbol.element_size()
         pages = mmap.mmap(-1, max(byte_count, 1))
         memory = torch.frombuffer(pages, dtype=torch.uint8)
@@ -196,14 +181,14 @@ class DeferredCheckpoint:
         values = memory[:byte_count].view(symbol.dtype).view(symbol.shape)
         if byte_count:
             sources = tuple(leaves(symbol)[0])
-            with torch._C.DisableTorchFunction():  # the addresses are for us
+            with torch._C.DisableTorchFunction():  # our own accesses to addresses
                 self.fill([PendingCopy(values, symbol.value, values.dtype, sources)], "cpu")
         return values
 
     def fill(
         self, copies: list[PendingCopy], device: str, progress: ProgressCallback | None = None
     ) -> None:
-        """Reads copies to one device; torch casts those that the core does not."""
+        """Read copies to one device; torch performs the casts that the core does not support."""
         self._fill([each for each in copies if each.dtype == each.target.dtype], device, progress)
         others = [each for each in copies if each.dtype != each.target.dtype]
         while others:
@@ -243,7 +228,7 @@ class DeferredCheckpoint:
         self._reader.execute(plan, places, dtypes, device, self._options.threads, progress)
 
     def _postpone(self, target: torch.Tensor, value: Any) -> bool:
-        """Adds a copy; ``False``: it cannot be said in boxes, or its values are there."""
+        """Defer a copy; ``False`` if boxes cannot express it or its values are already read."""
         if target.is_meta or not target.is_contiguous() or value.materialized is not None:
             return False
         if target.numel() == 0:
@@ -251,7 +236,7 @@ class DeferredCheckpoint:
         if not self.copies.can_wait(target):
             return False
         shaped = value if value.shape == target.shape else value.expand(target.shape)
-        # The core casts no scales, as they mean nothing without their codes: torch does.
+        # The core does not cast scales, which have no meaning without their codes; torch does.
         is_scale = any(self._reader.is_component(name) for name in leaves(shaped)[0])
         if shaped.dtype != target.dtype and not is_scale:
             shaped = aten._to_copy.default(shaped, dtype=target.dtype)
@@ -284,10 +269,9 @@ class DeferredCheckpoint:
 
 
 def materialize(model: torch.nn.Module, written: Callable[[torch.Tensor], None]) -> None:
-    """Gives values to parameters and buffers that a model made of tensors which are not read.
+    """Read parameters and buffers that model code made of unread tensors.
 
-    Raises:
-        PlanError: ``plan.options``: one was put into a parameter past torch's operations.
+    Raises ``plan.options`` if code put one into a parameter outside torch operations.
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -312,12 +296,12 @@ def _require_memory(name: str, parameter: torch.Tensor) -> None:
 
 
 def lost_memory(name: str) -> Error:
-    """The error of ``parameter.data = tensor``, after which the parameter has neither's memory."""
+    """Return the error for ``parameter.data = tensor``, which leaves the parameter empty."""
     message = "code for the model makes a tensor that is not read the data of a parameter"
     return make("plan.options", message, tensor=name, field="deferred", expected="false")
 
 
 def _is_for_another_device(kwargs: dict[str, Any]) -> bool:
-    """Returns whether a result is for another device; symbols know none but the host."""
+    """Return whether the result is for a different device; symbols support only the host."""
     device = kwargs.get("device")
     return device is not None and torch.device(device).type != "cpu"

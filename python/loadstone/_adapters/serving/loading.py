@@ -1,4 +1,4 @@
-"""A server's own code for a model at work on a checkpoint, and the proof of what comes of it."""
+"""Run a server's own model code on a checkpoint, and prove the result."""
 
 from __future__ import annotations
 
@@ -34,13 +34,10 @@ from loadstone._files.receipt import Receipt
 class ModelLoad:
     """One load, or one stream of tensors.
 
-    Attributes:
-        options: as given.
-
     Args:
-        dtype: of numbers that are decoded, by its safetensors name.
-        is_proved: the tensors are taken by :meth:`run`. Else whoever takes them does so without
-            us, and gets each with its values.
+        dtype: of decoded values, by its safetensors name.
+        is_proved: :meth:`run` consumes the tensors. Otherwise the server does, and gets each tensor
+            with its values.
     """
 
     def __init__(self, options: Options, dtype: str, is_proved: bool = True) -> None:
@@ -49,24 +46,21 @@ class ModelLoad:
         self._is_deferred = is_proved and options.deferred
         self._reset()
         self._checkpoints: list[DeferredCheckpoint | ConvertedCheckpoint] = []
-        self._taken: tuple[str, str, torch.Tensor] | None = None  # path, name, what is being taken
+        self._taken: tuple[str, str, torch.Tensor] | None = None  # path, name and tensor in use
 
     def tensors(
         self, path: str, wants: Callable[[str], bool], is_auxiliary: bool = False
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Those of a file or folder that are wanted by their names in it.
-
-        Args:
-            is_auxiliary: it is not the model's own checkpoint, and nothing is to change it.
+        """Yield the wanted tensors; no option changes the tensors of an auxiliary checkpoint.
 
         Raises:
-            FormatError, LoadError, PlanError: it cannot be read.
+            FormatError, LoadError, PlanError: the checkpoint cannot be read.
         """
         checkpoint = self._checkpoint(path, is_auxiliary)
         self._checkpoints.append(checkpoint)
         named = iter(checkpoint.tensors(wants))
         while True:
-            with torch._C.DisableTorchFunction():  # addresses that it asks for are ours
+            with torch._C.DisableTorchFunction():  # our own accesses to addresses
                 following = next(named, None)
             if following is None:
                 break
@@ -89,7 +83,7 @@ class ModelLoad:
         shows_progress: bool = True,
         repeats: bool = True,
     ) -> None:
-        """As :meth:`run`, with a bar; saves the receipt of this rank if one is asked for."""
+        """Like :meth:`run`, with a progress bar; saves this rank's receipt if requested."""
         with shown(shows_progress, "loading") as progress:
             line, is_as_always = self.run(load, model, path, is_exempt, progress, repeats)
         if self.options.receipt:
@@ -105,20 +99,20 @@ class ModelLoad:
         progress: ProgressCallback | None = None,
         repeats: bool = True,
     ) -> tuple[str, bool]:
-        """Has a model loaded by its own code, which takes :meth:`tensors`; then reads the values.
+        """Load a model with its own code, which consumes :meth:`tensors`; then read the values.
 
         Args:
             path: of the checkpoint, for errors.
-            is_exempt: modules, by name, whose parameters others give values to.
-            repeats: ``load`` can be done once more. It is, on tensors that are read, where the code
-                does to one that is not what can only be done to memory.
+            is_exempt: selects modules whose parameters get values elsewhere.
+            repeats: ``load`` may run again. It does, on tensors that are already read, if the code
+                uses an unread tensor in a way that requires memory.
 
         Returns:
-            A line for the log, and whether there is nothing in it to worry about.
+            A line for the log, and whether it contains no warning.
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.
-            PlanError: ``plan.shape``: the model's code does not take a tensor.
+            PlanError: ``plan.shape``: the model's code rejects a tensor.
             AuditError: ``audit.unaccounted``: parameters have no values.
         """
         begin = time.perf_counter()
@@ -152,7 +146,6 @@ class ModelLoad:
         return line, remarks == ["all parameters have values"]
 
     def receipt(self, model: torch.nn.Module) -> Receipt:
-        """The receipt of what was read, and of the tensors that the model holds now."""
         reads = [
             each.receipts for each in self._checkpoints if isinstance(each, DeferredCheckpoint)
         ]
@@ -168,12 +161,11 @@ class ModelLoad:
             except Error:
                 raise
             except Exception as error:
-                for reason in self._thread_errors():  # the code misses what its thread did not do
+                for reason in self._thread_errors():  # the code fails because its thread failed
                     raise reason from error
                 raise self._refused(error) from error
 
     def _thread_errors(self) -> list[Error]:
-        """Returns errors of threads, which the code may not know of."""
         return [*self._copies.unrecorded, *self._recording.errors]
 
     def _reset(self) -> None:
@@ -190,11 +182,11 @@ class ModelLoad:
             copies = self._copies if self._is_deferred else None
             catalog = inspect(path, allow_links=options.allow_links)
             return DeferredCheckpoint(catalog, options, self._dtype, copies)
-        group_bytes = options.staging_bytes_max // 3  # one is made while another is taken
+        group_bytes = options.staging_bytes_max // 3  # one is made while another is consumed
         return ConvertedCheckpoint(conversion(path, options.changes, options.threads, group_bytes))
 
     def _refused(self, error: Exception) -> Exception:
-        """An error of the server's code, with the tensor that it was given."""
+        """Add the current tensor to an error of the server's code."""
         taken = tensor_at_submit(error) or (None if self._recording.threads else self._taken)
         if taken is None:
             return error

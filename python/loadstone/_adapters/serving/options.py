@@ -17,15 +17,15 @@ _FIELD = "model_loader_extra_config"
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """A conversion on the way to the model: the one that would be made offline.
+    """An in-memory conversion, equal to the offline one.
 
     Attributes:
-        quantize: an encoding for the weights of decoder layers, or several by patterns of names,
-            as of :func:`loadstone.convert`.
-        style: of names and configs: ``"modelopt"`` or ``"compressed-tensors"``, which servers have
-            layers for that scale what they compute with by themselves.
-        include, exclude: patterns of names to quantize too, or not at all.
-        lora: adapters that are merged, each with a factor.
+        quantize: an encoding for the decoder layers' weights, or encodings by name pattern, as in
+            :func:`loadstone.convert`.
+        style: ``"modelopt"`` or ``"compressed-tensors"``: names and configs. Servers have layers
+            for both that scale activations dynamically.
+        include, exclude: patterns of additional and of excluded names.
+        lora: adapters to merge, each with a factor.
     """
 
     quantize: str | Mapping[str, str] = ""
@@ -39,11 +39,7 @@ class Changes:
 
     @classmethod
     def of_overrides(cls, overrides: Mapping[str, Any]) -> Changes:
-        """Those that ``--hf-overrides`` names: ``loadstone_quantize``, ``loadstone_style`` ...
-
-        Raises:
-            PlanError: ``plan.options``, which names what is unknown or no value of its option.
-        """
+        """Read ``--hf-overrides`` (``loadstone_quantize``, ...); raises ``plan.options``."""
         given = {
             name.removeprefix(_PREFIX): value
             for name, value in overrides.items()
@@ -56,20 +52,20 @@ class Changes:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How weights are read.
+    """Options for reading weights.
 
     Attributes:
-        threads: readers; 0: few at first, and more while that makes it faster.
-        staging_bytes_max: for what is on its way from the files to the model, at most.
-        dequantize: quantized weights reach the server as numbers of the model's dtype.
-        weights: where they are, if not beside the model's config: a file or a folder.
-        missing: ``"error"`` or ``"warn"``: what parameters without values are.
+        threads: readers; 0: start with few and add more while that is faster.
+        staging_bytes_max: limit on the bytes between the files and the model.
+        dequantize: give the server values of the model's dtype instead of quantized weights.
+        weights: a file or a folder; default: next to the model's config.
+        missing: ``"error"`` or ``"warn"``, for parameters without values.
         receipt: a folder for the receipt of each rank.
-        digest: of receipts: ``"xxh3-128"``, or ``"sha256-tree"``, which is proof against tampering.
+        digest: of receipts: ``"xxh3-128"``, or the tamper-proof ``"sha256-tree"``.
         allow_links: follow symbolic links that leave the folder.
-        deferred: the code for the model is given tensors that are not read yet; else each is
-            read whole before, for code that changes them where they stand.
-        changes: by ``quantize``, ``style``, ``include``, ``exclude`` and ``lora``.
+        deferred: give model code unread tensors. Otherwise each tensor is read before, for code
+            that changes tensors in place.
+        changes: from ``quantize``, ``style``, ``include``, ``exclude`` and ``lora``.
     """
 
     threads: int = 0
@@ -85,12 +81,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Any) -> Options:
-        """The options that the server was given.
-
-        Raises:
-            PlanError: ``plan.options``, which names what is unknown, no value of its option, or
-                without effect.
-        """
+        """Parse the server's options; raises ``plan.options``, also for one without effect."""
         if not isinstance(given, Mapping):
             raise _refused("options are an object", type(given).__name__, "{...}")
         values = _checked(given, _VALUES)
@@ -126,7 +117,7 @@ def _checked(
 
 
 def _require(values: Mapping[str, Any], other: str, names: Iterable[str]) -> None:
-    """Raises if options have no effect, as the one that they belong to is not given."""
+    """Raise if options have no effect because the option that they modify is missing."""
     idle = [name for name in names if name in values]
     if idle and other not in values:
         raise _refused(f"no effect without {other}", ", ".join(idle), f"{other} too")

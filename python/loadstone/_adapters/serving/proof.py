@@ -1,4 +1,4 @@
-"""Every parameter of a served model has been written, by name and range, before it serves."""
+"""Prove that every parameter of a served model was written, by name and range."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from loadstone._adapters.serving.write_tracking import Unwritten, WriteTracker
 from loadstone._base.errors import listed, make
 
-# The constructor makes them of the config: no checkpoint has them.
+# The constructor computes these from the config; no checkpoint contains them.
 _OF_THE_CONFIG = ("input_scale_ub",)
 
 
@@ -19,15 +19,10 @@ def require_written(
     path: str,
     is_exempt: Callable[[str, torch.nn.Module], bool] = lambda name, module: False,
 ) -> None:
-    """Raises where a parameter has elements that nobody wrote.
+    """Raise ``audit.unaccounted`` if a parameter has unwritten elements.
 
-    Buffers are the constructor's, and so are parameters without elements.
-
-    Args:
-        is_exempt: modules, by name, whose parameters others give values to.
-
-    Raises:
-        AuditError: ``audit.unaccounted``, which names parameters, experts and how much is missing.
+    Buffers and empty parameters are exempt: the constructor fills buffers. ``is_exempt`` selects
+    modules whose parameters get values elsewhere.
     """
     lacking = [
         (name, parameter, hole)

@@ -1,4 +1,4 @@
-"""What a served model was made of and holds, by content."""
+"""Receipts of served models: content digests of sources and targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadstone import _core
 from loadstone._base.dtypes import dtype_name
 from loadstone._files.receipt import Receipt
 
-# Where a copy went: its address, its size in bytes, and the tensors of the checkpoint it was of.
+# Target address of a copy, its size in bytes, and its source tensors.
 CopiedRange = tuple[int, int, tuple[str, ...]]
 
 
@@ -24,12 +24,10 @@ def receipt_of(
     checkpoints: Sequence[Iterable[str]],
     copied: Iterable[CopiedRange],
 ) -> Receipt:
-    """The receipt of a load: sources as they were read, targets as the model holds them now.
+    """Return a load's receipt: sources as read, targets as the model has them now.
 
     Args:
-        digest: of the targets.
-        checkpoints: for each, the receipts of its reads, as JSON.
-        copied: by all copies.
+        checkpoints: for each checkpoint, one JSON receipt per read.
     """
     head: dict[str, Any] = {}
     sources = []
@@ -53,7 +51,7 @@ def receipt_of(
 
 
 def save(receipt: Receipt, folder: str, rank: int, is_drafter: bool = False) -> Path:
-    """Writes ``receipt-RANK.json``, or ``receipt-drafter-RANK.json``; makes the folder."""
+    """Save as ``receipt-RANK.json`` or ``receipt-drafter-RANK.json``; creates the folder."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder, f"receipt-{'drafter-' if is_drafter else ''}{rank}.json")
     receipt.save(path)
@@ -61,12 +59,10 @@ def save(receipt: Receipt, folder: str, rank: int, is_drafter: bool = False) -> 
 
 
 def current_rank() -> int:
-    """That of this process; 0 where there is one."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def _sources_of(tensor: torch.Tensor, copied: list[CopiedRange]) -> list[str]:
-    """The tensors that went to the memory of this one, in the order of their addresses."""
     storage = tensor.untyped_storage()
     begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
     first, last = (bisect.bisect_left(copied, at, key=lambda each: each[0]) for at in (begin, end))

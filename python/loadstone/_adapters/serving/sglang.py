@@ -1,4 +1,4 @@
-"""The loader, as SGLang asks for it."""
+"""The loader with SGLang's interface."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from loadstone._base.errors import make
 
 logger = logging.getLogger("sglang.loadstone")
 
-# A model that drafts tokens gets these from the model that it drafts for, after loading.
+# A drafter gets these from its target model after loading.
 _OF_THE_TARGET = (".embed_tokens", ".lm_head")
 
 
 class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
-    """Brings the tensors of a checkpoint to a model's own ``load_weights``, and proves the result.
+    """Runs a model's own ``load_weights`` on unread tensors, and proves the result.
 
-    That code is given tensors that are not read yet. Each rank reads what it keeps of them, after
-    the proof that all parameters will have values.
+    Each rank reads only what it keeps, after the proof that all parameters will have values.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -35,20 +34,20 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         self.options = Options.of(given["loadstone"])
         try:
             others = {key: value for key, value in given.items() if key != "loadstone"}
-            load_config.model_loader_extra_config = others  # SGLang's own loader refuses ours
+            load_config.model_loader_extra_config = others  # SGLang's loader rejects ours
             super().__init__(load_config)
         finally:
             load_config.model_loader_extra_config = given
-        self._model_load: ModelLoad | None = None  # while a load is under way
+        self._model_load: ModelLoad | None = None  # set during a load
         self._model_config: Any = None
 
     def load_model(self, *, model_config: Any, device_config: Any) -> torch.nn.Module:
-        """As SGLang's own loader; what stays without values is an error.
+        """Override SGLang's loader.
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.
-            PlanError: ``plan.shape``: the model's code does not take a tensor; ``plan.options``:
-                the model's layers want codes, and numbers are asked for, or the other way round.
+            PlanError: ``plan.shape``: the model's code rejects a tensor; ``plan.options``: the
+                layers and the options disagree about quantized weights.
             AuditError: ``audit.unaccounted``: parameters have no values.
         """
         self._require_agreement(model_config)
@@ -65,9 +64,9 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     def load_weights_and_postprocess(
         self, model: Any, weights: Iterable[tuple[str, torch.Tensor]], target_device: Any
     ) -> None:
-        """As SGLang's own loader, with the proof between the two."""
+        """Override SGLang's method to run the proof between its two steps."""
         model_load = self._model_load
-        if model_load is None:  # a load that SGLang begins in another way
+        if model_load is None:  # a load that SGLang starts differently
             super().load_weights_and_postprocess(model, weights, target_device)
             return
         load = model.load_weights
@@ -117,13 +116,13 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         return [str(folder)] if patterns is None else sorted(files)
 
     def _is_exempt(self, name: str, module: torch.nn.Module) -> bool:
-        """Scales of caches, which checkpoints may leave out, and what a drafter is given."""
+        """Exempt cache scales, which checkpoints may omit, and a drafter's shared modules."""
         if isinstance(getattr(module, "quant_method", None), BaseKVCacheMethod):
             return True
         return bool(self._model_config.is_draft_model) and f".{name}".endswith(_OF_THE_TARGET)
 
     def _require_agreement(self, model_config: Any) -> None:
-        """SGLang makes its layers of the config alone."""
+        """Reject changed encodings, because SGLang builds its layers from the config alone."""
         if self.options.changes.quantize:
             message = "SGLang makes layers for what the folder holds: convert the folder first"
             raise make("plan.options", message, field="quantize", path=model_config.model_path)

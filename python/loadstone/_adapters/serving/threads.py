@@ -1,7 +1,7 @@
-"""Threads that a model's loading code gives work to: recorded as the one that began the load.
+"""Record threads that a model's loading code starts like the thread that began the load.
 
-Torch's modes are per thread. While a load is in progress, ``threading.Thread`` and
-``ThreadPoolExecutor`` take the modes along, from threads that are recorded and from no others.
+Torch's modes are per thread. During a load, ``threading.Thread`` and ``ThreadPoolExecutor`` pass
+the modes on from recorded threads only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loadstone._adapters.serving.write_tracking import WriteTracker
 from loadstone._base.errors import Error
 from loadstone._base.torch_modes import wrap_always
 
-# A second run waits this long for work that the first one began.
+# A second run waits this long for the first run's work.
 _WAIT_SECONDS = 60.0
 
 
@@ -35,15 +35,15 @@ _this = _Thread()
 
 
 class Recording:
-    """Two modes of a load, in the thread that began it and in those that it gives work to.
+    """Two modes of a load, active in its thread and in the threads that it starts.
 
     Args:
-        writes: thread-safe, and so is ``access``. Notes nothing after the load.
-        taken: returns the tensor that the code was given last, for errors.
+        writes: thread-safe, like ``access``; records nothing after the load.
+        taken: returns the tensor that the code received last, for errors.
 
     Attributes:
-        threads: that were started, without daemons.
-        errors: that ended one of them; Python prints them, and the load goes on.
+        threads: started threads, without daemons.
+        errors: exceptions that ended a thread; Python prints them, and the load continues.
     """
 
     def __init__(
@@ -59,21 +59,19 @@ class Recording:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Records this thread and those that it gives work to."""
         _hooks.acquire()
         try:
             with self._writes, self._access, _recorded_by(self):
                 yield
         finally:
-            self._writes.is_over = True  # threads may live on with the modes
+            self._writes.is_over = True  # threads with the modes may outlive the load
             _hooks.release()
 
     def covers_this_thread(self) -> bool:
-        """Returns ``True`` if the calling thread is recorded."""
         return _this.recording is self
 
     def end(self) -> bool:
-        """Cancel the work of other threads or wait for its end; ``False``: some still runs."""
+        """Cancel or await the work of other threads; return ``False`` if some still runs."""
         with self._lock:
             tasks, threads = list(self._tasks), list(self.threads)
         until = time.monotonic() + _WAIT_SECONDS
@@ -85,8 +83,7 @@ class Recording:
         return all(task.done() for task in running) and not any(t.is_alive() for t in threads)
 
     def follow(self, thread: threading.Thread) -> None:
-        """Records a thread that is going to be started."""
-        if not thread.daemon:  # those of progress bars touch no tensor
+        if not thread.daemon:  # progress bars use daemons, which touch no tensors
             with self._lock:
                 self.threads.append(thread)
         run = thread.run
@@ -102,7 +99,7 @@ class Recording:
         thread.run = recorded  # type: ignore[method-assign]
 
     def _run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        _push_mode(self._writes)  # entered by `with`, it would set flags of the whole process
+        _push_mode(self._writes)  # `with` would set process-wide flags
         try:
             with self._access, _recorded_by(self):
                 return function(*args, **kwargs)
@@ -121,9 +118,9 @@ class Recording:
     def submit(
         self, submit: Any, executor: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        """``Executor.submit`` of a task that is recorded; the thread that takes it may be older."""
+        """Submit a recorded task; the thread that executes it may be older."""
         task = functools.partial(self._run_task, self._taken(), function)
-        with unrecorded():  # a pool's new thread lives on, and takes tasks of others
+        with unrecorded():  # a new pool thread outlives this task and executes other code's tasks
             future = submit(executor, task, *args, **kwargs)
         with self._lock:
             self._tasks.add(future)
@@ -141,12 +138,12 @@ def _recorded_by(recording: Recording | None) -> Iterator[None]:
 
 
 def unrecorded() -> contextlib.AbstractContextManager[None]:
-    """Work that is given to threads inside is loadstone's own."""
+    """Mark threads that start inside the block as loadstone's own."""
     return _recorded_by(None)
 
 
 def tensor_at_submit(error: Exception) -> Any:
-    """The tensor that the code was given last when it submitted the task that failed, or None."""
+    """Return the last tensor that the code received before it submitted the failed task."""
     return getattr(error, "_loadstone_taken", None)
 
 

@@ -1,4 +1,4 @@
-"""Ranges of memory that a model's own loading code has written, and those that it has not."""
+"""Track the memory ranges that a model's own loading code writes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,19 @@ from loadstone._base.nests import tensors_in
 from loadstone._base.torch_modes import DispatchMode
 from loadstone.tracing import Symbol
 
-# Offsets of bytes in a storage, with a row for each run: where it begins, and where it ends.
+# Byte offsets in a storage; one row per run: begin, end.
 _Runs = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Unwritten:
-    """The first elements of a tensor that nobody wrote.
-
-    Attributes:
-        index: of the first one.
-        count: of elements that nobody wrote, in all of the tensor.
-    """
+    """The index of the first unwritten element, and the count of all."""
 
     index: tuple[int, ...]
     count: int
 
 
-# Their results hold no values yet.
+# Operations whose results have no values yet.
 _WITHOUT_VALUES = {
     "aten::empty",
     "aten::empty_like",
@@ -47,17 +42,10 @@ _WITHOUT_VALUES = {
 
 
 class WriteTracker(DispatchMode):
-    """Notes each range that an operation writes to, while it is entered as a context.
+    """Records each range that an operation writes while this context is active. Thread-safe.
 
-    What an operation makes anew has values as well, and counts where a model keeps it. Memory that
-    is used again begins anew with the operation that makes it. Writes past torch are not seen.
-    Thread-safe.
-
-    Args:
-        before: told of each operation and its arguments, before it is done.
-
-    Attributes:
-        is_over: nothing more is noted.
+    A new result of an operation counts as written if a model keeps it. Reused memory starts with no
+    records. Writes outside torch are not seen. ``before`` is called ahead of each operation.
     """
 
     is_over = False
@@ -68,7 +56,7 @@ class WriteTracker(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._before = before
         self._runs: dict[int, list[_Runs]] = defaultdict(list)
-        self._lock = threading.RLock()  # the collector may run other code
+        self._lock = threading.RLock()  # garbage collection may run other code
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -96,14 +84,12 @@ class WriteTracker(DispatchMode):
         return made
 
     def note(self, tensor: torch.Tensor) -> None:
-        """This tensor has all its values."""
         if tensor.numel():
             runs = _runs_of(tensor)
             with self._lock:
                 self._runs[storage_of(tensor)].append(runs)
 
     def unwritten(self, tensor: torch.Tensor) -> Unwritten | None:
-        """The elements of a tensor that nobody wrote; ``None``: all were written."""
         if not tensor.numel():
             return None
         with self._lock:
@@ -117,7 +103,7 @@ class WriteTracker(DispatchMode):
         return Unwritten(_index(tensor, int(gaps[0, 0])), count)
 
 
-# They give a tensor's memory to code whose reads and writes bypass torch's operations.
+# Attributes that pass a tensor's memory to code outside torch operations.
 _GIVES_MEMORY = {torch.Tensor.__cuda_array_interface__.__get__} | {
     getattr(torch.Tensor, name)
     for name in (
@@ -125,16 +111,12 @@ _GIVES_MEMORY = {torch.Tensor.__cuda_array_interface__.__get__} | {
         *("data_ptr", "map_", "map2_", "numpy", "share_memory_", "storage", "tolist"),
         "untyped_storage",
     )
-    if hasattr(torch.Tensor, name)  # the oldest torch lacks one
+    if hasattr(torch.Tensor, name)  # the oldest supported torch lacks one
 }
 
 
 class MemoryAccess(TorchFunctionMode):
-    """Reports each tensor whose memory is given to others, while it is entered as a context.
-
-    Args:
-        before: gets the tensors, before the memory is given.
-    """
+    """Reports tensors to ``before`` ahead of any access to their memory outside torch."""
 
     def __init__(self, before: Callable[[list[torch.Tensor]], None]) -> None:
         super().__init__()
@@ -147,7 +129,6 @@ class MemoryAccess(TorchFunctionMode):
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Those with memory in a value of an operation."""
     return [
         each
         for each in tensors_in(value)
@@ -156,13 +137,13 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage, without notice to :class:`MemoryAccess`."""
+    """Return the address of a tensor's storage, unnoticed by :class:`MemoryAccess`."""
     with torch._C.DisableTorchFunction():
         return tensor.untyped_storage().data_ptr()
 
 
 def _runs_of(tensor: torch.Tensor) -> _Runs:
-    """The bytes of a tensor in its storage, as few runs as there are, in their order."""
+    """Return a tensor's bytes in its storage as sorted, maximal runs."""
     width = tensor.element_size()
     dims = sorted(
         (stride, extent)
@@ -170,7 +151,7 @@ def _runs_of(tensor: torch.Tensor) -> _Runs:
         if extent > 1 and stride > 0
     )
     length: int = 1
-    while dims and dims[0][0] <= length:  # those that overlap are one run as well
+    while dims and dims[0][0] <= length:  # overlapping dimensions are one run too
         stride, extent = dims.pop(0)
         length += stride * (extent - 1)
     begins = np.zeros(1, np.int64)
@@ -181,7 +162,7 @@ def _runs_of(tensor: torch.Tensor) -> _Runs:
 
 
 def _without(wanted: _Runs, written: _Runs) -> _Runs:
-    """The parts of sorted runs that no other run covers."""
+    """Return the parts of sorted runs that no other run covers."""
     if not len(written):
         return wanted
     written = written[np.argsort(written[:, 0], kind="stable")]
@@ -205,7 +186,6 @@ def _without(wanted: _Runs, written: _Runs) -> _Runs:
 
 
 def _index(tensor: torch.Tensor, offset: int) -> tuple[int, ...]:
-    """Where in a tensor the element at this byte of its storage is."""
     rest = offset // tensor.element_size() - tensor.storage_offset()
     index = [0] * tensor.dim()
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)

@@ -1,6 +1,6 @@
-"""What is loaded and the layers that vLLM made for it agree, or the load is refused.
+"""Reject a load whose tensors do not match the layers that vLLM created.
 
-By the config format, vLLM makes layers for codes that the checkpoint does not have yet.
+With loadstone's config format, vLLM creates layers for codes that the checkpoint does not have yet.
 """
 
 from __future__ import annotations
@@ -21,15 +21,10 @@ from loadstone._base.errors import make
 
 
 def checked_options(options: Options, model_config: Any, speculative: Any) -> Options:
-    """The options that hold for a model, with the changes that its config asks for.
+    """Return a model's options, with the changes that its config requests.
 
-    Layers were made before: they take codes of one kind, or numbers.
-
-    Args:
-        speculative: vLLM's ``SpeculativeConfig`` if this is a drafter.
-
-    Raises:
-        PlanError: ``plan.options``: the model's layers take something else.
+    Raises ``plan.options`` if the model's layers expect a different encoding. ``speculative`` is
+    vLLM's ``SpeculativeConfig`` if the model is a drafter.
     """
     options = options_for(options, model_config, speculative)
     asked = Changes.of_overrides(vars(model_config.hf_config))
@@ -54,10 +49,7 @@ def checked_options(options: Options, model_config: Any, speculative: Any) -> Op
 
 
 class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
-    """Reads ``config.json``, and says what the offline conversion's would.
-
-    The conversion is named by overrides: ``loadstone_quantize`` and others.
-    """
+    """Adds the quantization config of the conversion that ``loadstone_*`` overrides specify."""
 
     def parse(
         self,
@@ -67,7 +59,6 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
         code_revision: str | None = None,
         **kwargs: Any,
     ) -> tuple[dict[str, Any], Any]:
-        """The config as a dict and as an object; vLLM applies the overrides afterwards."""
         fields, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
         overrides = kwargs.get("hf_overrides")
         changes = Changes.of_overrides(overrides if isinstance(overrides, dict) else {})
@@ -77,10 +68,7 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
 
 
 def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseModelLoader.load_model``, which refuses layers for codes that only we make.
-
-    Other loaders would copy numbers into them, and nobody would say so.
-    """
+    """Reject layers for loadstone's codes, into which other loaders silently copy plain values."""
 
     @functools.wraps(load_model)
     def checked(self: Any, vllm_config: Any, model_config: Any, *args: Any, **options: Any) -> Any:
@@ -111,7 +99,7 @@ def _require_same_codes(changes: Changes, model_config: Any) -> None:
 
 
 def _holds(found: dict[str, Any], fields: dict[str, Any]) -> bool:
-    """Whether all of these fields are there; names of modules in any order, as files have them."""
+    """Return whether all fields match; module names in any order."""
     names = "ignore"
     others = {key: value for key, value in fields.items() if key != names}
     are_same = sorted(found.get(names, ())) == sorted(fields.get(names, ()))

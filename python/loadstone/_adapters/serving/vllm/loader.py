@@ -1,4 +1,4 @@
-"""The load format, as vLLM asks for it."""
+"""The loader with vLLM's interface."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from loadstone._adapters.serving.vllm.config import checked_options
 from loadstone._adapters.serving.vllm.drafter import is_drafter, is_taken_from_target
 from loadstone._base.dtypes import dtype_name
 
-# Not vLLM's children, so that its settings for logs hold.
+# A child of vLLM's logger, so that vLLM's log settings apply.
 logger = init_logger("vllm.loadstone")
 
-# Models by the folder that they were loaded from first: `weights` is instead of that one alone.
+# The folder of each model's first load: `weights` replaces only this folder.
 _folders: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
 
 class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
-    """Brings the tensors of a checkpoint to a model's own ``load_weights``, and proves the result.
+    """Runs a model's own ``load_weights`` on unread tensors, and proves the result.
 
-    That code is given tensors that are not read yet. Each rank reads what it keeps of them, after
-    the proof that all parameters will have values.
+    Each rank reads only what it keeps, after the proof that all parameters will have values.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -39,28 +38,27 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         with _as_vllm_accepts_it(load_config):
             super().__init__(load_config)
         self._speculative: Any = None
-        self._model_load: ModelLoad | None = None  # while a load is under way
+        self._model_load: ModelLoad | None = None  # set during a load
 
     def download_model(self, model_config: Any) -> None:
-        """Fetches a checkpoint of a hub; one of this machine is there."""
+        """Download the checkpoint unless the path is local."""
         if not Path(model_config.model).exists():
             with _as_vllm_accepts_it(self.load_config):
                 super().download_model(model_config)
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
-        """As vLLM's own loader."""
         is_one = is_drafter(model_config)
         self._speculative = vllm_config.speculative_config if is_one else None
         model: torch.nn.Module = super().load_model(vllm_config, model_config, prefix)
         return model
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
-        """As vLLM's own loader; what stays without values is an error.
+        """Override vLLM's loader.
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.
-            PlanError: ``plan.shape``: the model's code does not take a tensor; ``plan.options``:
-                the model's layers want codes, and numbers are asked for.
+            PlanError: ``plan.shape``: the model's code rejects a tensor; ``plan.options``: the
+                layers expect quantized weights, but the options request plain values.
             AuditError: ``audit.unaccounted``: parameters have no values.
         """
         self._init_ep_weight_filter(model_config)
@@ -87,7 +85,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     def get_all_weights(
         self, model_config: Any, model: torch.nn.Module
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """As vLLM's own loader. It reloads by this alone, without :meth:`load_weights`."""
+        """Override vLLM's method, which it also calls on its own to reload weights."""
         folder = str(model_config.model)
         is_first = _folders.get(model, folder) == folder
         self._stream = self._model_load or self._new_model_load(model_config, is_proved=False)
@@ -131,7 +129,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _as_vllm_accepts_it(load_config: Any) -> Iterator[None]:
-    """Without our options and our format, which vLLM's own loader refuses."""
+    """Hide our options and our format, which vLLM's own loader rejects."""
     given = load_config.model_loader_extra_config, load_config.load_format
     load_config.model_loader_extra_config, load_config.load_format = {}, "auto"
     try:
@@ -141,6 +139,6 @@ def _as_vllm_accepts_it(load_config: Any) -> Iterator[None]:
 
 
 def _is_for_others(module: torch.nn.Module) -> bool:
-    """Scales of caches, which checkpoints may leave out, and what vLLM quantizes while loading."""
+    """Exempt cache scales, which checkpoints may omit, and modules that vLLM quantizes itself."""
     method: Any = getattr(module, "quant_method", None)
     return isinstance(method, BaseKVCacheMethod) or getattr(method, "uses_meta_device", False)
