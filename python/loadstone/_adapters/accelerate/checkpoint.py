@@ -44,9 +44,7 @@ def _in_folder(folder: Path) -> str | list[str]:
         return _index(folder / (ours or indices)[0])
     if not indices and "pytorch_model.bin" in names:
         return str(folder / "pytorch_model.bin")
-    return str(
-        folder
-    )  # a file with a different name; otherwise opening the folder reports its contents
+    return str(folder)  # opening finds a file with a different name, or reports the error
 
 
 def _index(path: Path) -> str | list[str]:
@@ -94,5 +92,5 @@ def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
 
 
 def holds_bitsandbytes(names: Any) -> bool:
-    """Return whether 8-bit weights of bitsandbytes have their scales in the checkpoint."""
+    """Return whether the checkpoint has scales of bitsandbytes' 8-bit weights."""
     return any(name.endswith(".SCB") or name == "SCB" for name in names)

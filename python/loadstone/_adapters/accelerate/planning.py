@@ -90,7 +90,6 @@ def plan_load(
 def _traced(
     model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None
 ) -> AdapterRecipes | None:
-    """Return recipes from the model's own library, if loadstone can trace it."""
     for base in type(inside(model)).__mro__:
         package = base.__module__.partition(".")[0]
         if base.__name__ == "PreTrainedModel" and package in adapters_with("recipes"):

@@ -44,12 +44,9 @@ def _sends_no_skeleton(plugin: Any, models: list[torch.nn.Module]) -> Iterator[N
 
 
 def _are_skeletons(models: list[torch.nn.Module]) -> bool:
-    """Ask all ranks whether all their parameters are on meta.
+    """Ask all ranks; reject models that only partly have values.
 
-    If the first rank has values, accelerate sends them to the others, which may be on meta.
-
-    Raises:
-        PlanError: some ranks or parameters have values and others do not (``plan.no_value``).
+    accelerate sends the values of the first rank to the others, which may be on meta.
     """
     names = [name for model in models for name, each in model.named_parameters() if each.is_meta]
     count = sum(1 for model in models for _ in model.parameters())
@@ -84,8 +81,6 @@ def _told_apart(models: list[torch.nn.Module]) -> Iterator[None]:
 
 
 class _Address(int):
-    """Replaces ``data_ptr`` of a tensor."""
-
     def __call__(self) -> int:
         return int(self)
 

@@ -19,12 +19,7 @@ class PackedExperts(QTensorWrapper):  # type: ignore[misc]
     """A stack of packed matrices; an integer index returns one expert's weight."""
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the packed weight of one expert, as a view.
-
-        Raises:
-            TypeError: the index is not one integer. Other implementations of experts index several
-                at once, and would get bytes.
-        """
+        """Return the packed weight of one expert, as a view."""
         is_number = isinstance(index, int) and not isinstance(index, bool)
         if isinstance(index, torch.Tensor):
             is_number = index.dim() == 0 and index.dtype is not torch.bool

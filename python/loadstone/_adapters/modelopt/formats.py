@@ -17,12 +17,7 @@ _BOUNDS = {
     "nvfp4": 6.0 * 448.0,
 }
 _INT4_BOUND = 7.0  # for the inverse of the scale
-_ONE_COLUMN = (
-    "mxfp4",
-    "int4",
-    "fp8-channel",
-    "int8-channel",
-)  # ModelOpt stores these scales in one column
+_ONE_COLUMN = ("mxfp4", "int4", "fp8-channel", "int8-channel")  # ModelOpt's scales
 _BLOCK = 128
 
 
@@ -40,7 +35,6 @@ class Format:
 
 
 def is_packing(quantizer: Any) -> bool:
-    """Return whether ``mtq.compress`` packs the weight."""
     return bool(quantizer.is_enabled and not quantizer.fake_quant)
 
 
@@ -84,12 +78,8 @@ def state(
     """Return a quantizer's buffers for one matrix, in new memory.
 
     ``_amax`` is derived from the scale, so that an export computes the same scale. (ModelOpt rounds
-    the fp8 scale to the weight's dtype, but exports the unrounded one.)
-
-    Args:
-        scales: the components other than the data.
-        dtype: the dtype of the weight before quantization.
-        is_wide: keep ``_amax`` in f32.
+    the fp8 scale to the weight's dtype, but exports the unrounded one.) ``dtype`` is the weight's
+    before quantization.
     """
     scale = scales["scale"]
     if form.encoding in _ONE_COLUMN:

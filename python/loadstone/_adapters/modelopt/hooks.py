@@ -51,7 +51,6 @@ def hooks() -> Hooks:
 
 @contextlib.contextmanager
 def quantizing(options: LoadOptions, *arguments: Any) -> Iterator[None]:
-    """Run ModelOpt's context manager with these hooks and the caller's options."""
     with hooked(hooks()), set_variable(OPTIONS, options), plugin.init_quantized_weights(*arguments):
         yield
 
@@ -101,7 +100,7 @@ def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterato
             auto.from_pretrained = classmethod(functools.wraps(library.__func__)(from_pretrained))
             yield
     finally:
-        # ModelOpt replaces the inherited method by a bound one.
+        # ModelOpt replaces the inherited method with a bound one.
         if before is None:
             del auto.from_pretrained
         else:

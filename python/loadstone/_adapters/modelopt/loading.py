@@ -55,12 +55,7 @@ def check(model: torch.nn.Module, catalog: Catalog, options: LoadOptions) -> Non
 def load_into(
     model: Any, checkpoint: str | os.PathLike[str], options: LoadOptions
 ) -> Report | None:
-    """Fill a model that ModelOpt has quantized and compressed on meta.
-
-    Raises:
-        PlanError: something is missing or does not fit; the model is unchanged.
-        Error: ``plan.quantize``: an unsupported quantizer.
-    """
+    """Fill a model that ModelOpt quantized and compressed on meta; leave it as it is on errors."""
     if options.attn_implementation is not None:
         model.set_attn_implementation(options.attn_implementation)
     export.register()
@@ -138,10 +133,7 @@ class _Blank:
 
 
 class PackedWeights(TargetExtension):
-    """Packed weights and the state of their quantizers, for one load.
-
-    ``configured`` contains the quantizer buffers that a config set, by name in the model.
-    """
+    """Packed weights and the states of their quantizers, for one load."""
 
     def __init__(
         self, weights: list[PackedTarget], mode: str, configured: Mapping[str, torch.Tensor]

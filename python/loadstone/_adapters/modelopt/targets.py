@@ -35,13 +35,9 @@ _FED_ALIKE = (
 
 @dataclass
 class PackedTarget:
-    """A weight to pack.
+    """A weight to pack, with its matrices' quantizers by path from the module.
 
-    Attributes:
-        path, leaf: the module, and the parameter's name in it.
-        quantizers: one per matrix, with paths relative to the module.
-        is_stack: the weight is a stack of experts, with a quantizer for each.
-        group: weights in a group share the largest magnitude; "" for none.
+    Weights in a ``group`` share the largest magnitude; "" for none.
     """
 
     path: str
@@ -153,7 +149,6 @@ def _require_alone(model: torch.nn.Module, found: list[PackedTarget]) -> None:
 def _join(
     found: list[PackedTarget], partners: tuple[tuple[str, ...], ...], encodings: tuple[str, ...]
 ) -> None:
-    """Group the layers of a module that share one scale."""
     by_path = {weight.path: weight for weight in found if not weight.is_stack}
     for parent in sorted({path.rpartition(".")[0] for path in by_path}):
         for names in partners:

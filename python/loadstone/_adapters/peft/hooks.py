@@ -35,7 +35,7 @@ def hooks() -> Hooks:
 
 
 def _device_and_dtype(original: Any, layer: Any, base_layer: Any) -> tuple[Any, Any]:
-    """Return the execution device of an offloaded layer."""
+    """Replace meta by the device that an offloaded layer runs on."""
     device, dtype = original(layer, base_layer)
     if device is not None and device.type == "meta":
         device = _execution_device(base_layer) or device
@@ -94,7 +94,7 @@ def _convert_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> No
 
 
 class _Mapping(list[Any]):
-    """PEFT's transforms for the names in an adapter's file, with the adapter's name."""
+    """PEFT's transforms for an adapter's file, with the adapter's name."""
 
     adapter: str = ""
 

@@ -44,8 +44,6 @@ def folder() -> Path:
 def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
     """Return :func:`rules.derive`'s result, from the cache if possible.
 
-    Code without a key is traced each time.
-
     Thread safety: threads and processes may share the folder; files appear atomically.
     """
     if SITES.is_untried():  # the inputs of its conversion code are unknown
@@ -70,11 +68,7 @@ def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
 
 
 def digest(catalog: Catalog, conversion: ConversionInput) -> str:
-    """Return a digest of everything that recipes depend on: 40 hexadecimal digits.
-
-    Raises:
-        UndescribedError: an input is in no file, or has no text.
-    """
+    """Digest everything that recipes depend on. May raise UndescribedError."""
     model, quantizer = conversion.model, conversion.quantizer
     cls = type(model)
     code = Code([(model, "model"), (model.config, "config"), (quantizer, "quantizer")])
@@ -107,7 +101,6 @@ def _text_of_quantizer(quantizer: Any, code: Code) -> list[Any]:
 
 
 def own_code() -> list[Path]:
-    """Return the files of the adapter and the tracer."""
     packages = (Path(__file__).parent, Path(tracing.__file__).parent)
     return sorted(file for package in packages for file in package.glob("*.py"))
 

@@ -73,7 +73,7 @@ class Code:
         return [self.text(conversion), operations]
 
     def text(self, value: Any) -> Any:
-        """Return JSON that equal values share."""
+        """Return JSON that is equal for equal values."""
         if id(value) in self._known:
             return [self._known[id(value)]]
         if isinstance(value, re.Pattern):
@@ -150,7 +150,7 @@ class Code:
             self._modules.add(name)
 
     def of_model(self, classes: Iterable[type]) -> None:
-        """Add the files of classes, without their imports; the key lists the tensors of these."""
+        """Add the files of classes, but not their imports: the key already lists their tensors."""
         for name in {base.__module__ for cls in classes for base in cls.__mro__}:
             if not _is_versioned(name):
                 self._alone[name] = _digest_of(name)
@@ -215,7 +215,7 @@ def _used_in_library(name: str, package: str) -> frozenset[str]:
 
 
 def _modules_of(module: types.ModuleType) -> set[str]:
-    """Name the modules among a module's globals, and those that define the globals."""
+    """Return the names of modules among a module's globals, or that define the globals."""
     names = set()
     for each in list(vars(module).values()):
         if isinstance(each, types.ModuleType):
@@ -229,7 +229,7 @@ def _modules_of(module: types.ModuleType) -> set[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _imported(file: str, name: str, mtime_ns: int, size: int) -> frozenset[str]:
-    """Return all names that the import statements of a file may use for modules."""
+    """Return names in import statements that may be modules."""
     if not file.endswith(".py"):
         return frozenset()
     is_package = file.endswith(f"{os.sep}__init__.py")

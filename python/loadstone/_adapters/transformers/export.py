@@ -37,12 +37,7 @@ _AUTO = (
 def export(model_type: str, config: str | None = None) -> list[dict[str, Any]]:
     """Return rules for checkpoints of a model type, of any depth and number of experts.
 
-    Args:
-        config: a folder with a ``config.json``, for widths that are not the library's defaults.
-
-    Raises:
-        Error: ``plan.options``: unknown model type; ``plan.rules``: rules cannot express the
-            library's conversion.
+    ``config`` is a folder with a ``config.json``, for widths other than the library's defaults.
     """
     start = _config(model_type, config)
     with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:

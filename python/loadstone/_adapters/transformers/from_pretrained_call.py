@@ -47,9 +47,7 @@ class FromPretrainedCall(LoadSession):
         self._ties: dict[str, str] = {}
         self._fresh: set[str] = set()  # parameters without a value, to be initialised
         self._constructed: set[str] = set()  # parameters in _fresh that no initialiser wrote to
-        self._versions: dict[
-            str, tuple[int, int]
-        ] = {}  # versions of buffers before the initialisers
+        self._versions: dict[str, tuple[int, int]] = {}  # buffers before the initialisers
         self._rewritten: set[str] = set()  # buffers that an initialiser wrote to
 
     def make_plan(
@@ -68,15 +66,11 @@ class FromPretrainedCall(LoadSession):
             yield filled
 
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:
-        """Return memory for a missing parameter, filled so that an initialiser's write is visible.
-
-        ``form`` is the device, and the dtype if it differs.
-        """
+        """Return memory with a fill value, to detect whether an initialiser writes to it."""
         self._fresh.add(name)
         return torch.full_like(tensor, _sentinel(form.get("dtype") or tensor.dtype), **form)
 
     def note_buffers(self, model: Any) -> None:
-        """Record buffer versions before the initialisers run."""
         self._versions = {
             name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()
         }
@@ -126,9 +120,7 @@ class FromPretrainedCall(LoadSession):
                 known[slot.name] = dataclasses.replace(item, origin="constructor", reason=reason)
             elif slot.name in self._rewritten and item.origin == "constructor":
                 known[slot.name] = dataclasses.replace(item, origin="initialiser")
-            elif (
-                item.origin == "tie"
-            ):  # the library found both in the checkpoint, with different values
+            elif item.origin == "tie":  # the checkpoint has both, with different values
                 known[slot.name] = dataclasses.replace(item, origin="checkpoint", tie_of="")
         for name in self.offloaded & known.keys():
             known[name] = dataclasses.replace(known[name], reason=OFFLOADED)

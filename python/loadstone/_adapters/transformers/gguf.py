@@ -22,12 +22,7 @@ from loadstone._files.catalog import inspect
 
 
 def config_of(path: str) -> Any:
-    """Return the configuration that a file's keys and values give.
-
-    Raises:
-        PlanError: transformers does not know the model, or ``gguf`` is not installed
-            (``plan.conversion``).
-    """
+    """Return the configuration from a file's keys and values, or raise ``plan.conversion``."""
     file = Path(path)
     try:
         return transformers.AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
@@ -38,12 +33,7 @@ def config_of(path: str) -> Any:
 def in_published_names(tensors: Mapping[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
     """Rename a file's tensors as in a safetensors checkpoint of the model.
 
-    Args:
-        tensors: by their names in the file, in decoded shapes; may be symbols.
-        path: the file, or the first of several.
-
-    Raises:
-        PlanError: see :func:`config_of`; also if the library's code fails for these tensors.
+    ``tensors`` have decoded shapes and may be symbols. Raises ``plan.conversion``.
     """
     config = config_of(path)
     try:

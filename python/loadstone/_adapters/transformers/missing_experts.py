@@ -25,17 +25,10 @@ Lacking = tuple[str, list[str], int, list[str]]
 
 
 def series_gaps(derivation: Any, first: str) -> tuple[Lacking | None, list[_core.Finding]]:
-    """Return why the numbers of a group's members do not pair up.
+    """Return what a group lacks; or an error, if no missing name can be derived.
 
     The library sorts the members of each pattern by number and pairs them by position, so one gap
     pairs the wrong members.
-
-    Args:
-        derivation: has ``groups``, ``state`` and ``rename``.
-        first: the group's first target.
-
-    Returns:
-        What the group lacks, or an error if no missing name can be derived.
     """
     _, members = derivation.groups[first]
     read = [Series(keys, derivation) for pattern, keys in members.items() if "*" in pattern]
@@ -60,10 +53,7 @@ def series_gaps(derivation: Any, first: str) -> tuple[Lacking | None, list[_core
 
 
 def absent_keys(derivation: Any, first: str) -> Lacking | None:
-    """Return what a group lacks compared with its other members and other layers' groups.
-
-    ``None`` if no missing name can be derived.
-    """
+    """Compare a group with its other members and other layers' groups; derive missing names."""
     mapping, members = derivation.groups[first]
     patterns = [pattern for pattern in mapping.source_patterns if "*" in pattern]
     if not patterns:
@@ -110,7 +100,7 @@ class Series:
 
     @property
     def is_whole(self) -> bool:
-        """The numbers go from 0 on without a gap, each once."""
+        """Return whether the numbers run from 0 without a gap or a duplicate."""
         return not self.odd and max(self.keys, default=-1) + 1 == len(self.keys)
 
     def missing(self, count: int) -> list[int]:

@@ -56,7 +56,6 @@ def reportable(model: Any, unexpected: set[str]) -> set[str]:
 
 
 def put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -> None:
-    """Set a tensor of the model, and remove its name from the missing ones."""
     notes: tuple[Any, ...] = (info,)
     if not SITES.is_since("5.1"):
         notes = (info.mismatched_keys, info.missing_keys, info.unexpected_keys)

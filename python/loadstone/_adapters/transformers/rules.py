@@ -226,7 +226,6 @@ class _Derivation:
         return dtype
 
     def _is_cast(self, built: torch.dtype) -> bool:
-        """Return whether a target that was built in this dtype gets the load's."""
         conversion = self.conversion
         if conversion.is_asked and self.quantizer is None:  # scales of a quantizer keep their dtype
             return built in PLAIN_FLOATS

@@ -57,10 +57,7 @@ def chosen(
 ) -> tuple[Any, StrippedQuantizationConfig]:
     """Return the result of ``get_hf_quantizer``, and the config that was taken off.
 
-    Args:
-        wish: dequantize, or leave it to the library; ``None``: choose what gives correct values.
-        config: the model's; loses its ``quantization_config`` if codecs take over.
-        quantization_config: the caller's.
+    ``wish`` is to dequantize, or to leave it to the library; ``None`` chooses correct values.
     """
     stored = _section(config)
     if stored is None or wish is False:

@@ -62,10 +62,7 @@ class V4Call(FromPretrainedCall):
     def read(self, model: Any, files: list[str], given: dict[str, Any], result: Any) -> Any:
         """Plan and load; return the index of the offload folder.
 
-        Args:
-            given: the arguments of the library's ``_load_pretrained_model``.
-            result: its result: the model; the missing, unexpected and mismatched names; the index
-                of the offload folder; errors.
+        ``given`` and ``result`` are the arguments and result of the library's function.
         """
         catalog = inspect(files, allow_links=True)
         warn_of_findings(catalog.findings)
@@ -101,11 +98,8 @@ def as_recipes(
 ) -> AdapterRecipes:
     """Map one tensor of the checkpoint to each of the model's, as the library reads it.
 
-    Args:
-        sources: names in the checkpoint by names of the model's tensors.
-        keep_in_fp32: the library's regular expression.
-        mismatched: names with different shapes, which the caller asked to ignore.
-        asked: the caller's dtype, which overrides the dtypes of the construction.
+    ``sources`` maps the model's names to the checkpoint's. The caller asked to ignore the
+    ``mismatched`` shapes. ``asked`` overrides the dtypes of the construction.
     """
     dtype_of: Any = modeling_utils._infer_parameter_dtype  # type: ignore[attr-defined]
     trace = Trace(catalog)
@@ -153,12 +147,10 @@ def _both_held(model: Any, names: _Names) -> dict[str, str]:
 
 
 def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
-    """Map names of the model's tensors to the checkpoint's; tied tensors use the first.
+    """Map the model's names to the checkpoint's; tied tensors use the first.
 
-    Args:
-        names: the library's, by those in the checkpoint; the last of two for the same counts.
-        unties: untie a tied tensor that has its own source, as the library's load does. The library
-            ties again afterwards.
+    ``names`` maps the other way; the last of duplicates counts. With ``unties``, untie a tied
+    tensor that has its own source, as the library's load does before it ties again.
     """
     known = {name: source for source, name in names.items()}
     if unties:
@@ -275,12 +267,12 @@ def _move_missing_keys(
 
 
 def _load_state_dict(load: V4Call, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    # The result is the index of the offload folder.
+    # The library expects the index of the offload folder.
     return None if load.model is model else original(model, *args, **kwargs)
 
 
 def _in_this_thread(load: V4Call, original: Any, shards: Any) -> Any:
-    """Reads in this thread: the library's threads do not inherit the context variable."""
+    """Read in this thread: the library's threads do not inherit the context variable."""
     load_one: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
     results = [load_one(each) for each in shards]
     return [], *results[-1][1:]

@@ -117,7 +117,7 @@ def _get_init_context(call: V5Call, original: Any, cls: Any, *args: Any, **kwarg
 
 
 def _get_hf_quantizer(call: V5Call, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return None if codecs dequantize the checkpoint; the model then looks unquantized."""
+    """Return None if codecs dequantize the checkpoint; the model does not see the config."""
     wish = call.options.dequantize
     quantizer, call.stripped_config = stripped_config.chosen(original, wish, *args, **kwargs)
     return quantizer
