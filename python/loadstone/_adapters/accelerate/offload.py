@@ -73,7 +73,7 @@ def add(folder: _core.OffloadFolder, name: str, tensor: torch.Tensor) -> None:
 def _put_on_meta(
     slots: list[TensorSlot], targets: Mapping[str, PlannedTarget], roots: Mapping[str, str]
 ) -> None:
-    """Set the planned dtype on meta, because hooks cast to it when they read."""
+    """Move tensors to meta, with the dtype to which hooks cast what they read."""
     made: dict[str, torch.Tensor] = {}
     for slot in slots:
         root = roots[slot.name]
@@ -133,7 +133,7 @@ def require_values(
 
 
 def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Reject wrapper modules that names omit: hooks inside them look up different names."""
+    """Reject hooks inside wrappers that names omit: hooks look up different names."""
     around = next((each for each in model.modules() if is_around_another(each)), None)
     devices = set(map(str, device_map.values()))
     if around is None or (len(devices) == 1 and "disk" not in devices):

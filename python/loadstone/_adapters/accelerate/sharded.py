@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from loadstone._base.errors import make
 
-# The share of a rank's parameters that is on meta.
+# Which of a rank's parameters are on meta.
 _ALL, _SOME, _NONE = "all", "some", "none"
 
 

@@ -1,5 +1,3 @@
-"""The current call of ``from_pretrained``, and the reasons to leave it to the library."""
-
 from __future__ import annotations
 
 import contextlib

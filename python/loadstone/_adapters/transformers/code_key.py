@@ -55,9 +55,9 @@ class UndescribedError(Exception):
 
 
 class Code:
-    """Text for objects, and the modules with their code.
+    """Describes objects as text, and collects the modules of their code.
 
-    ``known`` lists objects that the key describes separately (a quantizer), with a label for each.
+    ``known`` are objects that the key describes separately (a quantizer), with a label for each.
     Methods raise :class:`UndescribedError` for code in no file and for objects without a text.
     """
 
@@ -294,7 +294,7 @@ def _file_of(name: str) -> str | None:
 def digest_of_file(file: str) -> str:
     """Return text that changes with a file's bytes.
 
-    For an installed library this is the file's status: no user can set the time of change.
+    The status of an installed library's file is enough, because users cannot set its ctime.
     """
     status = os.stat(file)  # noqa: PTH116
     if _is_installed(file):

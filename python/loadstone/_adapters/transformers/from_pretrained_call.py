@@ -1,5 +1,3 @@
-"""Missing tensors and the proof of a load, for all releases."""
-
 from __future__ import annotations
 
 import contextlib

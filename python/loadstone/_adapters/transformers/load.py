@@ -1,5 +1,3 @@
-"""Plans and reads in ``from_pretrained`` of releases from 5.0 on."""
-
 from __future__ import annotations
 
 import functools
@@ -165,9 +163,9 @@ def _quantized_weights(
 def _ties(
     model: Any, loaded: Any, failed: set[str], adapters: MergedAdapters | None
 ) -> dict[str, str]:
-    """Map the names that the library ties after the load to the tensor that was loaded.
+    """Map each name that the library ties after the load to the tensor that was loaded.
 
-    Loaded names are untied, unless adapters keep all ties.
+    A name in the load is not tied, unless adapters keep all ties.
     """
     keeps = adapters is not None and adapters.keeps_ties
     ties: dict[str, str] = {}
@@ -227,7 +225,7 @@ def _loading_info(model: Any, result: ConversionResult) -> Any:
 
 
 def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[str]:
-    """Keep all names of a tie in memory if one of the modules is, so that the library can tie them.
+    """Keep all names of a tie in memory if one of its modules is, for the library to tie them.
 
     Changes ``devices``, and returns the names among them whose module is on disk.
     """

@@ -24,8 +24,8 @@ class Keys:
 
     Attributes:
         encodings: by key, in file order; ``"F32"`` for the values of quantized tensors.
-        data: by key of a quantized tensor, the tensor of the file with its codes.
-        unneeded: tensors of the file that only codes need.
+        data: the tensor with the codes, by key of a quantized tensor.
+        unneeded: tensors that only codes need.
     """
 
     encodings: dict[str, str]

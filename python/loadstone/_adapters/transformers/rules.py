@@ -236,7 +236,7 @@ class _Derivation:
             return False
         return bool(self.quantizer.param_needs_quantization(self.model, target))
 
-    # --- what is done to it ----------------------------------------------------------------------
+    # --- conversions -----------------------------------------------------------------------------
 
     def _convert(self, first: str, mapping: Any) -> None:
         if first in self.defective:
