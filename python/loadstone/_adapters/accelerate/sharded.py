@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from loadstone._base.errors import make
 
-# Which of a rank's parameters are on meta.
+# A rank's parameters that are on meta.
 _ALL, _SOME, _NONE = "all", "some", "none"
 
 

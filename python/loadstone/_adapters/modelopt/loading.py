@@ -55,7 +55,7 @@ def check(model: torch.nn.Module, catalog: Catalog, options: LoadOptions) -> Non
 def load_into(
     model: Any, checkpoint: str | os.PathLike[str], options: LoadOptions
 ) -> Report | None:
-    """Fill a model that ModelOpt quantized and compressed on meta; leave it as it is on errors."""
+    """Fill a model that ModelOpt quantized on meta; a failed plan leaves it unchanged."""
     if options.attn_implementation is not None:
         model.set_attn_implementation(options.attn_implementation)
     export.register()

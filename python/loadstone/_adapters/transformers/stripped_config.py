@@ -23,8 +23,8 @@ _DEQUANTIZED = ("compressed-tensors",)
 class StrippedQuantizationConfig:
     """A ``quantization_config`` that loadstone took off the model's config.
 
-    ``method`` is its ``quant_method``, ``"unknown"``, or empty without a config. ``reason`` explains
-    why the library cannot make its own quantizer.
+    ``method`` is its ``quant_method``, ``"unknown"``, or empty without a config. ``reason`` is why
+    the library cannot make its own quantizer.
     """
 
     def __init__(self, method: str = "", reason: Exception | None = None) -> None:
