@@ -69,7 +69,6 @@ def dispatch_model(
 
 
 def note_moved(model: torch.nn.Module, report: Report) -> None:
-    """Update the audit's record after hooks moved tensors."""
     slots = walk(model)
     hooked = _held_by_hooks(model)
     for slot in slots:

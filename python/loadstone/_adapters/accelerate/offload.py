@@ -65,7 +65,6 @@ def finalize_offload(
 
 
 def add(folder: _core.OffloadFolder, name: str, tensor: torch.Tensor) -> None:
-    """Add a tensor's value; call before the folder's commit."""
     value = tensor.detach().cpu().contiguous()
     folder.add(name, dtype_name(value.dtype), list(value.shape), value.data_ptr(), value.nbytes)
 

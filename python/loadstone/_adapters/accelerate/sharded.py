@@ -32,7 +32,6 @@ def prepare(original: Callable[..., Any], accelerator: Any, *args: Any, **option
 
 @contextlib.contextmanager
 def _sends_no_skeleton(plugin: Any, models: list[torch.nn.Module]) -> Iterator[None]:
-    """Disable ``cpu_ram_efficient_loading`` if the ranks have skeletons."""
     if not plugin.cpu_ram_efficient_loading or not _are_skeletons(models):
         yield
         return

@@ -60,7 +60,6 @@ def _holder(stack: Any) -> str:
 
 
 def _projections(module: Any, first: str) -> Iterator[tuple[str, str, slice]]:
-    """Yield the parameter, the projection and its rows."""
     if module._is_gated:
         half = module._parameters[first].metadata["shape"][1] // 2
         yield first, "gate_proj", slice(0, half)
@@ -73,7 +72,6 @@ def _projections(module: Any, first: str) -> Iterator[tuple[str, str, slice]]:
 def _projection(
     module: Any, leaf: str, index: int, rows: slice, dtype: torch.dtype
 ) -> torch.nn.Module:
-    """Return a projection with the buffers that ModelOpt's export adds."""
     from modelopt.torch.export.unified_export_hf import _export_quantized_weight
 
     stack: Any = module._parameters[leaf]

@@ -133,8 +133,6 @@ class _Blank:
 
 
 class PackedWeights(TargetExtension):
-    """Packed weights and the states of their quantizers, for one load."""
-
     def __init__(
         self, weights: list[PackedTarget], mode: str, configured: Mapping[str, torch.Tensor]
     ) -> None:
@@ -165,7 +163,6 @@ class PackedWeights(TargetExtension):
         return _Packing(parameters, self.states)
 
     def _packed(self, weight: PackedTarget, target: PlannedTarget, parts: Mapping[str, Any]) -> Any:
-        """Return ModelOpt's parameter, and note the states of its quantizers."""
         dtype = torch_dtype(target.dtype)
         scales = {name: part for name, part in parts.items() if name != "data"}
         for index, inside in enumerate(weight.quantizers):

@@ -35,7 +35,6 @@ def hooks() -> Hooks:
 
 
 def _device_and_dtype(original: Any, layer: Any, base_layer: Any) -> tuple[Any, Any]:
-    """Replace meta by the device that an offloaded layer runs on."""
     device, dtype = original(layer, base_layer)
     if device is not None and device.type == "meta":
         device = _execution_device(base_layer) or device
@@ -94,8 +93,6 @@ def _convert_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> No
 
 
 class _Mapping(list[Any]):
-    """PEFT's transforms for an adapter's file, with the adapter's name."""
-
     adapter: str = ""
 
 
@@ -174,7 +171,6 @@ def _tuned(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _execution_device(module: Any) -> torch.device | None:
-    """Return the device to which a hook brings an offloaded module's weights, if one does."""
     for hook in offloading_hooks(module):
         if hook.execution_device is not None:
             return torch.empty(0, device=hook.execution_device).device

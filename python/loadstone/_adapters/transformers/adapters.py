@@ -9,7 +9,6 @@ from loadstone._adapters.patch import Hook, wrap_if_active
 
 
 def reading(replacement: Callable[..., Any]) -> Hook:
-    """Return the hook on the reading of adapters, for the patch of ``"peft"``."""
     return Hook(PreTrainedModel, "_load_pretrained_model", wrap_if_active("peft", replacement))
 
 

@@ -10,7 +10,6 @@ from loadstone._adapters.canaries import Canary
 
 
 def canaries(folder: Path) -> Iterator[Canary]:
-    """The library joins experts from one tensor each, and casts them to bfloat16."""
     config = transformers.MixtralConfig(
         hidden_size=32,
         intermediate_size=48,

@@ -156,7 +156,6 @@ class Code:
                 self._alone[name] = _digest_of(name)
 
     def digests(self) -> list[Any]:
-        """Describe the classes, and digest the modules with everything they import."""
         found: dict[str, str] = {}
         pending = list(self._modules)
         while pending:

@@ -42,10 +42,7 @@ class ConversionInput:
         return not self.is_quantized_already or self._is_of_bitsandbytes
 
     def takes_codes(self, target: str) -> bool:
-        """Return whether the target's module takes quantized components.
-
-        bitsandbytes replaces linear layers, but not experts that share one tensor.
-        """
+        """Exclude experts that share one tensor: bitsandbytes replaces only linear layers."""
         if not self.is_quantized_already:
             return False
         return bool(self.quantizer.param_needs_quantization(self.model, target))

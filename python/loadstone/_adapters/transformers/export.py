@@ -79,14 +79,12 @@ class Sample:
         self.targets = {name: tuple(each.shape) for name, each in self.model.state_dict().items()}
 
     def unlike(self, rules: list[dict[str, Any]]) -> list[str]:
-        """Return the targets that the rules make differently from the library."""
         made = general.boxes_of(plan(self.model, self.file, rules=rules).to_json())
         names = sorted(self.boxes.keys() | made.keys())
         return [name for name in names if made.get(name) != self.boxes.get(name)]
 
 
 def require_same(sample: Sample, rules: list[dict[str, Any]]) -> None:
-    """Raise ``plan.rules`` if the rules differ from the library's conversion."""
     unlike = sample.unlike(rules)
     if unlike:
         message = (

@@ -120,10 +120,7 @@ def _one_context(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def _entered_in_turn(contexts: Sequence[Any]) -> Iterator[None]:
-    """Enter all contexts of a construction; always exit them, and run in one thread at a time.
-
-    The library sets torch's default dtype for the whole process.
-    """
+    """Let one thread in at a time: the library sets torch's default dtype for the process."""
     with constructing(), contextlib.ExitStack() as stack:
         for each in contexts:
             stack.enter_context(each)

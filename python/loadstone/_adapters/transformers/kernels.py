@@ -50,11 +50,10 @@ def _traceable(operation: Any, trace: Trace) -> Any:
 
 @dataclass
 class Noted:
-    """Notes of a derivation about the operations that it runs; the owner of its trace.
+    """Notes about the operations of a derivation; the owner of its trace.
 
-    Attributes:
-        stored: the tensors of a quantized weight, by the weight's name.
-        recut: FP8 tensors for which the library derives different blocks than the config has.
+    ``stored`` has the tensors of each quantized weight. For the FP8 tensors in ``recut`` the
+    library derives different blocks than the config has.
     """
 
     stored: dict[str, dict[str, Symbol]] = field(default_factory=dict)

@@ -35,7 +35,6 @@ from loadstone._plan.recipes import AdapterRecipes
 
 class V5Call(FromPretrainedCall):
     def read(self, model: Any, files: list[str], config: Any) -> Any:
-        """Return the result of ``_load_pretrained_model``."""
         self.initialises_missing = True
         catalog = inspect(files, allow_links=True)
         warn_of_findings(catalog.findings)
@@ -243,5 +242,4 @@ def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[st
 
 
 def _tied_names(model: Any) -> list[tuple[str, str]]:
-    """Return pairs of a tied name and the name that the library ties it to."""
     return list((getattr(model, "all_tied_weights_keys", None) or {}).items())

@@ -146,7 +146,6 @@ def _position(key: str, derivation: Any) -> tuple[int, int] | None:
 def _expected(
     derivation: Any, first: str, pattern: str, index: int, present: dict[str, Series]
 ) -> str | None:
-    """Derive the name of an absent key from a present one."""
     like = next(iter(present[pattern].keys.values()), None)
     if like is None:  # the group has no key of this pattern; use another layer's
         others = (members for target, (_, members) in derivation.groups.items() if target != first)

@@ -107,7 +107,6 @@ def dtype_of_numbers(catalog: Catalog) -> str:
 
 
 def unneeded_finding(names: list[str]) -> _core.Finding:
-    """Report scales of activations and caches, which the load skips."""
     count = len(names)
     message = (
         f"{count} tensor{'s' if count > 1 else ''} of the checkpoint "

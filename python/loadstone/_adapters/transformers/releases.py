@@ -37,7 +37,6 @@ def empty_info(unexpected: Iterable[str] = ()) -> LoadStateDictInfo:
 
 
 def answer(info: LoadStateDictInfo, index: dict[str, Any] | None) -> Any:
-    """Return the result of ``_load_pretrained_model``."""
     if SITES.is_since("5.1"):
         return info, index
     info.disk_offload_index = index  # type: ignore[attr-defined]

@@ -96,7 +96,6 @@ def _section(config: Any) -> Any:
 
 
 def method_of(section: Any) -> str:
-    """Return the library's name for the quantizer."""
     members = section if isinstance(section, dict) else vars(section)
     for member, bits in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):
         if members.get(member) or members.get(f"_{member}"):

@@ -60,10 +60,7 @@ class V4Call(FromPretrainedCall):
         self.note_buffers(model)
 
     def read(self, model: Any, files: list[str], given: dict[str, Any], result: Any) -> Any:
-        """Plan and load; return the index of the offload folder.
-
-        ``given`` and ``result`` are the arguments and result of the library's function.
-        """
+        """Return the index of the offload folder."""
         catalog = inspect(files, allow_links=True)
         warn_of_findings(catalog.findings)
         if quantized.is_decodable(catalog):

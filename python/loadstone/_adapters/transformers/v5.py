@@ -150,7 +150,7 @@ def _validate_environment(
 
 
 def _adjust_max_memory(call: V5Call, original: Any, quantizer: Any, max_memory: Any) -> Any:
-    """Skip the library's reserve for quantizing on a device."""
+    """Use all memory: the library reserves some for quantizing on a device."""
     return max_memory
 
 
