@@ -1,11 +1,11 @@
 """The implementation of :mod:`loadstone.accelerate`; no public names.
 
 * ``loading``: loads into a model.
-* ``checkpoint``: finds the files of a call, and the calls that are left to the library.
-* ``planning``: the library's arguments as a plan.
+* ``checkpoint``: the files of a call, and the loads that accelerate must do.
+* ``planning``: accelerate's arguments as a plan.
 * ``dispatch``: hooks on a model whose tensors have values.
-* ``offload``: offload folders for the library's hooks.
-* ``functions``: the modules in which a function of the library is found.
+* ``offload``: offload folders for accelerate's hooks.
+* ``functions``: the modules that contain a function of accelerate.
 * ``sharded``: ``Accelerator.prepare`` of models on meta.
 """
 

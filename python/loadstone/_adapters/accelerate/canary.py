@@ -1,5 +1,3 @@
-"""The canary of accelerate: a model without memory, loaded and dispatched."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -13,7 +11,6 @@ from loadstone._adapters.canaries import Canary
 
 
 def canaries(folder: Path) -> Iterator[Canary]:
-    """Save two layers, and load them with the library's function."""
     file = folder / "model.safetensors"
     accelerate.utils.save(_model().state_dict(), file, safe_serialization=True)
 

@@ -1,4 +1,4 @@
-"""Finds the files of a call as accelerate does, and the calls that are left to it."""
+"""Resolves the files of a checkpoint, and finds the loads that accelerate must do."""
 
 from __future__ import annotations
 
@@ -14,22 +14,17 @@ from loadstone._model.modules import is_around_another
 from loadstone._model.ranks import shard_of, unsharded_class
 from loadstone._plan.load_code import has_code
 
-# Classes of parameters that pack, scale or shard the value of the file.
+# Parameter classes that pack, scale or shard the values of the file.
 _OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")
 _OTHER_PACKAGES = ("torchao", "torch.distributed")
-# Wrapper modules, whose names torch's own loading leaves out.
+# Packages of wrapper modules, which torch's own loading omits from names.
 _WRAPPERS = ("torch.nn.parallel", "torch._dynamo", "torch.distributed")
 
 
 def find(checkpoint: str | os.PathLike[str]) -> str | list[str]:
-    """Resolves a file, a folder or an index.
+    """Resolve a file, a folder or an index.
 
-    A folder that holds safetensors as well as torch's files means the former; accelerate takes
-    torch's.
-
-    Raises:
-        Error: there is none, or more than one index (``format.no_checkpoint``,
-            ``io.not_found``).
+    If a folder contains safetensors and torch files, use safetensors; accelerate uses torch's.
     """
     path = Path(checkpoint)
     if path.is_dir():
@@ -49,15 +44,15 @@ def _in_folder(folder: Path) -> str | list[str]:
         return _index(folder / (ours or indices)[0])
     if not indices and "pytorch_model.bin" in names:
         return str(folder / "pytorch_model.bin")
-    return str(folder)  # one file of another name, or an error that says what is there
+    return str(folder)  # opening finds a file with a different name, or reports the error
 
 
 def _index(path: Path) -> str | list[str]:
-    """An index is an object with a ``weight_map``, or for accelerate that map alone."""
+    """Accept an object with a ``weight_map`` or, as accelerate does, the map alone."""
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
-        return str(path)  # opening it says what is wrong
+        return str(path)  # opening the file reports the error
     if not isinstance(index, dict):
         return str(path)
     shards = index.get("weight_map", index)
@@ -72,7 +67,7 @@ def _index(path: Path) -> str | list[str]:
 
 
 def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
-    """Why accelerate's own function has to do this load; "" where loadstone does it."""
+    """Return why accelerate must do this load; "" if loadstone does it."""
     if arguments["offload_8bit_bnb"]:
         return "offload_8bit_bnb quantizes on the way"
     if arguments["device_map"] is None:
@@ -97,5 +92,5 @@ def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
 
 
 def holds_bitsandbytes(names: Any) -> bool:
-    """Whether bitsandbytes quantized a checkpoint to 8 bits: there are scales beside weights."""
+    """Return whether the checkpoint has scales of bitsandbytes' 8-bit weights."""
     return any(name.endswith(".SCB") or name == "SCB" for name in names)

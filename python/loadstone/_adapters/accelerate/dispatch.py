@@ -1,5 +1,3 @@
-"""Attaches accelerate's hooks to a model whose tensors have values."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -71,7 +69,6 @@ def dispatch_model(
 
 
 def note_moved(model: torch.nn.Module, report: Report) -> None:
-    """Update the audit's record of tensors that were moved after the load."""
     slots = walk(model)
     hooked = _held_by_hooks(model)
     for slot in slots:
@@ -83,7 +80,7 @@ def note_moved(model: torch.nn.Module, report: Report) -> None:
 
 
 def _held_by_hooks(model: torch.nn.Module) -> set[str]:
-    """Names of tensors that accelerate's hooks load for a forward pass and remove again."""
+    """Return the tensors that accelerate's hooks load for a forward pass and then remove."""
     names: set[str] = set()
     for path, module in named_modules(model):
         for each in hooks_of(getattr(module, "_hf_hook", None)):

@@ -1,5 +1,3 @@
-"""The modules that hold functions of accelerate: its own, and those that imported them by name."""
-
 from __future__ import annotations
 
 import sys
@@ -15,7 +13,7 @@ _USERS = ("diffusers", "transformers")
 
 
 def places(name: str) -> list[ModuleType]:
-    """The modules, loaded so far, in which a function has this name of accelerate's."""
+    """Return the imported modules that contain this function of accelerate."""
     own: list[ModuleType] = [
         accelerate.hooks,
         accelerate.utils.modeling,

@@ -1,4 +1,4 @@
-"""accelerate's loads into a model, planned and carried out by loadstone."""
+"""Runs accelerate's loads with loadstone's plan and execution."""
 
 from __future__ import annotations
 
@@ -201,7 +201,6 @@ def _device_map(
     dtype: str | torch.dtype | None,
     offload_buffers: bool,
 ) -> dict[str, Any] | None:
-    """Compute a device map by accelerate's own functions, from its arguments."""
     if not isinstance(device_map, str):
         return expanded(model, device_map) if device_map is not None else None
     if device_map not in MODES:
@@ -224,11 +223,11 @@ def _leave_to_library(
     reason: str,
     arguments: dict[str, Any],
 ) -> None:
-    """Load by accelerate's own function; a tensor that it leaves on meta is an error."""
+    """Call accelerate's own function, and reject tensors that it leaves on meta."""
     line = f"{os.fsdecode(checkpoint)} is loaded by accelerate itself: {reason}"
     _logger.warning("%s", printable(line))
     with suspended("accelerate"):
-        path = os.fspath(checkpoint)  # it takes no other kind of path
+        path = os.fspath(checkpoint)  # accelerate accepts only strings
         accelerate.utils.modeling.load_checkpoint_in_model(model, path, **arguments)
     device_map = arguments["device_map"] or {"": "cpu"}
     index = offload.read_index(arguments["offload_folder"])

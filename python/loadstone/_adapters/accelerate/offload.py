@@ -24,7 +24,6 @@ Index = dict[str, dict[str, Any]]
 
 
 def read_index(folder: str | os.PathLike[str] | None) -> Index:
-    """The folder's index; empty where there is none."""
     path = Path(folder, _core.OFFLOAD_INDEX_FILE) if folder is not None else None
     if path is None or not path.is_file():
         return {}
@@ -35,7 +34,7 @@ def read_index(folder: str | os.PathLike[str] | None) -> Index:
 def offloaded_slots(
     slots: Iterable[TensorSlot], device_map: Mapping[str, Any], offload_buffers: bool
 ) -> list[TensorSlot]:
-    """The tensors that accelerate's hooks will look for in the folder."""
+    """Return the tensors that accelerate's hooks look up in the folder."""
     kinds = SAVED if offload_buffers else ("parameter",)
     return [
         slot for slot in slots if slot.kind in kinds and device_of(slot.name, device_map) == "disk"
@@ -49,9 +48,9 @@ def finalize_offload(
     folder: _core.OffloadFolder,
     offload_buffers: bool,
 ) -> None:
-    """Add the tensors on disk that the checkpoint lacks, and put all of those on meta in the model.
+    """Add the tensors on disk that the checkpoint lacks, then put all offloaded tensors on meta.
 
-    The load itself adds what the checkpoint has, also under names that are tied to it.
+    The load itself adds the checkpoint's tensors, including names tied to them.
     """
     slots = walk(model)
     targets = {target.name: target for target in plan.targets}
@@ -66,7 +65,6 @@ def finalize_offload(
 
 
 def add(folder: _core.OffloadFolder, name: str, tensor: torch.Tensor) -> None:
-    """Adds a tensor's value to a folder before its commit."""
     value = tensor.detach().cpu().contiguous()
     folder.add(name, dtype_name(value.dtype), list(value.shape), value.data_ptr(), value.nbytes)
 
@@ -74,7 +72,7 @@ def add(folder: _core.OffloadFolder, name: str, tensor: torch.Tensor) -> None:
 def _put_on_meta(
     slots: list[TensorSlot], targets: Mapping[str, PlannedTarget], roots: Mapping[str, str]
 ) -> None:
-    """Tensors that are in the folder alone. Their dtype is what hooks cast to when they read."""
+    """Move tensors to meta, with the dtype to which hooks cast what they read."""
     made: dict[str, torch.Tensor] = {}
     for slot in slots:
         root = roots[slot.name]
@@ -89,13 +87,7 @@ def _put_on_meta(
 
 
 def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Refuses a map that places single tensors on disk: hooks are on modules, none would bring it.
-
-    Nor would they find what is inside of modules that names leave out.
-
-    Raises:
-        PlanError: ``plan.device_map``, naming them.
-    """
+    """Reject single tensors on disk and wrappers that names omit: hooks would not load these."""
     _require_known_names(model, device_map)
     alone = [
         slot.name
@@ -119,11 +111,6 @@ def require_values(
     held: Mapping[str, Any],
     offload_buffers: bool,
 ) -> None:
-    """Refuses a model with a tensor on meta that no hook would find a value for.
-
-    Raises:
-        PlanError: ``plan.missing``, naming the first ones.
-    """
     slots = walk(model)
     findable = {slot.name for slot in offloaded_slots(slots, device_map, offload_buffers)}
     lacking = [
@@ -145,7 +132,7 @@ def require_values(
 
 
 def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Refuses hooks inside of modules that are left out of names: they ask for other names."""
+    """Reject hooks inside wrappers that names omit: hooks look up different names."""
     around = next((each for each in model.modules() if is_around_another(each)), None)
     devices = set(map(str, device_map.values()))
     if around is None or (len(devices) == 1 and "disk" not in devices):

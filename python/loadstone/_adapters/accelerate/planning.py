@@ -1,4 +1,4 @@
-"""accelerate's arguments as a plan of loadstone's."""
+"""Translates accelerate's arguments into a plan."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 
 @dataclass
 class Adjusted(AdapterRecipes):
-    """Targets for the core, adjusted by accelerate's arguments.
-
-    Attributes:
-        cast: the dtype that floating parameters and saved buffers get, by name.
-    """
+    """``cast`` maps floating-point parameters and saved buffers to dtypes, both by name."""
 
     recipes: Any = None
     cast: dict[str, str] = field(default_factory=dict)
@@ -56,16 +52,15 @@ def plan_load(
     strict: bool,
     missing: str,
 ) -> PlannedLoad:
-    """The plan for a call of ``load_checkpoint_in_model``."""
     if missing not in _core.MISSING_POLICIES:
         where = {"found": missing, "expected": ", ".join(_core.MISSING_POLICIES)}
         raise make("plan.options", "unknown policy", field="missing", **where)
     slots = walk(model)
     keeps = keep_in_fp32_modules if dtype == torch.float16 and device_map is not None else None
-    # FSDP has a dtype for each group, and accelerate masters in fp32: spread tensors keep theirs.
+    # FSDP has a dtype per group, and accelerate keeps fp32 masters: sharded tensors keep theirs.
     is_spread = any(slot.shard is not None for slot in slots)
     follows_file = device_map is None and dtype is None and not is_spread
-    if follows_file:  # else no state is asked for
+    if follows_file:  # otherwise the state dict is not needed
         follows_file = any(getattr(each, "is_meta", False) for each in model.state_dict().values())
     wanted = _only_dtype(catalog) if follows_file else dtype
     base = _traced(model, catalog, wanted)
@@ -74,7 +69,7 @@ def plan_load(
     else:
         _refuse_keeps(slots, keeps)
         findings = [each for each in base.findings if each.code != "plan.tie"]
-        # accelerate ties the names again
+        # accelerate ties these names again
         adjusted = Adjusted(**vars(base) | {"untied": {}, "findings": findings})
     ties = base.ties if base is not None else {}
     places = placement(slots, ties, device_map, offload_buffers)
@@ -88,14 +83,13 @@ def plan_load(
         missing="error" if strict and missing == "keep" else missing,
         unexpected="error" if strict else "warn",
         allows_unknown_modules=True,
-        in_place=True,  # as the library: a live model has no second copy beside it
+        in_place=True,  # as accelerate does, to avoid a second copy of a live model
     )
 
 
 def _traced(
     model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None
 ) -> AdapterRecipes | None:
-    """Recipes from the model's own library, if loadstone can trace it."""
     for base in type(inside(model)).__mro__:
         package = base.__module__.partition(".")[0]
         if base.__name__ == "PreTrainedModel" and package in adapters_with("recipes"):
@@ -104,7 +98,7 @@ def _traced(
 
 
 def _only_dtype(catalog: Catalog) -> torch.dtype | None:
-    """The dtype of all floating tensors of a checkpoint, where they have one."""
+    """Return the dtype that all floating-point tensors of the checkpoint share, if any."""
     found = {encoding for encoding in catalog.encodings().values() if encoding in _FLOATING}
     return torch_dtype(found.pop()) if len(found) == 1 else None
 
@@ -112,7 +106,6 @@ def _only_dtype(catalog: Catalog) -> torch.dtype | None:
 def _casts(
     slots: list[TensorSlot], dtype: torch.dtype | None, keep_in_fp32: list[str] | None
 ) -> dict[str, str]:
-    """The dtype of each floating tensor that a checkpoint can hold."""
     casts = {}
     for slot in slots:
         if slot.kind in SAVED and slot.tensor.is_floating_point():
@@ -127,7 +120,7 @@ def _is_kept_in_fp32(name: str, modules: list[str] | None) -> bool:
 
 
 def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
-    """Refuses modules to keep in fp32 for traced models, whose library decides that itself."""
+    """Reject fp32 modules for traced models, whose library chooses them itself."""
     for slot in slots:
         if _is_kept_in_fp32(slot.name, modules):
             raise make(
@@ -144,13 +137,10 @@ def placement(
     device_map: Mapping[str, Any] | None,
     offload_buffers: bool,
 ) -> dict[str, Any] | None:
-    """The device map for the plan, with an entry for each tensor that does not go with its module.
+    """Extend the device map by the tensors that are not stored with their module.
 
-    Buffers of modules on disk are real unless ``offload_buffers``; what is tied is in memory where
-    one of its modules is.
-
-    Args:
-        ties: those that are not made yet.
+    Buffers of modules on disk stay in memory unless ``offload_buffers``. Tied tensors stay in
+    memory if one of their modules does. ``ties`` lists the ties that are not made yet.
     """
     if device_map is None:
         return None

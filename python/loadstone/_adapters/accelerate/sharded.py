@@ -1,9 +1,9 @@
-"""``Accelerator.prepare`` with FSDP2 and a model on meta: a skeleton, which is loaded afterwards.
+"""Lets ``Accelerator.prepare`` shard a model on meta with FSDP2, before the load.
 
-Two things of accelerate concern models that hold memory. It knows parameters of an optimizer again
-by the addresses of their memory, and all those on meta have the same one: the optimizer would train
-the last parameter alone, without a word. With ``cpu_ram_efficient_loading`` the first rank sends
-its values to the others; on meta it has none, and the others wait.
+accelerate assumes in two places that models have memory. It identifies an optimizer's parameters by
+address, but all meta tensors share one: the optimizer would silently train only the last parameter.
+With ``cpu_ram_efficient_loading`` the first rank sends its values; on meta it has none, and the
+other ranks hang.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import torch.distributed as dist
 
 from loadstone._base.errors import make
 
-# What a rank says of the parameters of a model.
+# A rank's parameters that are on meta.
 _ALL, _SOME, _NONE = "all", "some", "none"
 
 
 def prepare(original: Callable[..., Any], accelerator: Any, *args: Any, **options: Any) -> Any:
-    """``Accelerator.prepare``: a skeleton is sharded as it is, and its optimizer stays its own."""
     models = [each for each in args if isinstance(each, torch.nn.Module)]
-    # Lacks the attribute after `AcceleratorState._reset_state()`, which accelerate then explains.
+    # After `AcceleratorState._reset_state()` the attribute is absent, and accelerate explains why.
     if not models or not getattr(accelerator, "is_fsdp2", False):
         return original(accelerator, *args, **options)
     with _sends_no_skeleton(accelerator.state.fsdp_plugin, models), _told_apart(models):
@@ -33,7 +32,6 @@ def prepare(original: Callable[..., Any], accelerator: Any, *args: Any, **option
 
 @contextlib.contextmanager
 def _sends_no_skeleton(plugin: Any, models: list[torch.nn.Module]) -> Iterator[None]:
-    """Without ``cpu_ram_efficient_loading`` where the ranks have skeletons."""
     if not plugin.cpu_ram_efficient_loading or not _are_skeletons(models):
         yield
         return
@@ -45,12 +43,9 @@ def _sends_no_skeleton(plugin: Any, models: list[torch.nn.Module]) -> Iterator[N
 
 
 def _are_skeletons(models: list[torch.nn.Module]) -> bool:
-    """Whether all ranks have their parameters on meta; asks them.
+    """Ask all ranks; reject models that only partly have values.
 
-    Ranks behind the first may be on meta while it has values, which accelerate sends them.
-
-    Raises:
-        PlanError: the first rank, or another one, lacks a part of the values (``plan.no_value``).
+    accelerate sends the values of the first rank to the others, which may be on meta.
     """
     names = [name for model in models for name, each in model.named_parameters() if each.is_meta]
     count = sum(1 for model in models for _ in model.parameters())
@@ -72,27 +67,25 @@ def _are_skeletons(models: list[torch.nn.Module]) -> bool:
 
 @contextlib.contextmanager
 def _told_apart(models: list[torch.nn.Module]) -> Iterator[None]:
-    """Parameters on meta have addresses of their own: those of the objects, which memory lacks."""
+    """Give each meta parameter a distinct address: the id of the object."""
     marked = [part for part in _parts(models) if part.is_meta]
     for part in marked:
         part.data_ptr = _Address(id(part))
     try:
         yield
     finally:
-        for part in [*marked, *_parts(models)]:  # what FSDP ignores stays, and gets a value later
+        for part in [*marked, *_parts(models)]:  # parameters that FSDP ignores are not replaced
             if isinstance(part.__dict__.get("data_ptr"), _Address):
                 del part.data_ptr
 
 
 class _Address(int):
-    """Stands for ``data_ptr``."""
-
     def __call__(self) -> int:
         return int(self)
 
 
 def _parts(models: list[torch.nn.Module]) -> Iterator[Any]:
-    """What accelerate asks for an address: of a parameter that is spread over ranks its part."""
+    """Yield the tensors whose address accelerate asks for: the local part of sharded parameters."""
     for model in models:
         for parameter in model.parameters():
             yield getattr(parameter, "_local_tensor", parameter)

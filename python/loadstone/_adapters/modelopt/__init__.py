@@ -1,5 +1,3 @@
-"""The implementation of ``loadstone.modelopt``."""
-
 from loadstone._adapters.sites import sites_of
 
 sites_of("modelopt").require()

@@ -1,5 +1,3 @@
-"""Models of transformers without memory."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -18,12 +16,7 @@ Config = PretrainedConfig
 def skeleton_of(
     cls: Any, folder: Path, config: Config | None, dtype: Any, trust_remote_code: bool
 ) -> torch.nn.Module:
-    """A model of a class of transformers' for a checkpoint.
-
-    Args:
-        config: the library's; ``None``: the folder's.
-        dtype: ``None`` and ``"auto"``: the one that the config names.
-    """
+    """Build the model on meta; config and dtype default to the folder's config."""
     if config is None:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     wanted = dtype if dtype not in (None, "auto") else getattr(config, "dtype", None)
@@ -37,13 +30,12 @@ def skeleton_of(
 
 
 def place_quantizers(model: torch.nn.Module, quant_cfg: Any, quant_gemm: bool) -> None:
-    """Lets the library quantize and compress a model without memory."""
     mtq.quantize(model, quant_cfg)
     mtq.compress(model, config=mtq.CompressConfig(quant_gemm=quant_gemm))
 
 
 def require_blank(model: torch.nn.Module) -> None:
-    """Refuses a model whose parameters hold memory, which the library would compress."""
+    """Reject parameters that have memory, which ModelOpt would compress."""
     for name, parameter in model.named_parameters():
         if not parameter.is_meta:
             raise make(

@@ -1,5 +1,3 @@
-"""The canaries of ModelOpt: a model that is compressed while it is read, and one in memory."""
-
 from __future__ import annotations
 
 import functools
@@ -15,13 +13,12 @@ from modelopt.torch.quantization.plugins import accelerate as plugin
 from loadstone._adapters.canaries import Canary
 from loadstone._adapters.patch import patch
 
-# Not int4: the library compiles an extension for it.
+# Not int4: ModelOpt compiles an extension for it.
 _CONFIGS = ("FP8_DEFAULT_CFG", "INT8_DEFAULT_CFG", "MXFP8_DEFAULT_CFG", "NVFP4_DEFAULT_CFG")
 _NOTE = "against a model that is compressed in memory, without what only a calibration measures"
 
 
 def canaries(folder: Path) -> Iterator[Canary]:
-    """Save a Llama of one layer, and quantize it to each format."""
     shape = transformers.LlamaConfig(
         hidden_size=64,
         intermediate_size=128,

@@ -1,7 +1,6 @@
-"""Packed experts in ``export_hf_checkpoint``: as single projections, the bytes as they are.
+"""Exports packed experts as single projections in ``export_hf_checkpoint``, bytes unchanged.
 
-ModelOpt's own handler would pack a stack again. A handler for packed stacks is registered before it
-in the library's registry.
+ModelOpt's own handler would pack a stack again, so this handler precedes it in the registry.
 """
 
 from __future__ import annotations
@@ -17,21 +16,20 @@ from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 from loadstone._adapters.modelopt.experts import PackedExperts, is_packed
 from loadstone._base.errors import make
 
-# Encodings whose scales belong to rows, so that gate and up can be told apart.
+# Encodings with scales per row, so that gate and up can be split.
 _SCALES_OF_ROWS = ("MXFP4QTensor", "MXFP8QTensor", "NVFP4QTensor")
 _ONE_SCALE = ("FP8QTensor",)
 
 
 @functools.cache
 def register() -> None:
-    """Puts the handler in place, once in a process; it concerns packed experts alone."""
     from modelopt.torch.export.registry import ExportModuleRegistry
 
     ExportModuleRegistry.register(predicate=is_packed, prepend=True)(_export)
 
 
 def _export(name: str, module: Any, context: Any) -> None:
-    """Makes a module of each expert and projection, with weight and scales, as the library does."""
+    """Split the stack into one module per expert and projection, as ModelOpt does."""
     first = module._first_proj_attr
     for leaf in (first, "down_proj"):
         stack = module._parameters[leaf]
@@ -62,7 +60,6 @@ def _holder(stack: Any) -> str:
 
 
 def _projections(module: Any, first: str) -> Iterator[tuple[str, str, slice]]:
-    """Parameter, projection, and the rows of it."""
     if module._is_gated:
         half = module._parameters[first].metadata["shape"][1] // 2
         yield first, "gate_proj", slice(0, half)
@@ -75,7 +72,6 @@ def _projections(module: Any, first: str) -> Iterator[tuple[str, str, slice]]:
 def _projection(
     module: Any, leaf: str, index: int, rows: slice, dtype: torch.dtype
 ) -> torch.nn.Module:
-    """One projection of one expert, with the buffers that the library's export gives it."""
     from modelopt.torch.export.unified_export_hf import _export_quantized_weight
 
     stack: Any = module._parameters[leaf]
@@ -105,7 +101,7 @@ def _projection(
 
 
 def _export_mxfp4(holder: Any) -> None:
-    """The library's export of MXFP4, which would take packed bytes for numbers."""
+    """Replace ModelOpt's export of MXFP4, which would treat packed bytes as values."""
     from modelopt.torch.export.quant_utils import get_activation_scaling_factor
 
     holder.register_buffer("weight_scale", holder.weight_quantizer._scale)

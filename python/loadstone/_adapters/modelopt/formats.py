@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# The largest magnitude of an encoding is its scale times this.
+# Largest magnitude of each encoding, in units of its scale.
 _BOUNDS = {
     "fp8": 448.0,
     "fp8-channel": 448.0,
@@ -16,37 +16,30 @@ _BOUNDS = {
     "int8-channel": 127.0,
     "nvfp4": 6.0 * 448.0,
 }
-_INT4_BOUND = 7.0  # of a scale that is an inverse
-_ONE_COLUMN = ("mxfp4", "int4", "fp8-channel", "int8-channel")  # the library's scales
+_INT4_BOUND = 7.0  # for the inverse of the scale
+_ONE_COLUMN = ("mxfp4", "int4", "fp8-channel", "int8-channel")  # ModelOpt's scales
 _BLOCK = 128
 
 
 @dataclass(frozen=True)
 class Format:
-    """An encoding of ours, and the class of the library's that holds its bytes.
-
-    Attributes:
-        encoding: ``"fp8"``, ``"nvfp4"`` ...
-        holder: name of the class in ``modelopt.torch.quantization.qtensor``.
-    """
+    """An encoding of loadstone, and the class in ``modelopt.torch.quantization.qtensor`` for it."""
 
     encoding: str
     holder: str
 
     def holder_class(self) -> Any:
-        """The class of the library's."""
         from modelopt.torch.quantization import qtensor
 
         return getattr(qtensor, self.holder)
 
 
 def is_packing(quantizer: Any) -> bool:
-    """Tell if a quantizer packs a weight in ``mtq.compress``."""
     return bool(quantizer.is_enabled and not quantizer.fake_quant)
 
 
 def format_of(quantizer: Any) -> Format | None:
-    """The format of an enabled quantizer; ``None``: not supported."""
+    """Return the format of an enabled quantizer; ``None`` if loadstone does not support it."""
     blocks = dict(quantizer.block_sizes or {})
     bits, scale_bits = quantizer.num_bits, blocks.get("scale_bits")
     if quantizer.pre_quant_scale is not None or quantizer.rotate_is_enabled:
@@ -82,15 +75,11 @@ def _of_fp8(axis: Any, sizes: dict[int, int], blocks: dict[Any, Any]) -> Format 
 def state(
     form: Format, scales: Mapping[str, torch.Tensor], dtype: torch.dtype, is_wide: bool
 ) -> dict[str, torch.Tensor]:
-    """The buffers of a quantizer for one matrix, in memory of their own.
+    """Return a quantizer's buffers for one matrix, in new memory.
 
-    ``_amax`` is derived from the scale, so that an export computes that scale again. (ModelOpt
-    rounds the scale of fp8 to the weight's dtype, and exports the unrounded one.)
-
-    Args:
-        scales: the components other than the data.
-        dtype: of the weight that was quantized.
-        is_wide: ``_amax`` is in f32 in any case.
+    ``_amax`` is derived from the scale, so that an export computes the same scale. (ModelOpt rounds
+    the fp8 scale to the weight's dtype, but exports the unrounded one.) ``dtype`` is the weight's
+    before quantization.
     """
     scale = scales["scale"]
     if form.encoding in _ONE_COLUMN:
@@ -109,9 +98,9 @@ def state(
 
 
 def _amax(scale: torch.Tensor, bound: float, dtype: torch.dtype) -> torch.Tensor:
-    """Magnitudes in f32 whose quotients by the bound are these scales, to the last bit.
+    """Return f32 magnitudes that give exactly these scales when divided by the bound.
 
-    Those of the weight's own dtype come first: one of them is what was measured.
+    Prefer magnitudes of the weight's dtype, because the quantizer measured one of these.
     """
     about = scale * bound
     candidates = [about.to(dtype).float(), about]
@@ -124,7 +113,7 @@ def _amax(scale: torch.Tensor, bound: float, dtype: torch.dtype) -> torch.Tensor
 
 
 def _as_measured(made: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The magnitude in the weight's dtype, as the library has it, where nothing is lost by it."""
+    """Return the magnitude in the weight's dtype, as ModelOpt does, if that is lossless."""
     found = made["_amax"].to(dtype)
     is_same = torch.equal(found.float() / _BOUNDS["nvfp4"], made["_double_scale"])
     return found if is_same else made["_amax"]

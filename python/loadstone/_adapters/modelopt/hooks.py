@@ -1,10 +1,9 @@
 """Hooks on ``init_quantized_weights`` of ModelOpt.
 
-The library builds the model without memory, places the quantizers, and lets accelerate read the
-checkpoint by verbatim keys. The hooks replace the building (by a skeleton), the device map (the
-library's counts experts unpacked) and the reading. The library looks these three up in its own
-module when it calls them, so a script that imported ``init_quantized_weights`` before is covered
-too.
+ModelOpt builds the model on meta, places the quantizers, and lets accelerate read the checkpoint by
+verbatim keys. The hooks replace the construction (by a skeleton), the device map (ModelOpt counts
+unpacked experts) and the reading. ModelOpt looks up these three in its own module when it calls
+them, so scripts that imported ``init_quantized_weights`` earlier are covered too.
 """
 
 from __future__ import annotations
@@ -32,14 +31,13 @@ _capacities: ContextVar[dict[Any, Any] | None] = ContextVar(
     "loadstone_modelopt_capacities", default=None
 )
 
-# Arguments of `from_pretrained` that the library's function would pass to accelerate.
+# Arguments of `from_pretrained` that ModelOpt would pass to accelerate.
 _OURS = ("device_map", "max_memory", "attn_implementation")
 _KNOWN = (*_OURS, "dtype", "torch_dtype", "revision")
 
 
 @functools.cache
 def hooks() -> Hooks:
-    """The functions of ModelOpt's plugin that are replaced."""
     ours: dict[str, Any] = {
         "init_empty_weights": _init_empty_weights,
         "infer_auto_device_map": _infer_auto_device_map,
@@ -53,7 +51,6 @@ def hooks() -> Hooks:
 
 @contextlib.contextmanager
 def quantizing(options: LoadOptions, *arguments: Any) -> Iterator[None]:
-    """The library's context manager, with these hooks and a caller's options."""
     with hooked(hooks()), set_variable(OPTIONS, options), plugin.init_quantized_weights(*arguments):
         yield
 
@@ -63,7 +60,7 @@ def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _infer_auto_device_map(original: Any, model: Any, max_memory: Any = None, **_: Any) -> Any:
-    """Notes the capacities only: the plan computes the map, as it knows packed sizes."""
+    """Note only the capacities: the plan computes the map, because it knows packed sizes."""
     _capacities.set(dict(max_memory or {}))
     return {"": "cpu"}
 
@@ -86,7 +83,7 @@ def _load_checkpoint_and_dispatch(
 
 @contextlib.contextmanager
 def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-    """The library's own, in which ``from_pretrained`` takes a device map too."""
+    """Let ``from_pretrained`` also take a device map inside ModelOpt's context manager."""
     auto: Any = transformers.AutoModelForCausalLM
     before = vars(auto).get("from_pretrained")
     try:
@@ -103,7 +100,7 @@ def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterato
             auto.from_pretrained = classmethod(functools.wraps(library.__func__)(from_pretrained))
             yield
     finally:
-        # The library puts a bound method in the place of what the class inherits.
+        # ModelOpt replaces the inherited method with a bound one.
         if before is None:
             del auto.from_pretrained
         else:

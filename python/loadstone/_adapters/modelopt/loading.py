@@ -1,7 +1,6 @@
 """Loads weights into a skeleton with ModelOpt's quantizers: renamed, fused and packed.
 
-The model does not change until all bytes are read. Then parameters and the quantizers' state are
-installed together.
+The model changes only after all bytes are read.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from loadstone._plan.recipes import AdapterRecipes
 
 
 def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The folder of a checkpoint; a name that is no folder is one of the hub's."""
+    """Return the checkpoint's folder; download a name that is not a folder from the hub."""
     if Path(name).exists():
         return Path(name)
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
@@ -49,20 +48,14 @@ def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
 
 
 def check(model: torch.nn.Module, catalog: Catalog, options: LoadOptions) -> None:
-    """Raises if the checkpoint is incomplete, before quantizers are placed in the model."""
+    """Reject an incomplete checkpoint before quantizers are placed in the model."""
     _plan_in_memory(LoadSession(options), model, catalog, []).require_ok()
 
 
 def load_into(
     model: Any, checkpoint: str | os.PathLike[str], options: LoadOptions
 ) -> Report | None:
-    """Fills a model that ModelOpt has quantized and compressed on meta.
-
-    Raises:
-        PlanError: something is missing or does not fit; nothing was read, and the model is as it
-            was.
-        Error: ``plan.quantize``: an unsupported quantizer, named.
-    """
+    """Fill a model that ModelOpt quantized on meta; a failed plan leaves it unchanged."""
     if options.attn_implementation is not None:
         model.set_attn_implementation(options.attn_implementation)
     export.register()
@@ -83,7 +76,6 @@ def load_into(
 def _plan_in_memory(
     load: LoadSession, model: Any, catalog: Catalog, extensions: list[TargetExtension]
 ) -> PlannedLoad:
-    """Plans, and refuses what is not in memory."""
     recipes = AdapterRecipes(None)
     if isinstance(model, transformers.PreTrainedModel):
         recipes = trace("transformers", model, catalog, None)
@@ -104,9 +96,9 @@ def _plan_in_memory(
 
 
 class _Blank:
-    """Removes buffers of quantizers, which no checkpoint has, during a load.
+    """Removes quantizer buffers, which checkpoints lack, during a load.
 
-    Restores those that a config sets; those measured on meta only if the load fails.
+    Always restores buffers that a config set; restores buffers measured on meta if the load fails.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -131,7 +123,7 @@ class _Blank:
         return self
 
     def keep(self) -> None:
-        """Drops buffers measured on meta: the load has succeeded."""
+        """Drop the buffers measured on meta, after a successful load."""
         self._taken = [each for each in self._taken if not each[2].is_meta]
 
     def __exit__(self, *_: object) -> None:
@@ -141,12 +133,6 @@ class _Blank:
 
 
 class PackedWeights(TargetExtension):
-    """Weights that are packed, and the state of their quantizers. For one load.
-
-    Args:
-        configured: buffers of quantizers that a config set, by name in the model.
-    """
-
     def __init__(
         self, weights: list[PackedTarget], mode: str, configured: Mapping[str, torch.Tensor]
     ) -> None:
@@ -156,7 +142,6 @@ class PackedWeights(TargetExtension):
         self.states: list[tuple[PackedTarget, str, dict[str, torch.Tensor]]] = []
 
     def expand(self, targets: ModelTargets) -> None:
-        """Quantizes the weights."""
         named = self.weights.items()
         targets.quantize |= {name: each.quantization(self.mode) for name, each in named}
 
@@ -178,7 +163,6 @@ class PackedWeights(TargetExtension):
         return _Packing(parameters, self.states)
 
     def _packed(self, weight: PackedTarget, target: PlannedTarget, parts: Mapping[str, Any]) -> Any:
-        """The library's parameter; the states of its quantizers are noted."""
         dtype = torch_dtype(target.dtype)
         scales = {name: part for name, part in parts.items() if name != "data"}
         for index, inside in enumerate(weight.quantizers):
@@ -196,7 +180,7 @@ class PackedWeights(TargetExtension):
         return kind(parts["data"], metadata=metadata)
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
-        """Adds the origin of the quantizers' state: the weight, or the config that set it."""
+        """Record the origin of the quantizers' state: the weight, or the config."""
         for weight, inside, state in self.states:
             for leaf, value in state.items():
                 name = f"{weight.path}.{inside}.{leaf}".lstrip(".")
@@ -222,7 +206,7 @@ class _Packing:
     before: ModuleStates = dataclasses.field(default_factory=ModuleStates)
 
     def install(self) -> None:
-        """Changes the model: it reads and computes nothing, and should not fail."""
+        """Change the model. Reads and computes nothing, so that it cannot fail halfway."""
         for weight, parameter in self.parameters:
             self.before.keep(weight.module)
             weight.module._parameters[weight.leaf] = parameter
@@ -239,7 +223,6 @@ class _Packing:
 
 
 def _dispatch(model: torch.nn.Module, plan: PlannedLoad) -> None:
-    """Attaches hooks that move activations, if there is more than one device."""
     if len({target.device for target in plan.targets if target.origin != "tie"}) < 2:
         return
     dispatch_model(model, dict(plan.core.device_map))

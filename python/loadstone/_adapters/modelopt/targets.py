@@ -1,4 +1,4 @@
-"""The weights of a model that ModelOpt's quantizers pack, and their encodings."""
+"""Finds the weights that ModelOpt's quantizers pack, and their encodings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadstone._plan.quantization import Quantization
 
 MODES = ("modelopt-compat", "modelopt-export", "exact")
 
-# Layers that servers fuse into one, which then has one scale: by their names in a module.
+# Layers, by name in a module, that servers fuse into one layer with one scale.
 _FUSED = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
@@ -25,7 +25,7 @@ _FUSED = (
     ("q_a_proj", "kv_a_proj_with_mqa"),
 )
 
-# Layers that take the same input: the library's export gives these one scale.
+# Layers with the same input, to which ModelOpt's export gives one scale.
 _FED_ALIKE = (
     *_FUSED[:-1],
     ("q_a_proj", "kv_a_proj_with_mqa", "indexer.wk", "indexer.weights_proj"),
@@ -35,13 +35,9 @@ _FED_ALIKE = (
 
 @dataclass
 class PackedTarget:
-    """One weight that is to be packed.
+    """A weight to pack, with its matrices' quantizers by path from the module.
 
-    Attributes:
-        path, leaf: of its module, and the parameter's name in it.
-        quantizers: of each matrix, with the paths from the module.
-        is_stack: whether it is a stack of experts, with a quantizer for each.
-        group: weights of the same group share the largest magnitude; "" for none.
+    Weights in a ``group`` share the largest magnitude; "" for none.
     """
 
     path: str
@@ -54,29 +50,23 @@ class PackedTarget:
 
     @property
     def name(self) -> str:
-        """The parameter's name in the model."""
         return f"{self.path}.{self.leaf}" if self.path else self.leaf
 
     def quantization(self, mode: str) -> Quantization:
-        """The quantization for a plan; only fp8 has other bytes in exports than in models."""
+        """Return the plan's quantization; exports and models differ only for fp8."""
         is_export = mode == "modelopt-export" and self.form.encoding != "fp8"
         dialect = "modelopt-compat" if is_export else mode
         return Quantization(self.form.encoding, dialect=dialect, group=self.group)
 
 
 def quantizers_of(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """All tensor quantizers with their paths."""
     for path, module in named_modules(model):
         if isinstance(module, TensorQuantizer):
             yield path, module
 
 
 def find(model: torch.nn.Module, mode: str) -> list[PackedTarget]:
-    """The weights that are packed, once ``mtq.compress`` has set the quantizers.
-
-    Raises:
-        Error: ``plan.quantize``: an unsupported quantizer, named.
-    """
+    """Return the weights to pack; call after ``mtq.compress`` has set the quantizers."""
     if mode not in MODES:
         expected = ", ".join(MODES)
         raise make("plan.options", "unknown mode", field="mode", found=mode, expected=expected)
@@ -136,7 +126,7 @@ def _form(name: str, quantizer: Any) -> Format:
 
 
 def _require_all(model: torch.nn.Module, found: list[PackedTarget]) -> None:
-    """Refuses packing quantizers of unknown modules, which would fail when the model runs."""
+    """Reject packing quantizers of unknown modules, which would fail in a forward pass."""
     known = {id(each) for weight in found for each in weight.quantizers.values()}
     for path, quantizer in quantizers_of(model):
         if "weight_quantizer" in path and is_packing(quantizer) and id(quantizer) not in known:
@@ -144,7 +134,7 @@ def _require_all(model: torch.nn.Module, found: list[PackedTarget]) -> None:
 
 
 def _require_alone(model: torch.nn.Module, found: list[PackedTarget]) -> None:
-    """Refuses tied weights, which would be packed for both modules."""
+    """Reject tied weights, which both modules would pack."""
     owners: dict[int, str] = {}
     for path, module in named_modules(model):
         for leaf, parameter in module._parameters.items():
@@ -159,7 +149,6 @@ def _require_alone(model: torch.nn.Module, found: list[PackedTarget]) -> None:
 def _join(
     found: list[PackedTarget], partners: tuple[tuple[str, ...], ...], encodings: tuple[str, ...]
 ) -> None:
-    """Groups layers of one module that have one scale each."""
     by_path = {weight.path: weight for weight in found if not weight.is_stack}
     for parent in sorted({path.rpartition(".")[0] for path in by_path}):
         for names in partners:

@@ -1,5 +1,3 @@
-"""The inside of ``loadstone.peft``."""
-
 from loadstone._adapters.sites import sites_of
 
 sites_of("peft").require()

@@ -1,5 +1,3 @@
-"""The canary of PEFT: an adapter of a layer."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -13,7 +11,6 @@ from loadstone._adapters.canaries import Canary
 
 
 def canaries(folder: Path) -> Iterator[Canary]:
-    """Save an adapter of rank 2, and load it into the same model again."""
     config = LoraConfig(r=2, target_modules=["0"], init_lora_weights=False)
     get_peft_model(_model(), config).save_pretrained(str(folder))
 

@@ -1,4 +1,4 @@
-"""Where loadstone enters PEFT: the device that an adapter goes to, and a look at what was made."""
+"""Hooks on PEFT that choose an adapter's device and check the adapter after the load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ LIBRARY = "peft"
 
 
 def hooks() -> Hooks:
-    """The places in PEFT, and the one in transformers that reads adapters."""
     places: list[tuple[Any, str, Callable[..., Any]]] = [
         (BaseTunerLayer, "_get_base_layer_device_and_dtype", _device_and_dtype),
         (BaseTuner, "inject_adapter", _inject),
@@ -36,7 +35,6 @@ def hooks() -> Hooks:
 
 
 def _device_and_dtype(original: Any, layer: Any, base_layer: Any) -> tuple[Any, Any]:
-    """Of an offloaded layer the device that it runs on."""
     device, dtype = original(layer, base_layer)
     if device is not None and device.type == "meta":
         device = _execution_device(base_layer) or device
@@ -44,7 +42,6 @@ def _device_and_dtype(original: Any, layer: Any, base_layer: Any) -> tuple[Any, 
 
 
 def _tuners(cls: Any) -> Iterator[type]:
-    """Classes with a way of their own to put a layer with an adapter into the model."""
     if "_replace_module" in vars(cls):
         yield cls
     for each in cls.__subclasses__():
@@ -54,7 +51,7 @@ def _tuners(cls: Any) -> Iterator[type]:
 def _replace(
     original: Any, tuner: Any, parent: Any, child_name: str, new_module: Any, child: Any
 ) -> None:
-    """PEFT moves the new adapter to the device of the layer's weight, which may be meta."""
+    """Undo PEFT's move of the new adapter to meta, the device of an offloaded weight."""
     held = [(each._parameters, dict(each._parameters)) for each in new_module.modules()]
     held += [(each._buffers, dict(each._buffers)) for each in new_module.modules()]
     original(tuner, parent, child_name, new_module, child)
@@ -73,7 +70,7 @@ def _inject(original: Any, tuner: Any, model: Any, *args: Any, **kwargs: Any) ->
         raise _refused(f"the initialiser needs an offloaded weight: {reason}", "", "") from reason
     low_memory = kwargs.get("low_cpu_mem_usage", args[2] if len(args) > 2 else False)
     _require_reachable(model)
-    if not low_memory:  # else the adapter is on meta until it is read
+    if not low_memory:  # otherwise the adapter is on meta until it is read
         _require_memory(model)
     for _, layer in _tuned(model):
         bring_weights_for(layer)
@@ -81,9 +78,9 @@ def _inject(original: Any, tuner: Any, model: Any, *args: Any, **kwargs: Any) ->
 
 
 def _convert_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-    """PEFT multiplies rank and alpha by the number of modules that it joins.
+    """Correct alpha for rsLoRA, which divides alpha by the root of the rank.
 
-    rsLoRA divides alpha by the root of the rank.
+    PEFT multiplies rank and alpha by the number of modules that it joins.
     """
     before = dict(getattr(config, "alpha_pattern", None) or {})
     original(config, *args, **kwargs)
@@ -96,17 +93,15 @@ def _convert_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> No
 
 
 class _Mapping(list[Any]):
-    """Transforms for the names of an adapter's file, with the adapter's name."""
-
     adapter: str = ""
 
 
 def _weight_mapping(
     original: Any, weight_conversions: Any, adapter_name: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """PEFT's own, and the rule for DoRA's magnitudes that it has for its own reading alone.
+    """Add the rule for DoRA magnitudes, which PEFT has only for its own reading.
 
-    Files hold them without ``.weight``, and transformers would initialise them.
+    Files store them without ``.weight``, so transformers would initialise them.
     """
     found = _Mapping(original(weight_conversions, adapter_name, *args, **kwargs))
     found.adapter = adapter_name
@@ -119,7 +114,7 @@ def _weight_mapping(
 def _load_into(
     original: Any, model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, **rest: Any
 ) -> Any:
-    """An adapter is read to where its layers run, not to where their weights are offloaded."""
+    """Read an adapter to where its layers run, not to where their weights are offloaded."""
     devices = load_config.device_map
     layers = dict(_tuned(model)) if devices is not None else {}
     if layers:
@@ -137,9 +132,9 @@ def _load_into(
 
 
 def _require_read(info: Any, adapter: str) -> None:
-    """Check that no value of an adapter's file is left out while a tensor of the adapter has none.
+    """Reject an adapter with missing tensors if its file has unused ones.
 
-    The library reports both, and leaves the tensor as its initialiser made it.
+    transformers only reports both, and leaves the missing tensors as initialised.
     """
     missing = [name for name in sorted(info.missing_keys) if adapter in name.split(".")]
     unused = sorted(info.unexpected_keys)
@@ -155,7 +150,7 @@ def _require_read(info: Any, adapter: str) -> None:
 
 
 def _peft_model(original: Any, cls: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """PEFT takes all hooks away and dispatches the model anew, which fails for what is on disk."""
+    """Explain an error of PEFT, which removes all hooks and cannot dispatch from disk again."""
     try:
         return original(cls, model, *args, **kwargs)
     except NotImplementedError as reason:
@@ -176,7 +171,6 @@ def _tuned(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _execution_device(module: Any) -> torch.device | None:
-    """Where a hook brings the weights of an offloaded module; ``None``: no hook does."""
     for hook in offloading_hooks(module):
         if hook.execution_device is not None:
             return torch.empty(0, device=hook.execution_device).device
@@ -184,7 +178,7 @@ def _execution_device(module: Any) -> torch.device | None:
 
 
 def _require_reachable(model: Any) -> None:
-    """A hook on a module around a layer asks the offloaded values for the adapter's, too."""
+    """Reject hooks on outer modules, which look for the adapter among the offloaded values."""
     around = [
         path
         for path, module in model.named_modules()
@@ -202,9 +196,9 @@ def _require_reachable(model: Any) -> None:
 
 
 def _require_memory(model: Any) -> None:
-    """Of a model that runs by hooks, all tensors of an adapter hold memory."""
+    """Reject adapter tensors on meta if hooks run the model."""
     if not has_offloaded(model):
-        return  # a model that is on meta by its maker's wish
+        return  # the caller wants the model on meta
     for path, layer in _tuned(model):
         for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
             if tensor.is_meta and not name.startswith("base_layer."):

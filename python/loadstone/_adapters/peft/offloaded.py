@@ -1,4 +1,4 @@
-"""Runs the layers of adapters whose base weight is offloaded with that weight in memory."""
+"""Brings offloaded base weights into memory while adapter layers run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ METHODS = ("forward", "merge", "unmerge")
 
 
 def offloading_hooks(module: Any) -> list[Any]:
-    """Return accelerate's hooks that offload a module."""
     hooks = hooks_of(module.__dict__.get("_hf_hook"))
     return [each for each in hooks if getattr(each, "offload", False)]
 
 
 def bring_weights_for(layer: Any) -> None:
-    """Wrap the methods of an adapter's layer that need its base weight; again: no effect.
+    """Wrap the methods of an adapter layer that need its base weight; idempotent.
 
-    The wrappers stay after the patch, as the hooks do.
+    The wrappers stay after the patch ends, as accelerate's hooks do.
     """
     if vars(layer).get("merge") is not None or not has_offloaded(layer):
         return
@@ -35,7 +34,6 @@ def bring_weights_for(layer: Any) -> None:
 
 
 def has_offloaded(model: Any) -> bool:
-    """Return whether hooks offload the model or a module in it."""
     return any(offloading_hooks(module) for module in model.modules())
 
 
@@ -46,9 +44,9 @@ def _with_weights(layer: Any, method: Callable[..., Any], *args: Any, **kwargs: 
 
 @contextlib.contextmanager
 def _in_memory(layer: Any) -> Iterator[None]:
-    """Bring the values that hooks offload; if the layer was merged or unmerged, keep them.
+    """Load the values that hooks offload; keep them if the layer was merged or unmerged.
 
-    accelerate's hooks know the base layer's ``forward`` alone. In this context they only move its
+    accelerate's hooks cover only the base layer's ``forward``. In this context they only move its
     inputs.
     """
     merged = _merged(layer)

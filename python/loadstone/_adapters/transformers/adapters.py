@@ -1,5 +1,3 @@
-"""Where the library reads an adapter of PEFT into a model that is loaded."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,12 +9,10 @@ from loadstone._adapters.patch import Hook, wrap_if_active
 
 
 def reading(replacement: Callable[..., Any]) -> Hook:
-    """The hook for whoever patches ``"peft"``."""
     return Hook(PreTrainedModel, "_load_pretrained_model", wrap_if_active("peft", replacement))
 
 
 def renaming(pattern: str, name: str) -> Any:
-    """Return the library's transform for the names of tensors that a pattern matches."""
     from transformers.core_model_loading import WeightRenaming
 
     return WeightRenaming(pattern, name)

@@ -1,8 +1,8 @@
-"""Recipes kept in the user's cache folder, under a digest of all that they depend on.
+"""Caches recipes in the user's cache folder, under a digest of all their inputs.
 
-A file is one line of JSON (facts of the library and a checksum), then the recipes as the core
-writes them. A damaged file is ignored and written anew. A plan checks its recipes again, so a
-forged file cannot make a load reach outside its tensors.
+A file is one line of JSON (facts about the library and a checksum), then the core's recipes. A
+damaged file is ignored and rewritten. Plans check recipes again, so a forged file cannot make a
+load reach outside its tensors.
 """
 
 from __future__ import annotations
@@ -33,23 +33,20 @@ from loadstone._files.catalog import Catalog
 
 _FORM = 4
 
-# Their code is known by the version.
+# The key contains their versions instead of their code.
 _LIBRARIES = (transformers, torch, numpy)
 
 
 def folder() -> Path:
-    """Return the folder of recipes: ``loadstone/recipes`` in the user's cache folder."""
     return user_cache.folder("recipes")
 
 
 def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
-    """As :func:`rules.derive`, from the cache where it is there.
+    """Return :func:`rules.derive`'s result, from the cache if possible.
 
-    Code that has no key is traced each time.
-
-    Thread safety: any number of threads and processes may share the folder; files appear whole.
+    Thread safety: threads and processes may share the folder; files appear atomically.
     """
-    if SITES.is_untried():  # what its conversion code depends on is not known
+    if SITES.is_untried():  # the inputs of its conversion code are unknown
         return rules.derive(catalog, conversion)
     try:
         key = digest(catalog, conversion)
@@ -71,11 +68,7 @@ def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
 
 
 def digest(catalog: Catalog, conversion: ConversionInput) -> str:
-    """The digest of everything that recipes depend on: 40 hexadecimal digits.
-
-    Raises:
-        UndescribedError: something of it is in no file, or has no text.
-    """
+    """Digest everything that recipes depend on. May raise UndescribedError."""
     model, quantizer = conversion.model, conversion.quantizer
     cls = type(model)
     code = Code([(model, "model"), (model.config, "config"), (quantizer, "quantizer")])
@@ -108,7 +101,6 @@ def _text_of_quantizer(quantizer: Any, code: Code) -> list[Any]:
 
 
 def own_code() -> list[Path]:
-    """The adapter's files and the tracer's."""
     packages = (Path(__file__).parent, Path(tracing.__file__).parent)
     return sorted(file for package in packages for file in package.glob("*.py"))
 
@@ -117,7 +109,7 @@ def own_code() -> list[Path]:
 
 
 def _read(path: Path, key: str, catalog: Catalog) -> ConversionResult | None:
-    """``None``: there is no such file, or none that can be believed."""
+    """Return ``None`` if the file is absent or not trustworthy."""
     try:
         content = user_cache.read(path)
         if content is None:
@@ -133,7 +125,7 @@ def _read(path: Path, key: str, catalog: Catalog) -> ConversionResult | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, Error):
         return None
     with contextlib.suppress(OSError):
-        os.utime(path)  # the files used last are the ones that stay
+        os.utime(path)  # the cache keeps the files used last
     return result
 
 

@@ -1,5 +1,3 @@
-"""The current call of ``from_pretrained``, and the reasons to leave it to the library."""
-
 from __future__ import annotations
 
 import contextlib
@@ -26,7 +24,7 @@ CURRENT: ContextVar[FromPretrainedCall | None] = ContextVar(
 
 
 def hooks_of_loads(places: Iterable[Place]) -> list[Hook]:
-    """Return hooks whose replacements run inside of a load; outside the library's own runs."""
+    """Return hooks that run inside a load; outside, the library's own functions run."""
     return [
         Hook(owner, name, wrap_if_active("transformers", functools.partial(_in_load, replacement)))
         for owner, name, replacement in places
@@ -42,7 +40,7 @@ def _in_load(replacement: Callable[..., Any], original: Any, *args: Any, **kwarg
 
 @contextlib.contextmanager
 def constructing_in(load: FromPretrainedCall) -> Iterator[None]:
-    """The library constructs on meta, where nothing is drawn from torch's random numbers."""
+    """Protect torch's random state: the library's construction on meta must not draw from it."""
     load.is_constructing = True
     try:
         with torch.random.fork_rng(devices=[]):
@@ -54,7 +52,7 @@ def constructing_in(load: FromPretrainedCall) -> Iterator[None]:
 def reason_against(
     model: Any, state_dict: Any, files: list[str] | None, device_mesh: Any
 ) -> str | None:
-    """Why loadstone does not load this checkpoint; ``None``: it does."""
+    """Return why loadstone does not load this checkpoint; ``None`` if it does."""
     if state_dict is not None:
         return "state_dict"
     if not files:
@@ -72,7 +70,7 @@ def reason_against(
 
 
 def holds_slices(model: Any) -> bool:
-    """Whether ranks hold parts of the model's tensors, each of which can be read."""
+    """Return whether the model is sharded over ranks, and loadstone can read every shard."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     shards = [shard for shard in map(shard_of, tensors) if shard is not None]
     return bool(shards) and not any(shard.obstacle for shard in shards)

@@ -1,5 +1,3 @@
-"""The canary of transformers: experts, which the library joins from a tensor each, in bfloat16."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -12,7 +10,6 @@ from loadstone._adapters.canaries import Canary
 
 
 def canaries(folder: Path) -> Iterator[Canary]:
-    """Save a Mixtral of one layer, and load it in another dtype."""
     config = transformers.MixtralConfig(
         hidden_size=32,
         intermediate_size=48,

@@ -1,7 +1,7 @@
-"""The key of cached recipes: the code that makes them, and everything that its objects hold.
+"""Describes cached recipes' inputs: the code that makes them, and the contents of its objects.
 
-What cannot be described has no key, and nothing is cached: code without a file (a notebook,
-``python -c``), closures, tensors and other objects that hide a part of their state.
+loadstone does not cache the result of code without a description: code without a file (a notebook,
+``python -c``), closures, tensors and other objects with hidden state.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import torch
 
 from loadstone._model.walk import attribute_names, attribute_value
 
-# Modules of Python, and of libraries, whose versions are in the key.
+# The key contains the versions of these modules.
 _VERSIONED = frozenset({"torch", "numpy", "loadstone", *sys.stdlib_module_names}) - {"__main__"}
 _PLAIN = (str, int, float, bool, complex, bytes, type(None), torch.dtype, torch.device)
-# Objects that name the module that defines them.
+# Objects that name their module.
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
-# Bases that add nothing to what an object holds.
+# Bases that add no state.
 _BARE = (object, ABC, typing.Generic, typing.Protocol)
 
-# Attributes of a transform that change while it is used, or that are described on their own.
+# Attributes of a transform that change in use, or that the key describes separately.
 _NOT_DESCRIBED = {
     "collected_tensors",
     "compiled_sources",
@@ -46,43 +46,34 @@ _NOT_DESCRIBED = {
 }
 
 
-# Attributes that Python adds to a class when one of its objects is copied.
+# Attributes that Python adds to a class when an object of it is copied.
 _ADDED = {"__slotnames__"}
 
 
 class UndescribedError(Exception):
-    """Something decides what recipes are, and has no text that an equal one would share."""
+    """An input of the recipes has no text that equal inputs share."""
 
 
 class Code:
-    """Text for objects, and the modules that their code is in.
+    """Describes objects as text, and collects the modules of their code.
 
-    Args:
-        known: objects that the key describes on its own (a quantizer), with a word for each.
+    ``known`` are objects that the key describes separately (a quantizer), with a label for each.
+    Methods raise :class:`UndescribedError` for code in no file and for objects without a text.
     """
 
     def __init__(self, known: Iterable[tuple[Any, str]] = ()) -> None:
         self._known = {id(value): word for value, word in known if value is not None}
-        self._modules: set[str] = set()  # with all that they import
+        self._modules: set[str] = set()  # followed with all their imports
         self._alone: dict[str, str] = {}
         self._classes: dict[type, Any] = {}  # plain attributes of each, and functions in no file
-        self._above: set[int] = set()  # objects whose description is being made
+        self._above: set[int] = set()  # objects whose description is in progress
 
     def conversion(self, conversion: Any) -> Any:
-        """A transform with its patterns and operations.
-
-        Raises:
-            UndescribedError: an operation holds something that has no text.
-        """
         operations = [self.text(each) for each in getattr(conversion, "operations", ())]
         return [self.text(conversion), operations]
 
     def text(self, value: Any) -> Any:
-        """A value as JSON that equal ones share.
-
-        Raises:
-            UndescribedError: equal values may differ in their text.
-        """
+        """Return JSON that is equal for equal values."""
         if id(value) in self._known:
             return [self._known[id(value)]]
         if isinstance(value, re.Pattern):
@@ -122,7 +113,7 @@ class Code:
         return [cls.__module__, cls.__qualname__, held]
 
     def _named(self, value: Any) -> Any:
-        """A function or class that its module has under its name; a closure is another one."""
+        """Describe a function or class by its name in its module, which excludes closures."""
         module = getattr(value, "__module__", None) or "builtins"
         found: Any = sys.modules.get(module)
         for part in value.__qualname__.split("."):
@@ -135,11 +126,7 @@ class Code:
         return [module, value.__qualname__]
 
     def of_class(self, cls: type) -> None:
-        """Adds the files with the code of a class, and of methods put into it since.
-
-        Raises:
-            UndescribedError: it is in no file.
-        """
+        """Add the files of a class, and of methods that were set on it later."""
         for each in cls.__mro__:
             if _is_versioned(each) or each in self._classes:
                 continue
@@ -148,7 +135,7 @@ class Code:
             made = []
             for function in _functions(each):
                 self.of_module(function.__globals__.get("__name__", "__main__"))
-                if not _is_file(function.__code__.co_filename):  # by exec, as dataclasses do
+                if not _is_file(function.__code__.co_filename):  # exec made it, as in dataclasses
                     made.append(_code_text(function.__code__))
             plain = [
                 [k, self.text(v)]
@@ -158,31 +145,17 @@ class Code:
             self._classes[each] = [each.__module__, each.__qualname__, plain, made]
 
     def of_module(self, name: str) -> None:
-        """Adds a module.
-
-        Raises:
-            UndescribedError: it has no file.
-        """
         if not _is_versioned(name) and name not in self._modules:
             _digest_of(name)
             self._modules.add(name)
 
     def of_model(self, classes: Iterable[type]) -> None:
-        """Adds the files of classes whose tensors the key names; their imports are left out.
-
-        Raises:
-            UndescribedError: one of them is in no file.
-        """
+        """Add the files of classes, but not their imports: the key already lists their tensors."""
         for name in {base.__module__ for cls in classes for base in cls.__mro__}:
             if not _is_versioned(name):
                 self._alone[name] = _digest_of(name)
 
     def digests(self) -> list[Any]:
-        """Descriptions of the classes, and digests of the modules and of all that they import.
-
-        Raises:
-            UndescribedError: one of them is in no file.
-        """
         found: dict[str, str] = {}
         pending = list(self._modules)
         while pending:
@@ -218,10 +191,10 @@ def _code_text(code: types.CodeType) -> Any:
 
 
 def _used_by(name: str, file: str) -> Iterable[str]:
-    """Modules whose functions and classes a module can call.
+    """Yield the modules whose functions and classes a module can call.
 
-    An installed library is followed by its globals, and within the library alone. Other modules (a
-    user's helpers) are followed wherever they lead, and may import inside of functions.
+    Follow installed libraries by their globals, and only within the library. Follow other modules
+    (a user's helpers) everywhere, because they may import inside functions.
     """
     module = sys.modules.get(name)
     package = name.partition(".")[0]
@@ -241,21 +214,21 @@ def _used_in_library(name: str, package: str) -> frozenset[str]:
 
 
 def _modules_of(module: types.ModuleType) -> set[str]:
-    """Names of the modules that a module's globals are, or that define them or their types."""
+    """Return the names of modules among a module's globals, or that define the globals."""
     names = set()
     for each in list(vars(module).values()):
         if isinstance(each, types.ModuleType):
             names.add(each.__name__)
         elif isinstance(each, _NAMED):
             names.add(str(each.__module__))
-        else:  # whose own attributes may be computed
+        else:  # its own attributes may be computed
             names.add(type(each).__module__)
     return names
 
 
 @functools.lru_cache(maxsize=1024)
 def _imported(file: str, name: str, mtime_ns: int, size: int) -> frozenset[str]:
-    """Names that the import statements of a Python file may mean as modules."""
+    """Return names in import statements that may be modules."""
     if not file.endswith(".py"):
         return frozenset()
     is_package = file.endswith(f"{os.sep}__init__.py")
@@ -276,7 +249,7 @@ def _imported(file: str, name: str, mtime_ns: int, size: int) -> frozenset[str]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Find a module that is not imported yet; runs no code."""
+    """Find a module that is not imported yet, without running code."""
     if _is_versioned(name):
         return None
     above = name.rpartition(".")[0]
@@ -308,7 +281,6 @@ def _digest_of(name: str) -> str:
 
 
 def _file_of(name: str) -> str | None:
-    """Return the file that a module is made of; ``None``: it has no file."""
     module = sys.modules.get(name)
     if module is not None:
         file = getattr(module, "__file__", None)
@@ -321,7 +293,7 @@ def _file_of(name: str) -> str | None:
 def digest_of_file(file: str) -> str:
     """Return text that changes with a file's bytes.
 
-    The status of an installed library's file is enough: nobody can set its time of change.
+    The status of an installed library's file is enough, because users cannot set its ctime.
     """
     status = os.stat(file)  # noqa: PTH116
     if _is_installed(file):

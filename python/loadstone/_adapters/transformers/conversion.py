@@ -1,6 +1,6 @@
-"""The input of the library's conversion code, and the recipes derived from it.
+"""The input and result of the library's conversion code.
 
-Apart from the tracing code, which cached recipes do not need to import.
+Separate from the tracing code, which cached recipes do not import.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import torch
 
 from loadstone import _core
 
-# Other dtypes are those of codes, indices and masks: part of their meaning.
+# Other dtypes belong to codes, indices and masks, and must stay.
 PLAIN_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass
 class ConversionInput:
-    """All that recipes depend on, besides the checkpoint.
+    """Everything that recipes depend on, besides the checkpoint.
 
     Attributes:
-        model: a ``PreTrainedModel`` whose parameters may lie on meta.
+        model: a ``PreTrainedModel`` whose parameters may be on meta.
         dtype: the load's; ``None``: each source's own.
-        dtype_plan: patterns of names with a dtype of their own (keep-in-fp32).
-        conversions: the library's transforms, those of a quantizer and of a key mapping too.
-        quantizer: the library's, or ``None``.
-        built_dtype: the dtype that the model was built under, where the load's is another one.
-        is_asked: the caller named the dtype, for parameters that were built in another one too.
+        dtype_plan: patterns of names with their own dtype (keep-in-fp32).
+        conversions: the library's transforms, including the quantizer's and the key mapping's.
+        built_dtype: the dtype of the model's construction, if it differs from the load's.
+        is_asked: the caller chose the dtype, also for parameters built in a different one.
     """
 
     model: Any
@@ -40,21 +39,16 @@ class ConversionInput:
 
     @property
     def decodes(self) -> bool:
-        """Whether quantized tensors of the checkpoint are decoded, unless the model holds codes."""
         return not self.is_quantized_already or self._is_of_bitsandbytes
 
     def takes_codes(self, target: str) -> bool:
-        """Whether the library's quantizer put a module there that takes the components.
-
-        bitsandbytes' replaces linear layers, and leaves experts that the model has in one tensor.
-        """
+        """Exclude experts that share one tensor: bitsandbytes replaces only linear layers."""
         if not self.is_quantized_already:
             return False
         return bool(self.quantizer.param_needs_quantization(self.model, target))
 
     @property
     def is_quantized_already(self) -> bool:
-        """Whether a quantizer of the library takes care of a checkpoint that is quantized."""
         return self.quantizer is not None and bool(self.quantizer.pre_quantized)
 
     @property
@@ -65,22 +59,21 @@ class ConversionInput:
 
 @dataclass
 class ConversionResult:
-    """Recipes, and the keys and targets that have none.
+    """Recipes, and the keys and targets without one.
 
     Attributes:
-        recipes: of every target that the checkpoint gives, in the target's final dtype.
-        dtypes: these dtypes, by target, by their safetensors names.
+        recipes: one for each target in the checkpoint, in the target's final dtype.
+        dtypes: the final dtypes by target, by safetensors name.
         unexpected: (the name that the library reports, the checkpoint's own).
         mismatched: (target, shape found, shape expected).
-        used: positions in ``ConversionInput.conversions`` of the transforms that matched something.
-        units: for the path of each module whose weight is stored quantized, the tensors of the
-            checkpoint that belong to it, by their names inside the module.
-        quantized: targets that the load is to quantize.
-        decoded: targets that are dequantized beside others which stay quantized.
-        unneeded: tensors of the checkpoint that belong to codes, of weights that are dequantized.
-        recut: FP8 tensors for which the library derives other blocks than the config has.
-        explained: targets without a value, which a finding of their layer names.
-        findings: errors: groups that lack a source, conversions that fail or cannot be traced.
+        used: positions in ``ConversionInput.conversions`` of the transforms that matched.
+        units: checkpoint tensors of each module with a quantized weight, by name in the module.
+        quantized: targets that the load quantizes.
+        decoded: targets that the load dequantizes, while others stay quantized.
+        unneeded: tensors that only codes need, such as activation scales.
+        recut: FP8 tensors for which the library derives different blocks than the config has.
+        explained: targets without a value that a finding of their layer names.
+        findings: errors: groups without a source, conversions that fail or cannot be traced.
     """
 
     recipes: Any = None

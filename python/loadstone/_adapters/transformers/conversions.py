@@ -1,9 +1,8 @@
-"""The library's registry of conversions, of which a load makes those of its own model.
+"""Makes only one model's conversions from the library's registry.
 
-The library makes the transforms of all models when it is asked for one: a thousand patterns are
-compiled, which takes longer than the rest of a small model's load. Its own function runs here too,
-with notes in the place of transforms, which are made when they are asked for. The library's own
-registry stays empty.
+The library makes the transforms of all models at once and compiles a thousand patterns, which takes
+longer than the rest of a small model's load. Its own function runs here with placeholders that
+become transforms on demand. The library's own registry stays empty.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from loadstone._adapters.transformers.kernels import with_globals
 
 @functools.cache
 def hooks() -> Hooks:
-    """The hook on the function that asks the registry."""
     place = Hook(
         library,
         "get_checkpoint_conversion_mapping",
@@ -32,14 +30,13 @@ def hooks() -> Hooks:
 
 
 def registered(model: Any, key_mapping: Any, quantizer: Any) -> list[Any]:
-    """The library's conversions for a model, with those of a key mapping and of a quantizer."""
     with hooked(hooks()):
         found: list[Any] = library.get_model_conversion_mapping(model, key_mapping, quantizer)
     return found
 
 
 def _conversions_of(original: Any, model_type: Any) -> Any:
-    # A release without these names uses its own function, which is slower.
+    # Releases without these names use their own, slower function.
     build = vars(library).get("_build_checkpoint_conversion_mapping")
     made = vars(library).get("_checkpoint_conversion_mapping_cache", build)
     if made is not None or not isinstance(build, types.FunctionType):
@@ -59,7 +56,7 @@ def _noted(build: types.FunctionType) -> dict[str, Any]:
 
 
 class _Note:
-    """A transform that becomes one when it is copied."""
+    """A placeholder for a transform; a copy of it is the transform."""
 
     def __init__(self, cls: type, *args: Any, **kwargs: Any) -> None:
         self._made_by = cls, args, kwargs
@@ -69,5 +66,5 @@ class _Note:
         return cls(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """For transforms that are made of others, by their patterns."""
+        """Serve code that makes transforms from the patterns of others."""
         return getattr(copy.deepcopy(self), name)

@@ -1,6 +1,6 @@
-"""Rules of a model type, found in models of two sizes and proven in both.
+"""Finds rules for a model type in models of two sizes, and proves them on both.
 
-The models lie on meta, and their checkpoints are headers in front of a hole: no weights are there.
+The models are on meta, and their checkpoints are headers in front of a hole, without weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEPTHS = (
 )  # fmt: skip
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _STAGES = ("out_features", "out_indices", "_out_features", "_out_indices", "stage_names")
-# Layers, experts. Eight layers hold one of each kind of models that mix kinds.
+# Layers, experts. Eight layers contain one of each kind in models that mix kinds.
 _SIZES = ((8, 16), (9, 20))
 _AUTO = (
     "AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM",
@@ -35,15 +35,9 @@ _AUTO = (
 
 
 def export(model_type: str, config: str | None = None) -> list[dict[str, Any]]:
-    """Rules for checkpoints of a model type, of any depth and number of experts.
+    """Return rules for checkpoints of a model type, of any depth and number of experts.
 
-    Args:
-        model_type: as ``config.json`` has it.
-        config: a folder with a ``config.json``, for widths that are not the library's defaults.
-
-    Raises:
-        Error: ``plan.options``: unknown model type; ``plan.rules``: the library's conversion cannot
-            be said in rules, with the tensors that do not fit.
+    ``config`` is a folder with a ``config.json``, for widths other than the library's defaults.
     """
     start = _config(model_type, config)
     with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
@@ -66,7 +60,7 @@ class Sample:
                 self.model = model_class(config)(config)
         except Error:
             raise
-        except Exception as reason:  # configurations raise whatever they like
+        except Exception as reason:  # configurations may raise anything
             message = (
                 f"transformers cannot build a {start.model_type} of the sizes that are tried: "
                 f"{type(reason).__name__}: {' '.join(str(reason).split())}. Pass --config, "
@@ -74,7 +68,7 @@ class Sample:
             )
             raise make("plan.options", message, field="model-type") from None
         saved = {name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())}
-        state = {k: v for k, v in self.model.state_dict().items() if k in saved}  # ties once
+        state = {k: v for k, v in self.model.state_dict().items() if k in saved}  # each tie once
         state = library.revert_weight_conversion(self.model, state)
         write_header(state, file)
         self.file = file
@@ -85,14 +79,12 @@ class Sample:
         self.targets = {name: tuple(each.shape) for name, each in self.model.state_dict().items()}
 
     def unlike(self, rules: list[dict[str, Any]]) -> list[str]:
-        """Targets that rules make otherwise than the library does."""
         made = general.boxes_of(plan(self.model, self.file, rules=rules).to_json())
         names = sorted(self.boxes.keys() | made.keys())
         return [name for name in names if made.get(name) != self.boxes.get(name)]
 
 
 def require_same(sample: Sample, rules: list[dict[str, Any]]) -> None:
-    """Raises Error ``plan.rules`` where rules do anything else than the library."""
     unlike = sample.unlike(rules)
     if unlike:
         message = (
@@ -104,7 +96,7 @@ def require_same(sample: Sample, rules: list[dict[str, Any]]) -> None:
 
 
 def _found(sample: Sample) -> list[dict[str, Any]]:
-    """Tries the proposals of all families side by side; one that gives the traced boxes is kept."""
+    """Try a proposal of each family at a time; keep one that gives the traced boxes."""
     families = general.families_of(sample.boxes)
     waiting = {
         at: each.proposals(sample.sources, sample.targets) for at, each in enumerate(families)
@@ -122,7 +114,7 @@ def _found(sample: Sample) -> list[dict[str, Any]]:
 
 
 def write_header(state: dict[str, Any], file: Path) -> None:
-    """A safetensors file of these tensors with a hole where the weights would be."""
+    """Write a safetensors file with a hole in place of the weights."""
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in state.items():
@@ -157,7 +149,7 @@ def _config(model_type: str, folder: str | None) -> Any:
 
 
 def model_class(config: Any) -> Any:
-    """The class of the library's that checkpoints of this configuration are mostly of."""
+    """Return the library's class that most checkpoints of this configuration use."""
     named: list[str] = list(config.architectures or ())
     if len(named) == 1 and hasattr(transformers, named[0]):
         return getattr(transformers, named[0])
@@ -171,11 +163,11 @@ def model_class(config: Any) -> Any:
 
 
 def resized(config: Any, layers: int, experts: int) -> Any:
-    """The configuration with another depth and number of experts, in each part of it."""
+    """Change the depth and the number of experts in every part of a configuration."""
     fields, dropped = config.to_dict(), {}
     for part in _parts(fields):
         lengths = {part[key] for key in _DEPTHS if isinstance(part.get(key), int)}
-        # Lists with one item a layer, and the stages of a backbone: the library makes them anew.
+        # The library computes lists with one item per layer, and stages of a backbone, again.
         for key in [key for key, value in part.items() if _is_per_layer(key, value, lengths)]:
             dropped[key] = part.pop(key)
         for key in _STAGES:
@@ -183,7 +175,7 @@ def resized(config: Any, layers: int, experts: int) -> Any:
         part.update({key: layers for key in _DEPTHS if isinstance(part.get(key), int)})
         part.update({key: experts for key in _EXPERTS if isinstance(part.get(key), int)})
     made = type(config).from_dict(fields)
-    for key, value in dropped.items():  # where the library has no default for the list
+    for key, value in dropped.items():  # if the library has no default for the list
         if getattr(made, key, value) is None:
             setattr(made, key, (value * layers)[:layers])
     return made

@@ -1,5 +1,3 @@
-"""Missing tensors and the proof of a load, for all releases."""
-
 from __future__ import annotations
 
 import contextlib
@@ -32,9 +30,9 @@ class FromPretrainedCall(LoadSession):
     """One call of ``from_pretrained``, without its reading. For one thread.
 
     Attributes:
-        stripped_config: the quantization that the config names and no quantizer took over.
-        initialises_missing: missing tensors get a value here, also where the library reads.
-        offloaded: tied tensors that hooks take from the offload folder.
+        stripped_config: the config's quantization, if no quantizer handles it.
+        initialises_missing: loadstone initialises missing tensors, even if the library reads.
+        offloaded: tied tensors that hooks load from the offload folder.
     """
 
     def __init__(self, options: LoadOptions) -> None:
@@ -46,8 +44,8 @@ class FromPretrainedCall(LoadSession):
         self._before: Parameters | None = None
         self._ties: dict[str, str] = {}
         self._fresh: set[str] = set()  # parameters without a value, to be initialised
-        self._constructed: set[str] = set()  # of those, the ones no initialiser wrote to
-        self._versions: dict[str, tuple[int, int]] = {}  # of buffers, before the initialisers
+        self._constructed: set[str] = set()  # parameters in _fresh that no initialiser wrote to
+        self._versions: dict[str, tuple[int, int]] = {}  # buffers before the initialisers
         self._rewritten: set[str] = set()  # buffers that an initialiser wrote to
 
     def make_plan(
@@ -66,22 +64,17 @@ class FromPretrainedCall(LoadSession):
             yield filled
 
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:
-        """Memory for a missing parameter, filled so that a write of an initialiser shows.
-
-        Args:
-            form: device, and dtype where it is another one.
-        """
+        """Return memory with a fill value, to detect whether an initialiser writes to it."""
         self._fresh.add(name)
         return torch.full_like(tensor, _sentinel(form.get("dtype") or tensor.dtype), **form)
 
     def note_buffers(self, model: Any) -> None:
-        """Notes the versions of buffers before the initialisers run."""
         self._versions = {
             name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()
         }
 
     def construct_unwritten(self, model: Any) -> None:
-        """Gives parameters that no initialiser wrote to the values of a second construction."""
+        """Fill parameters that no initialiser wrote to from a second construction."""
         for name, buffer in model.named_buffers():
             if self._versions.get(name) != (id(buffer), buffer._version):
                 self._rewritten.add(name)
@@ -125,7 +118,7 @@ class FromPretrainedCall(LoadSession):
                 known[slot.name] = dataclasses.replace(item, origin="constructor", reason=reason)
             elif slot.name in self._rewritten and item.origin == "constructor":
                 known[slot.name] = dataclasses.replace(item, origin="initialiser")
-            elif item.origin == "tie":  # the library found both, and that they differ
+            elif item.origin == "tie":  # the checkpoint has both, with different values
                 known[slot.name] = dataclasses.replace(item, origin="checkpoint", tie_of="")
         for name in self.offloaded & known.keys():
             known[name] = dataclasses.replace(known[name], reason=OFFLOADED)
@@ -134,7 +127,7 @@ class FromPretrainedCall(LoadSession):
 def mismatch(
     name: str, found: tuple[int, ...], expected: tuple[int, ...], is_ignored: bool
 ) -> _core.Finding:
-    """The finding for a tensor of another shape, by the library's policy for these."""
+    """Return a finding; its severity follows the library's policy."""
     if is_ignored:
         return shape_mismatch(name, found, expected, severity="warning")
     hint = "ignore_mismatched_sizes=True initialises it instead"
@@ -142,16 +135,14 @@ def mismatch(
 
 
 def _sentinel(dtype: torch.dtype) -> float | int:
-    """The fill of memory that no initialiser has written to."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     return 0 if dtype == torch.bool else torch.iinfo(dtype).min
 
 
 def _is_unwritten(tensor: torch.Tensor) -> bool:
-    """Tell if an element still holds the sentinel."""
     if tensor.dtype == torch.bool:
-        return True  # bool has no sentinel, and the constructor's value is right anyway
+        return True  # bool has no sentinel; the constructor's value is right anyway
     data = tensor.detach()
     if data.is_floating_point() or data.is_complex():
         data = data if data.element_size() > 1 else data.float()

@@ -1,7 +1,7 @@
-"""Tensors of a GGUF file under the names in which checkpoints of the model are published.
+"""Maps tensors of a GGUF file to the names in published checkpoints of the model.
 
-Names, permutations and what is computed are transformers' own: its code for GGUF runs on whatever
-tensors it is given, where arrays and files would be. Nothing is read by it but keys and values.
+Names, permutations and arithmetic are transformers' own: its GGUF code runs on the given tensors
+instead of arrays and files. It reads only the keys and values.
 """
 
 from __future__ import annotations
@@ -22,29 +22,18 @@ from loadstone._files.catalog import inspect
 
 
 def config_of(path: str) -> Any:
-    """The configuration that the keys and values of a file give.
-
-    Raises:
-        PlanError: transformers does not know the model, or ``gguf`` is not installed
-            (``plan.conversion``).
-    """
+    """Return the configuration from a file's keys and values, or raise ``plan.conversion``."""
     file = Path(path)
     try:
         return transformers.AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
-    except Exception as reason:  # whatever the library raises
+    except Exception as reason:  # the library may raise anything
         raise _failed(path, reason) from reason
 
 
 def in_published_names(tensors: Mapping[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file by the names that a folder of safetensors has for them.
+    """Rename a file's tensors as in a safetensors checkpoint of the model.
 
-    Args:
-        tensors: by their names in the file, in the shapes of numbers. They may be symbols.
-        path: of the file; of several, of the first.
-
-    Raises:
-        PlanError: as of :func:`config_of`, or the library's code fails for these tensors
-            (``plan.conversion``).
+    ``tensors`` have decoded shapes and may be symbols. Raises ``plan.conversion``.
     """
     config = config_of(path)
     try:
@@ -82,43 +71,36 @@ def _in_names_of_the_model(
 
 
 class Array:
-    """What the library's code does to arrays, done to a tensor."""
+    """Applies the array operations of the library's code to a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As an array has it."""
         return tuple(self.tensor.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The tensor's."""
         return self.tensor.dtype
 
     @property
     def T(self) -> Array:  # noqa: N802
-        """The dimensions in reverse order."""
         return Array(self.tensor.permute(*reversed(range(self.tensor.dim()))))
 
     def reshape(self, *shape: Any) -> Array:
-        """As ``numpy.reshape``."""
         return Array(self.tensor.reshape(*shape))
 
     def swapaxes(self, first: int, second: int) -> Array:
-        """As ``numpy.swapaxes``."""
         return Array(self.tensor.transpose(first, second))
 
     def flatten(self) -> Array:
-        """As ``numpy.ravel``."""
         return Array(self.tensor.reshape(-1))
 
     def __getitem__(self, index: Any) -> Array:
         return Array(self.tensor[index])
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """A function of NumPy's is the one of torch's that does the same."""
         given = [_tensors(each) for each in args]
         stand_in = _FUNCTIONS.get(func.__name__)
         if stand_in is None:
@@ -127,7 +109,6 @@ class Array:
         return [Array(each) for each in made] if isinstance(made, tuple | list) else Array(made)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Arithmetic is torch's."""
         if method != "__call__" or kwargs or not hasattr(torch, ufunc.__name__):
             return NotImplemented
         return Array(getattr(torch, ufunc.__name__)(*(_tensors(each) for each in args)))
@@ -143,7 +124,7 @@ class Array:
 
 
 class Canvas:
-    """A tensor of zeros that is filled piece by piece along one dimension."""
+    """A tensor of zeros that the library's code fills piece by piece along one dimension."""
 
     def __init__(self, shape: Any) -> None:
         self._shape = list(shape)
@@ -151,7 +132,6 @@ class Canvas:
         self._pieces: dict[int, torch.Tensor] = {}
 
     def narrow(self, dim: int, start: int, size: int) -> Any:
-        """The piece there, which can be copied to."""
         self._dim = dim
 
         def copy(tensor: torch.Tensor) -> None:
@@ -161,7 +141,7 @@ class Canvas:
         return types.SimpleNamespace(copy_=copy)
 
     def joined(self, name: str) -> torch.Tensor:
-        """All pieces. Raises PlanError ``plan.conversion`` where one is missing."""
+        """Join all pieces. Raises PlanError ``plan.conversion`` if one is missing."""
         pieces = [self._pieces[start] for start in sorted(self._pieces)]
         whole = torch.cat(pieces, self._dim)
         if list(whole.shape) != self._shape:
@@ -195,7 +175,7 @@ _FUNCTIONS: dict[str, Any] = {
     "stack": lambda tensors, axis=0: torch.stack(tensors, axis),
 }
 
-# For ``torch`` in the library's code, where that makes tensors of arrays.
+# Replaces ``torch`` in the library's code that makes tensors from arrays.
 _TORCH = types.SimpleNamespace(
     Tensor=torch.Tensor,
     from_numpy=lambda array: array.tensor,
@@ -205,7 +185,7 @@ _TORCH = types.SimpleNamespace(
 
 
 def _with_stand_ins(known: Any) -> Any:
-    """A processor of the library's, whose code sees these stand-ins in place of torch."""
+    """Return a processor of the library whose code uses these stand-ins instead of torch."""
     functions = {
         name: with_globals(each, torch=_TORCH)
         for owner in reversed(known.__mro__)

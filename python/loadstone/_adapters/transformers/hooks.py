@@ -1,9 +1,8 @@
-"""Hooks on ``from_pretrained`` of the library.
+"""Hooks on the library's ``from_pretrained``.
 
-They replace the context in which the model is built (by a skeleton: buffers stay real), the reading
-of the checkpoint, and the step that allocates missing tensors (the library's own overwrites every
-non-persistent buffer with uninitialized memory). All else is the library's code: arguments,
-configs, quantizers, device maps, initialisers, ties, generation configs, hooks, adapters.
+They replace the construction of the model (by a skeleton with real buffers), the reading of the
+checkpoint, and the allocation of missing tensors (the library's own overwrites every non-persistent
+buffer with uninitialized memory). The library's code does everything else.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from loadstone._base.torch_modes import construct, constructing, ordinary_tensor
 from loadstone._plan.options import NAMES
 from loadstone._plan.placement import expanded
 
-# The functions of the installed release; the others import what its library lacks.
+# The module of the installed release; the other one imports names that the release lacks.
 if SITES.is_since("5.0"):
     from loadstone._adapters.transformers import v5
     from loadstone._adapters.transformers.load import V5Call
@@ -50,15 +49,14 @@ else:
 
 OPTIONS = ContextVar("loadstone_transformers_options", default=DEFAULTS)
 
-# Arguments that ask for another way of loading altogether.
+# Arguments that request a different kind of load.
 _OTHER_WAYS = ("state_dict", "gguf_file")
-# So do these, except in releases that make DTensors of them: it shows when the model is there.
+# These too, except in releases that make DTensors of them, which the model shows later.
 _OF_RANKS = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
 
 
 @functools.cache
 def hooks() -> Hooks:
-    """The functions of the library that are replaced while a load runs on loadstone."""
     adapters = wrap_if_active("transformers", _with_adapters)
     places = [
         (PreTrainedModel, "_initialize_missing_keys", _initialize_missing_keys),
@@ -82,8 +80,8 @@ def hooks() -> Hooks:
 
 
 def _config_fields(cls: Any, folder: Any = None) -> Iterable[str]:
-    """The names in a folder's config.json, which a config class need not name."""
-    with contextlib.suppress(Exception):  # the library has its own error for a folder
+    """Return the names in a folder's config.json, which a config class may not declare."""
+    with contextlib.suppress(Exception):  # the library reports errors of the folder
         return [*cls.config_class.get_config_dict(folder)[0]]
     return ()
 
@@ -116,16 +114,13 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _one_context(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """All contexts as one: the library leaves none of them when a later one raises."""
+    """Combine all contexts: the library does not exit them if a later one raises."""
     return [_entered_in_turn(original(*args, **kwargs))]
 
 
 @contextlib.contextmanager
 def _entered_in_turn(contexts: Sequence[Any]) -> Iterator[None]:
-    """All contexts of a construction: left whatever happens, and in one thread at a time.
-
-    The library sets torch's default dtype for the whole process.
-    """
+    """Let one thread in at a time: the library sets torch's default dtype for the process."""
     with constructing(), contextlib.ExitStack() as stack:
         for each in contexts:
             stack.enter_context(each)
@@ -135,14 +130,14 @@ def _entered_in_turn(contexts: Sequence[Any]) -> Iterator[None]:
 def _get_device_map(
     load: FromPretrainedCall, original: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Maps with paths inside one another, as accelerate can dispatch them."""
+    """Expand nested paths in a map, so that accelerate can dispatch it."""
     found = original(model, device_map, *args, **kwargs)
     is_map = found is not None and not isinstance(device_map, str)
     return expanded(model, found) if is_map else found
 
 
 def _with_adapters(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Proves the model before the adapter is added, which renames its tensors."""
+    """Prove the model before the library adds the adapter, which renames its tensors."""
     load = CURRENT.get()
     if load is not None and load.model is model:
         load.finish(model)
@@ -159,7 +154,7 @@ def _initialize_missing_keys(
 
 
 def _places(device_map: Any) -> set[str]:
-    """The types of devices that a map names; for a strategy, its name."""
+    """Return the device types in a map, or the name of a strategy."""
     named = device_map.values() if isinstance(device_map, Mapping) else [device_map]
     return {str(each).partition(":")[0] for each in named}
 

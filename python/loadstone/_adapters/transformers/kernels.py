@@ -1,7 +1,7 @@
-"""The library's arithmetic operations, matched by class to kernels of the core.
+"""Matches the library's arithmetic operations by class to kernels of the core.
 
 The library's own code decides which tensors belong together, and the dtype of the result. Only the
-function for the arithmetic is replaced, by one that records the kernel.
+arithmetic is replaced, by a function that records the kernel.
 """
 
 from __future__ import annotations
@@ -19,24 +19,21 @@ from loadstone.tracing import Symbol, Trace
 
 
 def substitute(mapping: Any, trace: Trace) -> None:
-    """Replaces operations that compute by operations that can be traced."""
     operations = getattr(mapping, "operations", None)
     if operations:
         mapping.operations = [_traceable(each, trace) for each in operations]
 
 
 def quantizing(quantizer: Any, trace: Trace) -> Any:
-    """The library's operation on a weight before its quantization, made traceable."""
     return _traceable(quantizer.get_quantize_ops(), trace)
 
 
 def is_known(operation: Any) -> bool:
-    """Whether an operation of a quantizer has a kernel."""
     return _name(operation) in _SUBSTITUTES
 
 
 def with_globals(function: types.FunctionType, **names: Any) -> types.FunctionType:
-    """Return a function of the library whose code finds other objects by these global names."""
+    """Copy a function of the library with different globals."""
     seen = function.__globals__ | names
     made = (function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
     return types.FunctionType(*made)
@@ -53,11 +50,10 @@ def _traceable(operation: Any, trace: Trace) -> Any:
 
 @dataclass
 class Noted:
-    """Notes of a derivation about the operations that it runs; the owner of its trace.
+    """Notes about the operations of a derivation; the owner of its trace.
 
-    Attributes:
-        stored: groups of tensors that belong to a quantized weight, by the weight's name.
-        recut: FP8 tensors for which the library derives other blocks than the config has.
+    ``stored`` has the tensors of each quantized weight. For the FP8 tensors in ``recut`` the
+    library derives different blocks than the config has.
     """
 
     stored: dict[str, dict[str, Symbol]] = field(default_factory=dict)
@@ -65,10 +61,10 @@ class Noted:
 
 
 def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
-    """The weight's values: decoded by its codec, in float32, then rounded once.
+    """Decode the weight with its codec in float32, then round once.
 
-    The library divides the shape of the weight by that of the scales, which gives other blocks than
-    the config's where the last ones are cut.
+    The library divides the weight's shape by the scales' shape, which gives the wrong block size if
+    the last blocks are cut.
     """
     config = getattr(operation.hf_quantizer, "quantization_config", None)
     block = getattr(config, "weight_block_size", None) or (1, 1)
@@ -77,7 +73,7 @@ def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
         quantized: Symbol, scales: Symbol, output_dtype: torch.dtype | None = None
     ) -> Symbol:
         shape = list(quantized.shape)
-        packed = quantized.dtype == torch.int8  # two FP4 values in each byte
+        packed = quantized.dtype == torch.int8  # two FP4 values per byte
         if packed:
             shape[-1] *= 2
         if output_dtype is None:
@@ -104,14 +100,14 @@ def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
 
 
 def _has_cut_blocks(shape: Sequence[int], grid: Sequence[int], block: Sequence[int]) -> bool:
-    """Return whether each block has one scale, and the last blocks are smaller."""
+    """Return whether each block has one scale and the last blocks are smaller."""
     pairs = list(zip(shape[-2:], block, strict=False))
     is_grid = list(grid[-2:]) == [-(-extent // size) for extent, size in pairs]
     return is_grid and any(extent > size and extent % size for extent, size in pairs)
 
 
 def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
-    """FP4 numbers times a power of two for each 32, then transposed."""
+    """Multiply each 32 FP4 values by a power of two, then transpose."""
 
     def dequantize(blocks: Symbol, scales: Symbol, dtype: torch.dtype) -> torch.Tensor:
         *leading, groups, width = blocks.shape
@@ -124,7 +120,7 @@ def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
 
 
 def _bnb_quantize(operation: Any, trace: Trace) -> Any:
-    """The library's, which transposes the weights of some modules; the core quantizes them."""
+    """Let the library transpose the weights of some modules; the core quantizes them."""
 
     def kept(value: Any, **_: Any) -> Any:
         return value
@@ -134,7 +130,7 @@ def _bnb_quantize(operation: Any, trace: Trace) -> Any:
     function = with_globals(type(operation).convert, bnb=library)
 
     def convert(input_dict: dict[str, Any], model: Any = None, **rest: Any) -> dict[str, Any]:
-        """The library pops attributes off the model's weights, which are to stay as they are."""
+        """Restore the weights' attributes, which the library pops."""
         weights = [model.get_parameter_or_buffer(name) for name in input_dict]
         attributes = [dict(vars(weight)) for weight in weights]
         try:
@@ -149,7 +145,7 @@ def _bnb_quantize(operation: Any, trace: Trace) -> Any:
 
 
 def _bnb_deserialize(operation: Any, trace: Trace) -> Any:
-    """Keeps the components of a quantized weight unchanged, and notes them as a group."""
+    """Keep the components of a quantized weight unchanged, and note them as a group."""
 
     def convert(input_dict: dict[str, Any], full_layer_name: str = "", **_: Any) -> dict[str, Any]:
         members = {

@@ -1,5 +1,3 @@
-"""The planning and reading in ``from_pretrained``; one object for each call."""
-
 from __future__ import annotations
 
 import functools
@@ -36,10 +34,7 @@ from loadstone._plan.recipes import AdapterRecipes
 
 
 class V5Call(FromPretrainedCall):
-    """One call of ``from_pretrained``. For one thread."""
-
     def read(self, model: Any, files: list[str], config: Any) -> Any:
-        """Plans and loads; returns the result of ``_load_pretrained_model``."""
         self.initialises_missing = True
         catalog = inspect(files, allow_links=True)
         warn_of_findings(catalog.findings)
@@ -65,7 +60,7 @@ class V5Call(FromPretrainedCall):
         return releases.answer(info, self.offload_index if on_disk else None)
 
     def _install(self, filled: execute.Filled, info: Any, quantizer: Any) -> None:
-        """Gives the model its tensors by the library's own function, unless extensions do."""
+        """Set tensors with the library's own function, unless extensions do."""
         assert self.plan is not None
         targets, values = self.plan.targets, filled.values
         extended = self.plan.extension_names()
@@ -90,7 +85,7 @@ class V5Call(FromPretrainedCall):
     def _complete_folder(
         self, folder: _core.OffloadFolder, copied: list[str], roots: Mapping[str, str]
     ) -> None:
-        """Adds tied tensors, and copies of those in memory, where modules' hooks look for them."""
+        """Add tied tensors, and copies of those in memory, under the names that hooks look up."""
         index = folder.index()
         pairs = _tied_names(self.model)
         for target, source in pairs:
@@ -104,7 +99,7 @@ class V5Call(FromPretrainedCall):
         self.offloaded = {name for pair in pairs for name in pair} & folder.index().keys()
 
     def give_memory(self, model: Any, missing: set[str], device_map: Any) -> None:
-        """Allocates missing parameters; buffers keep the constructor's values."""
+        """Allocate missing parameters; buffers keep the constructor's values."""
         for name in missing - model.all_tied_weights_keys.keys():
             tensor = model.get_parameter_or_buffer(name)
             device = torch.device(get_device(device_map, name, valid_torch_device=True))
@@ -128,7 +123,6 @@ def as_recipes(
     ignores_mismatches: bool,
     options: LoadOptions = DEFAULTS,
 ) -> AdapterRecipes:
-    """The derived recipes, with their findings, as :class:`AdapterRecipes`."""
     findings = list(result.findings)
     if result.unneeded:
         findings.append(quantized.unneeded_finding(result.unneeded))
@@ -150,7 +144,7 @@ def as_recipes(
 def _quantized_weights(
     model: Any, catalog: Catalog, result: ConversionResult, options: LoadOptions
 ) -> list[TargetExtension]:
-    """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
+    """Return the weights that bitsandbytes quantized, or that the load quantizes likewise."""
     if not result.units and not result.quantized and not options.quantize_experts:
         return []
     weights = resolve(ADAPTERS["bitsandbytes"].quantizer).traced_weights(
@@ -168,9 +162,9 @@ def _quantized_weights(
 def _ties(
     model: Any, loaded: Any, failed: set[str], adapters: MergedAdapters | None
 ) -> dict[str, str]:
-    """Ties that the library will make after the load, to the tensor that was loaded.
+    """Map each name that the library ties after the load to the tensor that was loaded.
 
-    Names that are loaded too are untied, unless adapters keep all ties.
+    A name in the load is not tied, unless adapters keep all ties.
     """
     keeps = adapters is not None and adapters.keeps_ties
     ties: dict[str, str] = {}
@@ -186,9 +180,9 @@ def _ties(
 
 
 def untied(model: Any, loaded: Mapping[str, str]) -> dict[str, str]:
-    """Names that the model ties, if both are loaded: the library ties equal values only.
+    """Return the tied names if the load has both: the library ties only equal values.
 
-    Two paths of one module cannot hold two values.
+    Two paths of one module cannot have two values.
     """
     slots = slots_of(model)
     places = {slot.name: slot.slot_key for slot in slots}
@@ -211,7 +205,6 @@ _RECUT = (
 
 
 def _warn_once_of(names: list[str], text: str) -> None:
-    """One warning that names the first tensor and counts the others."""
     if names:
         warn(f"{listed(sorted(set(names)), 1)}: {text}", UserWarning, stacklevel=2)
 
@@ -222,8 +215,8 @@ def _loading_info(model: Any, result: ConversionResult) -> Any:
     mismatched: set[Any] = info.mismatched_keys
     tied = dict(_tied_names(model))
     for name, found, expected in result.mismatched:
-        # The library compares values of ties that are not missing, and these have none. Missing,
-        # they are tied to what was loaded or initialised.
+        # The library compares the values of ties that are not missing, and these have none. As
+        # missing names they are tied to the loaded or initialised tensor.
         if name not in tied:
             info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))
@@ -231,13 +224,9 @@ def _loading_info(model: Any, result: ConversionResult) -> Any:
 
 
 def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[str]:
-    """Keeps all names of a tie in memory if one of the modules is, for the library to tie them.
+    """Keep all names of a tie in memory if one of its modules is, for the library to tie them.
 
-    Args:
-        devices: changed, by name.
-
-    Returns:
-        The names of modules on disk among them.
+    Changes ``devices``, and returns the names among them whose module is on disk.
     """
     pairs = _tied_names(model)
     keep_tied_in_memory(devices, [*pairs, *((source, target) for target, source in pairs)])
@@ -253,5 +242,4 @@ def _tied_in_memory(model: Any, devices: dict[str, Any], config: Any) -> list[st
 
 
 def _tied_names(model: Any) -> list[tuple[str, str]]:
-    """Each tied name with the one that the library ties it to."""
     return list((getattr(model, "all_tied_weights_keys", None) or {}).items())

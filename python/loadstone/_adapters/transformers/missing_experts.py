@@ -1,4 +1,4 @@
-"""The keys that an incomplete group of experts lacks, by the names that they should have."""
+"""Finds the keys that an incomplete group of experts lacks."""
 
 from __future__ import annotations
 
@@ -10,36 +10,29 @@ from typing import Any
 from loadstone import _core
 from loadstone._base.errors import listed
 
-# First target: the library's transform, and the checkpoint's keys by the pattern that they matched.
+# By first target: the library's transform, and the checkpoint's keys by matching pattern.
 Groups = dict[str, tuple[Any, dict[str, list[str]]]]
 
-# More absent keys of one target than this are counted, not listed.
+# Absent keys of one target beyond this number are counted, not listed.
 LISTED_MAX = 64
 
-# Of a number in a key; longer ones belong to no series.
+# Keys with longer numbers belong to no series.
 _DIGITS_MAX = 18
 
 
-# A target, the first keys that it lacks, how many it lacks, and keys outside the series.
+# A target, the first keys it lacks, how many it lacks, and keys outside the series.
 Lacking = tuple[str, list[str], int, list[str]]
 
 
 def series_gaps(derivation: Any, first: str) -> tuple[Lacking | None, list[_core.Finding]]:
-    """Return why the members of a group cannot be put together by their numbers, if they cannot.
+    """Return what a group lacks; or an error, if no missing name can be derived.
 
-    The library stacks the members of each pattern in the order of their numbers and pairs them by
-    their places, so a gap in one of them pairs what does not belong together.
-
-    Args:
-        derivation: with ``groups``, ``state`` and ``rename``.
-        first: the group's first target.
-
-    Returns:
-        What the group lacks; or an error, if no missing name can be derived.
+    The library sorts the members of each pattern by number and pairs them by position, so one gap
+    pairs the wrong members.
     """
     _, members = derivation.groups[first]
     read = [Series(keys, derivation) for pattern, keys in members.items() if "*" in pattern]
-    series = [each for each in read if each.keys]  # the others stand for something else
+    series = [each for each in read if each.keys]  # others are not series
     counts = {len(each.keys) for each in series}
     if len(counts) < 2 and all(each.is_whole for each in series):
         return None, []
@@ -60,11 +53,7 @@ def series_gaps(derivation: Any, first: str) -> tuple[Lacking | None, list[_core
 
 
 def absent_keys(derivation: Any, first: str) -> Lacking | None:
-    """Return what a group lacks, seen by its other members and other layers' groups.
-
-    Returns:
-        ``None`` if no missing name can be derived.
-    """
+    """Compare a group with its other members and other layers' groups; derive missing names."""
     mapping, members = derivation.groups[first]
     patterns = [pattern for pattern in mapping.source_patterns if "*" in pattern]
     if not patterns:
@@ -85,11 +74,9 @@ def absent_keys(derivation: Any, first: str) -> Lacking | None:
 
 
 class Series:
-    """The keys that a pattern matched, by their numbers.
+    """The keys that a pattern matched, by number.
 
-    Attributes:
-        keys: number and key.
-        odd: keys without a number, or with one that another key has (``01`` and ``1``).
+    ``odd`` lists keys without a number, or with a duplicate number (``01`` and ``1``).
     """
 
     def __init__(self, keys: Iterable[str], derivation: Any) -> None:
@@ -113,25 +100,23 @@ class Series:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the numbers go from 0 on without a gap, each once."""
+        """Return whether the numbers run from 0 without a gap or a duplicate."""
         return not self.odd and max(self.keys, default=-1) + 1 == len(self.keys)
 
     def missing(self, count: int) -> list[int]:
-        """The first numbers below ``count`` that are not there; a count is only a claim."""
+        """Return the first absent numbers; bounded, because ``count`` is untrusted."""
         lacking = (number for number in range(count) if number not in self.keys)
         return list(itertools.islice(lacking, LISTED_MAX))
 
     def below(self, count: int) -> int:
-        """How many numbers are below ``count``."""
         return sum(number < count for number in self.keys)
 
     def beyond(self, count: int) -> list[str]:
-        """The keys with other numbers."""
         return [key for number, key in sorted(self.keys.items()) if number >= count]
 
 
 def _count(derivation: Any, first: str, present: dict[str, Series]) -> int:
-    """How many experts a complete group has: the model's, or as many as the largest of its kind."""
+    """Return the size of a complete group: the model's, or that of the largest similar group."""
     shape = derivation.state[first].shape
     if len(shape) == 3:  # a stack of matrices
         return int(shape[0])
@@ -146,8 +131,8 @@ def _count(derivation: Any, first: str, present: dict[str, Series]) -> int:
 def _position(key: str, derivation: Any) -> tuple[int, int] | None:
     """Find the expert's number in a key of the checkpoint.
 
-    It is the last number that can be another one without changing the key's target, as the layer's
-    number comes before the expert's.
+    It is the last number that can change without changing the key's target, because the layer's
+    number comes first.
     """
     target = derivation.rename(key)
     for match in reversed(list(re.finditer(r"(?<=[._])\d+(?=\.)", key))):
@@ -161,9 +146,8 @@ def _position(key: str, derivation: Any) -> tuple[int, int] | None:
 def _expected(
     derivation: Any, first: str, pattern: str, index: int, present: dict[str, Series]
 ) -> str | None:
-    """The expected name of an absent key, after a present one."""
     like = next(iter(present[pattern].keys.values()), None)
-    if like is None:  # none of this pattern in the group: as in another layer
+    if like is None:  # the group has no key of this pattern; use another layer's
         others = (members for target, (_, members) in derivation.groups.items() if target != first)
         like = next((each[pattern][0] for each in others if each.get(pattern)), None)
         like = like or _beside(derivation, first, pattern, present)
@@ -177,7 +161,7 @@ def _expected(
 
 
 def _beside(derivation: Any, first: str, pattern: str, present: dict[str, Series]) -> str | None:
-    """A key for a projection that the file lacks everywhere, after one of the same expert."""
+    """Derive a key for a projection that the file lacks everywhere, from one of the same expert."""
     tail = pattern.rpartition("*.")[2]
     for other, series in present.items():
         other_tail = other.rpartition("*.")[2]

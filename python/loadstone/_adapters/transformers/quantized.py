@@ -1,7 +1,7 @@
-"""The keys of a quantized checkpoint, for conversion code that knows plain tensors.
+"""Presents a quantized checkpoint to conversion code that knows plain tensors.
 
-A quantized tensor is one key, that of its numbers, and its components are none. So the library's
-converters, which stack, join and rename weights, run on numbers as though the file held them.
+A quantized tensor appears as one key for its values; its components are hidden. The library's
+converters, which stack, join and rename weights, then work as if the file contained the values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from loadstone import _core
 from loadstone._base.errors import listed
 from loadstone._files.catalog import Catalog
 
-# Floats narrower than this are codes, or numbers that are cast to a dtype of computation.
+# Narrower floats are codes, or values that need a cast to a dtype of computation.
 _WIDE = ("BF16", "F16", "F32", "F64")
 
 
@@ -23,9 +23,9 @@ class Keys:
     """The keys of a checkpoint.
 
     Attributes:
-        encodings: of each key, in file order; ``"F32"`` for the numbers of quantized tensors.
-        data: for the key of each quantized tensor, the tensor of the file that holds its codes.
-        unneeded: tensors of the file that belong to codes alone.
+        encodings: by key, in file order; ``"F32"`` for the values of quantized tensors.
+        data: the tensor with the codes, by key of a quantized tensor.
+        unneeded: tensors that only codes need.
     """
 
     encodings: dict[str, str]
@@ -39,14 +39,13 @@ def keys_of(
     leaves: set[str],
     takes_codes: Callable[[str], bool] = lambda key: False,
 ) -> Keys:
-    """The keys that stand for values.
+    """Return the keys that represent values.
 
     Args:
-        is_target: whether the model has a tensor for a key. Quantized tensors stay components
-            where it has one for a scale: such a model computes with codes.
+        is_target: returns whether the model has a tensor for a key. If it has one for a scale, it
+            computes with codes, and its quantized tensors stay components.
         leaves: last parts of the names of the model's tensors.
-        takes_codes: whether the components of the numbers of this key are wanted for another
-            reason.
+        takes_codes: returns whether a key must stay components for a different reason.
     """
     encodings = catalog.encodings()
     rows = catalog._core.quantized()
@@ -54,7 +53,7 @@ def keys_of(
         return Keys(encodings)
     data: dict[str, str] = {}
     components: set[str] = set()
-    kept: set[str] = set()  # modules whose tensors all stay keys
+    kept: set[str] = set()  # modules whose tensors all remain keys
     for name, _, _, parts in rows:
         codes = parts.get("data", name)
         beside = set(parts.values()) - {codes}
@@ -77,13 +76,13 @@ def keys_of(
             unneeded.append(key)
         else:
             found[key] = encoding
-    for name in data.keys() - found.keys():  # scales without codes: a defect that is told when used
+    for name in data.keys() - found.keys():  # scales without codes: the use reports the defect
         found[name] = "F32"
     return Keys(found, data, unneeded)
 
 
 def digest(catalog: Catalog) -> str:
-    """A fingerprint of all that the decoding of quantized tensors depends on besides data."""
+    """Return a fingerprint of everything but data that decoding depends on."""
     builder = _core.RecipeBuilder(catalog._core)
     rows = [row for row in catalog._core.quantized() if row[2] is not None]
     for name, *_ in rows:
@@ -93,12 +92,11 @@ def digest(catalog: Catalog) -> str:
 
 
 def is_decodable(catalog: Catalog) -> bool:
-    """Whether a codec decodes any tensor."""
     return any(row[2] is not None for row in catalog._core.quantized())
 
 
 def dtype_of_numbers(catalog: Catalog) -> str:
-    """The dtype of the first plain floating-point tensor; BF16 where there is none."""
+    """Return the dtype of the first plain floating-point tensor, or BF16."""
     plain = catalog.encodings()
     hidden = set(catalog._core.companions())
     codes = {row[3].get("data", row[0]) for row in catalog._core.quantized()}
@@ -109,7 +107,6 @@ def dtype_of_numbers(catalog: Catalog) -> str:
 
 
 def unneeded_finding(names: list[str]) -> _core.Finding:
-    """Tells that scales of activations and caches are not loaded."""
     count = len(names)
     message = (
         f"{count} tensor{'s' if count > 1 else ''} of the checkpoint "

@@ -14,20 +14,17 @@ from loadstone._model.contents import keep_object
 
 
 def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """Patterns of names with a dtype of their own."""
     since_51: Any = getattr(model, "_get_dtype_plan", None)
     found: dict[str, torch.dtype] = model.dtype_plan if since_51 is None else since_51(dtype)
     return found
 
 
 def converted(mapping: Any, first: str, model: Any, quantizer: Any) -> dict[str, Any]:
-    """The tensors that a transform makes of those collected, by name."""
     made: Any = mapping.convert(first, model=model, config=model.config, hf_quantizer=quantizer)
     return made if SITES.is_since("5.1") else made[0]  # type: ignore[no-any-return]
 
 
 def empty_info(unexpected: Iterable[str] = ()) -> LoadStateDictInfo:
-    """Loading info that holds unexpected names only."""
     since: dict[str, Any] = {"skipped_pp_keys": set()} if SITES.is_since("5.16") else {}
     return LoadStateDictInfo(
         missing_keys=set(),
@@ -40,7 +37,6 @@ def empty_info(unexpected: Iterable[str] = ()) -> LoadStateDictInfo:
 
 
 def answer(info: LoadStateDictInfo, index: dict[str, Any] | None) -> Any:
-    """The result of ``_load_pretrained_model``."""
     if SITES.is_since("5.1"):
         return info, index
     info.disk_offload_index = index  # type: ignore[attr-defined]
@@ -48,7 +44,7 @@ def answer(info: LoadStateDictInfo, index: dict[str, Any] | None) -> Any:
 
 
 def reportable(model: Any, unexpected: set[str]) -> set[str]:
-    """Unexpected names without those that the model or the library tells to ignore."""
+    """Drop the unexpected names that the model or the library ignores."""
     info: Any = empty_info(unexpected)
     if SITES.is_since("5.1"):
         model._adjust_missing_and_unexpected_keys(info)
@@ -59,7 +55,6 @@ def reportable(model: Any, unexpected: set[str]) -> set[str]:
 
 
 def put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -> None:
-    """Gives the model a tensor, and removes its name from the missing ones."""
     notes: tuple[Any, ...] = (info,)
     if not SITES.is_since("5.1"):
         notes = (info.mismatched_keys, info.missing_keys, info.unexpected_keys)

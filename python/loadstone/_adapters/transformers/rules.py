@@ -1,7 +1,7 @@
-"""The library's own conversion code, run on symbols: one recipe for every target that it makes.
+"""Derives one recipe per target by running the library's own conversion code on symbols.
 
-Functions of ``transformers.core_model_loading`` decide the target of each key. They are called here
-in the order of the library's own loader.
+Functions of ``transformers.core_model_loading`` decide the target of each key, in the order of the
+library's own loader.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from loadstone._base.errors import Error, make
 from loadstone._files.catalog import Catalog
 from loadstone.tracing import Trace
 
-# A weight of one expert, by the names that every model's experts get when they are quantized.
+# A weight of one expert; quantization gives the experts of all models these names.
 _SINGLE_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(?:gate_proj|up_proj|down_proj)\.weight")
 
 
@@ -45,21 +45,18 @@ class Slice:
         self._encoding = encoding
 
     def get_dtype(self) -> str:
-        """The dtype by its safetensors name."""
         return self._encoding
 
 
 def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
     """Derive the recipe of every target of the model. Reads no data.
 
-    Thread safety: the library notes in the input's conversions which of them matched; nothing else
-    is shared.
+    Thread safety: the library marks transforms in the input that matched; nothing else is shared.
     """
     return _Derivation(catalog, conversion).run()
 
 
 def _in_order(keys: Iterable[str]) -> list[str]:
-    """Keys in the order of the library's loader."""
     try:
         return sorted(keys, key=library.dot_natural_key)
     except ValueError as reason:  # digits that int() refuses
@@ -106,7 +103,7 @@ class _Derivation:
         result.used = [
             index
             for index, each in enumerate(self.conversion.conversions)
-            if not SITES.is_since("5.6") or each.was_used()  # before, the library keeps all
+            if not SITES.is_since("5.6") or each.was_used()  # earlier releases keep all
         ]
         return result
 
@@ -116,7 +113,7 @@ class _Derivation:
     # --- which key goes where --------------------------------------------------------------------
 
     def _keys(self) -> quantized.Keys:
-        """Those of the file; a quantizer of the library knows components, all else values."""
+        """Return the file's keys, or keys of values if loadstone decodes quantized tensors."""
         if not self.conversion.decodes:
             return quantized.Keys(self.catalog.encodings())
         leaves = {name.rpartition(".")[2] for name in self.state}
@@ -130,12 +127,12 @@ class _Derivation:
         return target in self.state and self.conversion.takes_codes(target)
 
     def _of_single_experts(self) -> list[Any]:
-        """The library's converters for experts that stand one by one, as encodings hold them.
+        """Return the library's converters for experts that quantization stores one by one.
 
-        Checkpoints of some models are published in stacks alone, so the library has no converter
-        for what is left of a stack that was quantized. Only stacks of the common layout.
+        Some models are published only in stacks, so the library has no converter for the experts of
+        a quantized stack. This function supports only the common layout of stacks.
         """
-        stems: dict[str, str] = {}  # and the first key of each
+        stems: dict[str, str] = {}  # with the first key of each
         for key in self.keys.data:
             if (found := _SINGLE_EXPERT.fullmatch(key)) is not None:
                 stems.setdefault(found[1], key)
@@ -147,7 +144,7 @@ class _Derivation:
         return [each for each in common if isinstance(each, library.WeightConverter)]
 
     def _is_common_stack(self, stem: str) -> bool:
-        """Whether the model's experts are a stack [experts, gate and up, hidden] without biases."""
+        """Return whether experts are a stack [experts, gate and up, hidden] without biases."""
         target = self.rename(f"{stem}.gate_up_proj")[0]
         if target not in self.state:
             return False
@@ -155,7 +152,7 @@ class _Derivation:
         return not getattr(module, "is_transposed", False) and f"{target}_bias" not in self.state
 
     def rename(self, key: str) -> tuple[str, str | None]:
-        """The first target of a key, and the pattern of the converter that takes it."""
+        """Return the first target of a key, and the pattern of its converter."""
         prefix = self.model.base_model_prefix
         renamed, pattern = library.rename_source_key(
             key, self.renamings, self.converters, prefix, self.state
@@ -170,7 +167,7 @@ class _Derivation:
             for name in self._unexpected_names(renamed, pattern):
                 self.result.unexpected.append((name, self.keys.data.get(key, key)))
             return
-        if renamed not in self.groups:  # one copy of the converter a target; the library: a key
+        if renamed not in self.groups:  # one converter per target; the library: one per key
             mapping = (
                 copy.deepcopy(self.by_pattern[pattern])
                 if pattern is not None
@@ -195,7 +192,7 @@ class _Derivation:
             mapping.add_tensor(renamed, key, pattern, symbol)
 
     def _numbers(self, key: str, target: str, dtype: torch.dtype | None) -> torch.Tensor | None:
-        """The numbers of a quantized tensor, rounded once; a defect of it becomes a finding."""
+        """Decode a quantized tensor with one rounding; a defect becomes a finding."""
         if self.conversion.is_quantized_already:
             self.result.decoded.append(target)
         try:
@@ -214,7 +211,7 @@ class _Derivation:
         return [renamed.replace(targets[0], target) for target in targets]
 
     def _dtype(self, key: str, target: str, mapping: Any, encoding: str) -> torch.dtype | None:
-        """The dtype in which the library reads a source; ``None``: its own."""
+        """Return the dtype in which the library reads a source; ``None``: its own."""
         dtype, plan = self.conversion.dtype, self.conversion.dtype_plan
         match = self.keeps[0].search(target) if self.keeps is not None else None
         if match is not None:
@@ -229,19 +226,17 @@ class _Derivation:
         return dtype
 
     def _is_cast(self, built: torch.dtype) -> bool:
-        """Return whether a target that was built in a dtype gets the load's."""
         conversion = self.conversion
-        if conversion.is_asked and self.quantizer is None:  # whose scales have their own
+        if conversion.is_asked and self.quantizer is None:  # scales of a quantizer keep their dtype
             return built in PLAIN_FLOATS
         return built in (conversion.dtype, conversion.built_dtype)
 
     def is_quantized_now(self, target: str) -> bool:
-        """Whether the load quantizes a target, by the library's own answer."""
         if self.quantizer is None or self.quantizer.pre_quantized:
             return False
         return bool(self.quantizer.param_needs_quantization(self.model, target))
 
-    # --- what is done to it ----------------------------------------------------------------------
+    # --- conversions -----------------------------------------------------------------------------
 
     def _convert(self, first: str, mapping: Any) -> None:
         if first in self.defective:
@@ -272,7 +267,7 @@ class _Derivation:
                     self.result.quantized.append(name)
 
     def _is_unit(self, first: str) -> bool:
-        """Whether a weight is stored quantized: it has components, or its module asks for it."""
+        """Return whether a weight has components, or its module takes quantized ones."""
         if first in self.result.decoded:
             return False
         if set(self.noted.stored[first]) != {"weight"}:
@@ -280,7 +275,6 @@ class _Derivation:
         return bool(self.quantizer.param_needs_quantization(self.model, first))
 
     def _add_unit(self, first: str) -> None:
-        """Adds the components of a quantized weight, unchanged."""
         members, path = self.noted.stored[first], first.rpartition(".")[0]
         for inside, symbol in members.items():
             name = f"{path}.{inside}" if path else inside

@@ -1,7 +1,7 @@
-"""Who takes care of a quantized checkpoint: a quantizer of the library, or loadstone's codecs.
+"""Chooses the library's quantizer or loadstone's codecs for a quantized checkpoint.
 
-The library makes its quantizer before it knows the files, from the ``quantization_config`` alone.
-Where none is made the model is an ordinary one, and its weights are dequantized while they load.
+The library makes its quantizer from ``quantization_config`` alone, before it knows the files.
+Without a quantizer the model is an ordinary one, and codecs dequantize its weights in the load.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from loadstone._adapters.transformers import quantized
 from loadstone._base.terminal import warn
 from loadstone._files.catalog import Catalog
 
-# The library has a quantizer for them. It rounds scales to the model's dtype, makes wrong numbers
-# of experts or fails on them (docs/opens-where.md), and needs a package for plain arithmetic.
+# The library's quantizers for these round scales to the model's dtype, compute wrong values for
+# experts or fail on them (docs/opens-where.md), and need a package for plain arithmetic.
 _DEQUANTIZED = ("compressed-tensors",)
 
 
 class StrippedQuantizationConfig:
-    """A ``quantization_config`` that was taken off the model's config.
+    """A ``quantization_config`` that loadstone took off the model's config.
 
-    Attributes:
-        method: its ``quant_method``, or ``"unknown"``; empty: there is none.
-        reason: why the library's own quantizer cannot be made, where it has one.
+    ``method`` is its ``quant_method``, ``"unknown"``, or empty without a config. ``reason`` is why
+    the library cannot make its own quantizer.
     """
 
     def __init__(self, method: str = "", reason: Exception | None = None) -> None:
@@ -33,11 +32,7 @@ class StrippedQuantizationConfig:
         self.reason = reason
 
     def check(self, catalog: Catalog) -> None:
-        """Warns of what the caller may not expect.
-
-        Raises:
-            Exception: the library's own, where no codec decodes anything either.
-        """
+        """Warn of surprises; raise the library's own error if no codec decodes anything either."""
         if not self.method:
             return
         is_decodable = quantized.is_decodable(catalog)
@@ -59,12 +54,9 @@ class StrippedQuantizationConfig:
 def chosen(
     original: Any, wish: bool | None, config: Any, quantization_config: Any, *args: Any, **rest: Any
 ) -> tuple[Any, StrippedQuantizationConfig]:
-    """Return the result of the library's ``get_hf_quantizer``, and the config that was taken off.
+    """Return the result of ``get_hf_quantizer``, and the config that was taken off.
 
-    Args:
-        wish: dequantize, or leave it to the library; ``None``: what gives right numbers here.
-        config: the model's; it loses its ``quantization_config`` where codecs take over.
-        quantization_config: the caller's own, or ``None``.
+    ``wish`` is to dequantize, or to leave it to the library; ``None`` chooses correct values.
     """
     stored = _section(config)
     if stored is None or wish is False:
@@ -80,7 +72,7 @@ def chosen(
         return original(config, given, *args, **rest), stripped
     try:
         return original(config, quantization_config, *args, **rest), StrippedQuantizationConfig()
-    except Exception as reason:  # a package or a device that is not there
+    except Exception as reason:  # a missing package or device
         if quantization_config is not None:
             raise
         take_off(config)
@@ -88,7 +80,7 @@ def chosen(
 
 
 def take_off(config: Any) -> None:
-    """Removes every ``quantization_config``: the model is an ordinary one."""
+    """Remove every ``quantization_config``, which makes the model an ordinary one."""
     for each in _parts(config):
         vars(each).pop("quantization_config", None)
 
@@ -98,14 +90,12 @@ def _warn(message: str) -> None:
 
 
 def _section(config: Any) -> Any:
-    """The ``quantization_config`` that the library looks at."""
     of_text = config.get_text_config(decoder=True)
     found = getattr(config, "quantization_config", None)
     return found or getattr(of_text, "quantization_config", None) or None
 
 
 def method_of(section: Any) -> str:
-    """As the library names its quantizers."""
     members = section if isinstance(section, dict) else vars(section)
     for member, bits in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):
         if members.get(member) or members.get(f"_{member}"):

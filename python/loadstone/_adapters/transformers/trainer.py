@@ -1,7 +1,7 @@
-"""Checkpoints that the library's ``Trainer`` wrote, read back into the model that it trains.
+"""Reads checkpoints of the library's ``Trainer`` back into the model that it trains.
 
-``save_pretrained`` writes experts one by one, the model holds them in one tensor, and ``Trainer``
-reads names as they are: it leaves out all experts with a warning. Here names are converted.
+``save_pretrained`` writes experts one by one, but the model has them in one tensor. ``Trainer``
+reads names verbatim, so it skips all experts with a warning. These hooks convert the names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FILES = ("model.safetensors.index.json", "model.safetensors")
 
 
 def hooks() -> tuple[Hook, ...]:
-    """Hooks on ``Trainer`` if a script has imported it: the import alone takes seconds."""
+    """Return hooks only if a script has imported ``Trainer``: the import takes seconds."""
     return _hooks() if hasattr(sys.modules.get(_MODULE), "Trainer") else ()
 
 
@@ -40,7 +40,6 @@ def _hooks() -> tuple[Hook, ...]:
 
 
 def load_from_checkpoint(original: Any, trainer: Any, folder: Any, model: Any = None) -> Any:
-    """``Trainer._load_from_checkpoint``: before training goes on."""
     target = trainer.model if model is None else model
     if not _needs_conversion(trainer, target, folder):
         return original(trainer, folder, model)
@@ -48,7 +47,6 @@ def load_from_checkpoint(original: Any, trainer: Any, folder: Any, model: Any = 
 
 
 def load_best_model(original: Any, trainer: Any) -> Any:
-    """``Trainer._load_best_model``: when training has ended."""
     folder = trainer.state.best_model_checkpoint
     if not _needs_conversion(trainer, trainer.model, folder):
         return original(trainer)
@@ -56,7 +54,7 @@ def load_best_model(original: Any, trainer: Any) -> Any:
 
 
 def _needs_conversion(trainer: Any, model: Any, folder: Any) -> bool:
-    """Whether names in the files are others than the model's, in a load that is plain otherwise."""
+    """Return whether the files have different names than the model, in a plain load."""
     if not isinstance(model, PreTrainedModel) or getattr(model, "_hf_peft_config_loaded", False):
         return False
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
@@ -70,7 +68,7 @@ def _needs_conversion(trainer: Any, model: Any, folder: Any) -> bool:
 
 
 def _read(model: Any, folder: Any) -> None:
-    # Imported only now, as accelerate may be absent.
+    # accelerate may be absent, so the import is here.
     from loadstone._adapters.accelerate.loading import load_checkpoint_in_model
 
     load_checkpoint_in_model(model, folder)

@@ -1,9 +1,8 @@
-"""Planning and reading in ``from_pretrained`` of release 4.57, which converts no values.
+"""Plans and reads in ``from_pretrained`` of release 4.57, which converts no values.
 
 Each tensor of the checkpoint becomes one tensor of the model, with the name and dtype that
-functions of the library return. The library's own ``_load_pretrained_model`` runs: it finds
-missing, unexpected and mismatched names, initialises and warns. Only its reading is replaced, by
-:meth:`V4Call.read`.
+functions of the library return. The library's own ``_load_pretrained_model`` finds missing,
+unexpected and mismatched names, initialises and warns. :meth:`V4Call.read` replaces its reading.
 """
 
 from __future__ import annotations
@@ -47,14 +46,11 @@ _Names = dict[str, str]
 
 
 class V4Call(FromPretrainedCall):
-    """One call of ``from_pretrained``. For one thread."""
-
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self.names: _Names = {}  # the library's names, by those in the checkpoint
+        self.names: _Names = {}  # the library's names by those in the checkpoint
 
     def give_memory(self, model: Any, missing: list[str], dtype: torch.dtype | None) -> None:
-        """Allocates missing tensors."""
         state = model.state_dict()
         for name in missing:
             if state[name].is_meta:
@@ -64,16 +60,7 @@ class V4Call(FromPretrainedCall):
         self.note_buffers(model)
 
     def read(self, model: Any, files: list[str], given: dict[str, Any], result: Any) -> Any:
-        """Plans and loads.
-
-        Args:
-            given: the arguments of the library's ``_load_pretrained_model``.
-            result: of that function: the model, the missing, unexpected and mismatched names, the
-                index of the offload folder, and errors.
-
-        Returns:
-            The index of the offload folder.
-        """
+        """Return the index of the offload folder."""
         catalog = inspect(files, allow_links=True)
         warn_of_findings(catalog.findings)
         if quantized.is_decodable(catalog):
@@ -106,13 +93,10 @@ def as_recipes(
     mismatched: set[str],
     asked: torch.dtype | None = None,
 ) -> AdapterRecipes:
-    """One tensor of the checkpoint for each of the model's, as the library would read it.
+    """Map one tensor of the checkpoint to each of the model's, as the library reads it.
 
-    Args:
-        sources: names in the checkpoint by those of the model's tensors.
-        keep_in_fp32: the library's regular expression for names that stay in float32.
-        mismatched: names of another shape, which the caller asked to ignore.
-        asked: the caller's dtype for parameters, whatever they were built in.
+    ``sources`` maps the model's names to the checkpoint's. The caller asked to ignore the
+    ``mismatched`` shapes. ``asked`` overrides the dtypes of the construction.
     """
     dtype_of: Any = modeling_utils._infer_parameter_dtype  # type: ignore[attr-defined]
     trace = Trace(catalog)
@@ -143,14 +127,14 @@ def as_recipes(
 
 
 def _require_own_names(catalog: Catalog) -> None:
-    """The library looks for ``X.weight`` in the files; codes of another name would be missing."""
+    """Reject codes with other names: the library looks only for ``X.weight`` in the files."""
     for name, _, _, components in catalog._core.quantized():
         if components.get("data", name) != name:
             raise refused(f"{components['data']} (codes, with transformers before 5.0)")
 
 
 def _both_held(model: Any, names: _Names) -> dict[str, str]:
-    """Tied names with sources of their own, each with its root."""
+    """Return tied names that have their own sources, with the root of each."""
     known = set(names.values())
     return {
         slot.name: slot.tie_of
@@ -160,12 +144,10 @@ def _both_held(model: Any, names: _Names) -> dict[str, str]:
 
 
 def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
-    """Names in the checkpoint by those of the model's tensors; tied ones by the first.
+    """Map the model's names to the checkpoint's; tied tensors use the first.
 
-    Args:
-        names: the library's, by those in the checkpoint. Of two for the same the last one counts.
-        unties: a tied tensor with a source of its own is untied, as when the library loads it. The
-            library ties again afterwards.
+    ``names`` maps the other way; the last of duplicates counts. With ``unties``, untie a tied
+    tensor that has its own source, as the library's load does before it ties again.
     """
     known = {name: source for source, name in names.items()}
     if unties:
@@ -201,7 +183,6 @@ def trace(
 
 
 def _kept_in_fp32(model: Any, dtype: torch.dtype | None) -> re.Pattern[str] | None:
-    """The names that the library's loader keeps in float32 in a load of a dtype."""
     names: list[str] = []
     if dtype == torch.float16:
         names += model._keep_in_fp32_modules or ()
@@ -214,7 +195,6 @@ def _kept_in_fp32(model: Any, dtype: torch.dtype | None) -> re.Pattern[str] | No
 
 
 def hooks() -> Hooks:
-    """The functions of this release that are replaced."""
     places: list[Place] = [
         (modeling_utils, "init_empty_weights", _init_empty_weights),
         (modeling_utils, "_load_state_dict_into_meta_model", _load_state_dict),
@@ -284,12 +264,12 @@ def _move_missing_keys(
 
 
 def _load_state_dict(load: V4Call, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    # The result is the index of the offload folder.
+    # The library expects the index of the offload folder.
     return None if load.model is model else original(model, *args, **kwargs)
 
 
 def _in_this_thread(load: V4Call, original: Any, shards: Any) -> Any:
-    """Reads in this thread: the library's threads do not inherit the context variable."""
+    """Read in this thread: the library's threads do not inherit the context variable."""
     load_one: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
     results = [load_one(each) for each in shards]
     return [], *results[-1][1:]

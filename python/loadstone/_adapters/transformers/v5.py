@@ -1,4 +1,4 @@
-"""Hooks on ``from_pretrained`` of releases from 5.0 on, and recipes for a model of theirs."""
+"""Hooks on ``from_pretrained`` of releases from 5.0 on, and recipes for their models."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from loadstone._plan.ties import untied_findings
 from loadstone._skeleton.rebuild import construction_dtype
 from loadstone._skeleton.skeleton import skeleton
 
-# The release spreads a model over ranks before it is loaded.
+# The release shards a model over ranks before the load.
 MAKES_DTENSORS = hasattr(core_model_loading, "DtensorShardOperation")
 
 # False while the library constructs a model in this thread.
 _TIES = ContextVar("loadstone_transformers_ties", default=True)
 
-# Quantizers of the library whose modules loadstone fills: these hold plain values, or
-# bitsandbytes' weights. The library reads all others.
+# Quantizers whose modules loadstone fills: they contain plain values, or bitsandbytes' weights.
+# The library reads the others.
 _READ_HERE = ("bitsandbytes", "fp8", "mxfp4", "mxfp8")
 
 
@@ -77,7 +77,6 @@ def trace(
 
 
 def hooks() -> Hooks:
-    """The functions of these releases that are replaced."""
     loading = _load_pretrained_model if SITES.is_since("5.1") else _load_by_class
     places: list[Place] = [
         (PreTrainedModel, "get_init_context", _get_init_context),
@@ -93,7 +92,7 @@ def hooks() -> Hooks:
         ),
     ]
     found = hooks_of_loads(places)
-    if SITES.is_since("5.1"):  # a construction suspends ties in its own thread, and not in all
+    if SITES.is_since("5.1"):  # a construction suspends ties in its own thread only
         found.append(Hook(initialization, "no_tie_weights", lambda original: _no_ties))
         found.append(Hook(PreTrainedModel, "tie_weights", wrap_always(_tie_weights)))
     return Hooks(found + conversions.hooks(), "transformers", trainer.hooks)
@@ -118,7 +117,7 @@ def _get_init_context(call: V5Call, original: Any, cls: Any, *args: Any, **kwarg
 
 
 def _get_hf_quantizer(call: V5Call, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """None where codecs dequantize the checkpoint, of which the model knows nothing then."""
+    """Return None if codecs dequantize the checkpoint; the model does not see the config."""
     wish = call.options.dequantize
     quantizer, call.stripped_config = stripped_config.chosen(original, wish, *args, **kwargs)
     return quantizer
@@ -133,7 +132,7 @@ def _get_dtype(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """The dtype of values: where the config has none the library takes that of the codes."""
+    """Return a dtype for values: if the config has none, the library uses that of the codes."""
     is_asked = dtype == "auto" and getattr(config, "dtype", None) is None
     if call.stripped_config.method and is_asked and checkpoint_files:
         catalog, _ = readable(checkpoint_files, allow_links=True)
@@ -145,20 +144,20 @@ def _get_dtype(
 def _validate_environment(
     call: V5Call, original: Any, quantizer: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Allows cpu and disk in device maps, which the library refuses; weights stay quantized."""
+    """Allow cpu and disk in device maps, which the library rejects; weights stay quantized."""
     kwargs.pop("device_map", None)
     original(quantizer, *args, **kwargs)
 
 
 def _adjust_max_memory(call: V5Call, original: Any, quantizer: Any, max_memory: Any) -> Any:
-    """The memory given; the library's own reserves some for quantizing on a device."""
+    """Use all memory: the library reserves some for quantizing on a device."""
     return max_memory
 
 
 def _param_element_size(
     call: V5Call, original: Any, quantizer: Any, model: Any, name: str, parameter: torch.Tensor
 ) -> float:
-    """Bytes per element with the scales, which the library does not count."""
+    """Include the scales, which the library does not count."""
     if not quantizer.param_needs_quantization(model, name):
         return float(original(quantizer, model, name, parameter))
     nbytes: int = resolve(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
@@ -173,7 +172,7 @@ _OF_QUANTIZERS: dict[str, Callable[..., Any]] = {
 
 
 def _init_weights(call: V5Call, original: Any, model: Any) -> Any:
-    """Skipped during construction: the library asks the default device, which is not meta here."""
+    """Skip construction: the library checks the default device, which is not meta here."""
     return None if call.is_constructing else original(model)
 
 
@@ -187,7 +186,7 @@ def _load_pretrained_model(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    if call.model is None:  # else an adapter for a model that is loaded
+    if call.model is None:  # otherwise an adapter for a loaded model
         mesh = load_config.device_mesh
         reason = reason_against(model, state_dict, checkpoint_files, mesh)
         if reason is None and load_config.hf_quantizer is not None:
@@ -241,7 +240,6 @@ def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str |
 
 
 def _operation(quantizer: Any) -> Any:
-    """The operation that a quantizer applies to a weight while the library loads."""
     try:
         return quantizer.get_quantize_ops()
     except NotImplementedError:
