@@ -34,7 +34,6 @@ class Canary:
     """Two ways to the same tiny model.
 
     Attributes:
-        own: the library's own load.
         ours: the load by loadstone; ``None``: ``own`` again, under :func:`loadstone.patch`.
         is_audited: the model must pass :func:`loadstone.audit` too.
         uncompared: a pattern for tensors that cannot be bit-equal; "" if all are compared.
@@ -68,8 +67,7 @@ class Outcome:
 def run(library: str, *, again: bool = False) -> Outcome:
     """Run the canaries of a library that is installed and supported.
 
-    Args:
-        again: run them even if all were equal with these releases before.
+    Without ``again``, return an equal result that an earlier run stored for these releases.
     """
     facts = _facts(library)
     name = hashlib.blake2b(facts, digest_size=20).hexdigest()

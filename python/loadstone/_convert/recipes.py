@@ -26,9 +26,9 @@ def save_recipes(
     >>> loadstone.save_recipes(model, "wan.gguf", "recipes.json", rules="diffusers")
 
     Args:
-        model: of that library; may lie on meta.
+        model: of that library; may be on meta.
         checkpoint: the one to be converted, or one with the same names, encodings and shapes.
-        path: of the JSON file; it has names of tensors, and no values but small constants.
+        path: of the JSON file; it has names of tensors, and no values except small constants.
         rules: the library: ``"diffusers"`` or ``"transformers"``.
         dtype: ``None``: the model's own. Modules that the class keeps in float32 stay so.
 
