@@ -38,7 +38,7 @@ class Canary:
         is_audited: the model must pass :func:`loadstone.audit` too.
         uncompared: a pattern for tensors that cannot be bit-equal; "" if all are compared.
         note: the reason for ``ours``, ``is_audited`` or ``uncompared``.
-        name: what it loads, if a library has several.
+        name: of the load, if a library has several.
     """
 
     own: Callable[[], Any]

@@ -72,7 +72,6 @@ def run_parts(
     parts: int | None,
     show: Callable[[PartDone], object],
 ) -> list[PartDone]:
-    """Run all parts of a conversion to ``files`` files; raise the first error."""
     begin, slots = _engine(convert, cluster, arguments)
     done: list[PartDone] = []
     with contextlib.closing(begin(parts or max(1, min(files, slots)))) as pending:

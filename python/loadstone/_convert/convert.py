@@ -148,7 +148,7 @@ def convert(
             ``"auto"``: released where the files come to more than half of the machine's memory.
         cluster: runs all parts as tasks: ``"ray"`` (extra ``ray``), or an object with
             ``submit()`` as ``concurrent.futures``, Dask and MPI pools have. Each uses one thread
-            unless ``threads`` says more. Shards that an earlier run finished are kept.
+            unless ``threads`` is larger. Shards that an earlier run finished are kept.
         parts: count of parts, with ``cluster``; ``None``: one for each of its slots.
 
     Raises:

@@ -135,7 +135,6 @@ def decode(
     block_size: int,
     allow_non_finite: bool,
 ) -> torch.Tensor:
-    """Implement :func:`loadstone.dequantize` for these encodings."""
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         expected = "float32, bfloat16 or float16"
         raise make("plan.dtype", "not decoded to this dtype", found=str(dtype), expected=expected)

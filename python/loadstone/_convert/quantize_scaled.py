@@ -59,7 +59,6 @@ def decode(
     dialect: str | None,
     allow_non_finite: bool,
 ) -> torch.Tensor:
-    """Implement :func:`loadstone.dequantize` for these encodings."""
     if dialect is not None and dialect not in (known := _core.DIALECTS[encoding]):
         raise unknown("dialect", "dialect", dialect, known, "usage")
     given, source = _checked(parts, encoding, list(shape))

@@ -33,7 +33,7 @@ def save_recipes(
         dtype: ``None``: the model's own. Modules that the class keeps in float32 stay so.
 
     Raises:
-        PlanError: the checkpoint does not make the whole model; ``findings`` say what is missing.
+        PlanError: the checkpoint lacks tensors of the model, which ``findings`` name.
     """
     catalog = opened(checkpoint, allow_links=allow_links)
     traced = trace(rules, model, catalog, dtype)

@@ -63,7 +63,7 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether every tensor has a value with an origin, or a named reason for having none."""
+        """True if every tensor has a value with an origin, or a named reason for having none."""
         return not self.on_meta and not self.unaccounted
 
     def require_real(self) -> None:
@@ -226,8 +226,7 @@ def audit(
         report: of its load; ``None``: that of the last load into this model. With none at all
             nothing is accounted for.
         receipt: of its load, or the path of one; ``True``: that of the report. Then the memory of
-            every tensor is hashed and compared with it, which names what was overwritten however
-            that was done.
+            every tensor is hashed and compared with it, which detects overwrites of any kind.
 
     Raises:
         Error: ``plan.options``: ``receipt=True``, and the load was not asked for one.

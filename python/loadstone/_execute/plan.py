@@ -53,29 +53,29 @@ class Plan:
 
     @property
     def findings(self) -> list[_core.Finding]:
-        """Everything the plan has to say, most severe first."""
+        """All findings, most severe first."""
         return self._planned.core.findings
 
     @property
     def ok(self) -> bool:
-        """Whether no finding is an error, so that :meth:`execute` will start."""
+        """True if no finding is an error, so that :meth:`execute` will start."""
         return self._planned.core.ok
 
     @property
     def bytes_to_read(self) -> int:
-        """From the shards."""
+        """Bytes to read from the shards."""
         return self._planned.core.bytes_to_read
 
     @property
     def bytes_to_write(self) -> int:
-        """To the offload folder."""
+        """Bytes to write to the offload folder."""
         return self._planned.core.bytes_to_write
 
     @property
     def peak_bytes(self) -> dict[str, int]:
         """Bytes of the model and the load at most, per device; ``"cpu"`` includes staging.
 
-        Memory that the model has is freed when all values are there: until then old and new count.
+        The model's old memory is freed when all values are loaded; until then old and new count.
         """
         return self._planned.peak_bytes
 
@@ -119,14 +119,13 @@ class Plan:
             progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
             threads: the exact number of readers; ``None``: few at first, then more while that makes
                 the load faster, at most as many as the plan counts on. The report has ``readers``.
-            receipt: ``"xxh3-128"`` or ``"sha256-tree"``: digests of all that is read, and of all
-                values as they stand in memory, are in the report's ``receipt``. Their cost is in
+            receipt: ``"xxh3-128"`` or ``"sha256-tree"``: digests of all bytes read, and of all
+                values in memory, are in the report's ``receipt``. Their cost is in
                 docs/receipt.md.
             read_ahead_bytes: how far ahead of the readers the system is asked for planned bytes
                 that its page cache lacks; 0: never.
-            interleave: memory of the host that the load is the first to touch comes from all
-                memory nodes of the machine in turns. Off by default: of use where threads of all
-                nodes read the model.
+            interleave: take new host memory from all memory nodes of the machine in turns. Useful
+                if threads of all nodes read the model.
 
         Raises:
             PlanError: the plan holds errors; no data byte was read.
@@ -192,7 +191,7 @@ class Plan:
             offload_folder: where tensors placed on ``"disk"`` go. The folder that the plan names
                 is not taken from a file: pass it again.
             allow_remote: read the checkpoint from the URL that the plan names. Without it no host
-                is contacted (``plan.remote``); a URL as ``root`` is your own word.
+                is contacted (``plan.remote``), except for a URL that you pass as ``root``.
 
         Raises:
             PlanError: the text is not a plan, or a box does not fit its tensors; or the plan writes
@@ -315,13 +314,13 @@ def plan(
         max_memory: bytes per device (``int`` or ``"8GiB"``).
         offload_folder: where tensors placed on ``"disk"`` go.
         missing: ``"error"``, ``"initialise"`` (the module's own initialiser), ``"zeros"`` or
-            ``"keep"`` (what has memory keeps its value, origin ``kept``; what has none is an
+            ``"keep"`` (a tensor with memory keeps its value, origin ``kept``; one without is an
             error); or regular expressions (RE2) of whole names with one of these each, where all
             else is an error. (``"initialize"`` is the same as ``"initialise"``.)
         unexpected: ``"warn"`` (a finding; :func:`loadstone.load` warns once), ``"error"`` or
             ``"ignore"``.
-        strict: replaces both, as for ``load_state_dict``. ``True``: what is missing or
-            unexpected is an error. ``False``: ``missing="keep"`` and ``unexpected="ignore"``.
+        strict: replaces both, as for ``load_state_dict``. ``True``: a missing or
+            unexpected tensor is an error. ``False``: ``missing="keep"``, ``unexpected="ignore"``.
         strip_prefix: taken from the front of the checkpoint's names where all of them have it and
             the model's have not; not from names that ``rules`` match, and not from traced ones.
             Where some have it, a finding (``plan.prefix``) gives the rule to use. ``()``: names are

@@ -23,13 +23,13 @@ class Report:
         staging_bytes_peak: the peak of bytes in flight, counted.
         bytes_read_ahead: bytes that the load asked the system to prefetch, because its page cache
             lacked them. The system does not report whether it did.
-        readers: how many threads there were in the end.
-        is_interleaved: new memory came from all memory nodes in turns, as was asked for.
+        readers: the final number of threads.
+        is_interleaved: new memory came from all memory nodes in turns, as requested.
         process_bytes_peak: the largest resident set of the process until the load ended,
             including memory from before the load; 0 if the system does not report it.
         findings: the plan's, and those of the load.
-        sync_seconds: what it took to bring the files of the offload folder to the disk.
-        receipt: digests of what was read and of what it became, where they were asked for.
+        sync_seconds: time spent syncing the files of the offload folder to the disk.
+        receipt: digests of the bytes read and of the loaded values, if requested.
     """
 
     provenance: dict[str, Provenance]

@@ -22,10 +22,9 @@ class Installation(Protocol):
 
 
 class TargetExtension(Protocol):
-    """A kind of target. A plan calls each of its extensions in turn.
+    """Base class of extensions, which a plan calls in turn; each overrides the methods it needs.
 
-    Subclasses override the methods that they need. Adapters make the extensions of their libraries:
-    see ``_base/adapters.py``.
+    Adapters make the extensions of their libraries: see ``_base/adapters.py``.
     """
 
     def expand(self, targets: ModelTargets) -> None:

@@ -34,8 +34,8 @@ def is_overridden(model: _Module) -> bool:
 def has_code(model: _Module, core: _core.Plan | None = None) -> bool:
     """Return whether ``load_state_dict`` would run code of the model.
 
-    torch's batch norms only add the counter that old checkpoints lack: they count if ``core``, a
-    plan without that code, reports a missing counter.
+    Code of torch's batch norms only adds the counter that old checkpoints lack. So it counts
+    only if ``core``, a plan without that code, reports a missing counter.
     """
     missing = (each for each in core.findings if each.code == "plan.missing") if core else ()
     counts = any(each.target.endswith("num_batches_tracked") for each in missing)

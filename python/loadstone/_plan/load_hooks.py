@@ -1,7 +1,7 @@
 """Traces code that ``load_state_dict`` would run: hooks, overrides, ``_version``, extra state.
 
 ``load_state_dict`` itself runs on a stand-in of the model and a state dict of symbols, and the
-tracer records what it copies into which tensor. The plan handles tensors that are copied unchanged;
+tracer records each copy into a tensor. The plan handles tensors that are copied unchanged;
 a tensor that a hook renames, cuts, casts or makes gets a recipe. Code that reads values or changes
 its module is rejected by name.
 """
@@ -95,7 +95,7 @@ class _ShapesDifferError(Exception):
 
 
 class LoadHookTracer:
-    """Runs ``load_state_dict`` of a stand-in and records what it copies into which tensor."""
+    """Runs ``load_state_dict`` of a stand-in and records each copy into a tensor."""
 
     def __init__(
         self,

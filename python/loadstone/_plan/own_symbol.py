@@ -74,7 +74,7 @@ class OwnSymbol(Symbol):
 
     @property
     def data(self) -> torch.Tensor:
-        """Alias of the tensor; setting it records a new value."""
+        """The same memory; setting it records a new value."""
         return self.detach()
 
     @data.setter

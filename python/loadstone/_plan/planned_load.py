@@ -55,7 +55,6 @@ class PlannedLoad:
 
     @property
     def peak_bytes(self) -> dict[str, int]:
-        """Peak bytes of the model and the load, per device."""
         peak = self.core.peak_bytes
         held = self.held_bytes.items()
         return peak | {device: peak.get(device, 0) + size for device, size in held}

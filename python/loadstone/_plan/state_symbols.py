@@ -111,7 +111,7 @@ def _is_whole(target: Any, sources: Any, planned: PlannedTarget) -> bool:
 def _renamed(
     modules: dict[str, Any], catalog: Catalog, state: Mapping[str, Symbol]
 ) -> dict[str, Any]:
-    """Remove the prefix that a rule removed from all names."""
+    """Remove the prefix from module paths that a rule removed from all names."""
     first, name = next(iter(catalog.tensors), ""), next(iter(state), "")
     prefix = first.removesuffix(name) if first.endswith(name) else ""
     return {path.removeprefix(prefix): own for path, own in modules.items()}

@@ -39,13 +39,12 @@ Release = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Site:
-    """A function, class or value of a library.
+    """A function, class or value of a library that loadstone uses.
 
     Attributes:
         parameters: names in its signature, in this order.
         is_called: loadstone calls it, so it may require no other parameters.
-        is_inherited: the class may inherit it. Otherwise it must define it, because the function of
-            its base is not the one that is meant.
+        is_inherited: the class may inherit it; otherwise the class itself must define it.
         is_late: checked only if other code has imported the module.
         needs: a package without which the module is not checked; "" for none.
         first, last: the releases that have it; empty: no bound.
@@ -68,7 +67,7 @@ class Site:
         return self.first <= release and (not self.last or release[: len(self.last)] <= self.last)
 
     def lacks(self) -> str:
-        """Return the part that is absent or differs from the table; "" if there is none."""
+        """Return the part that is absent or differs from the table; empty if there is none."""
         if self.is_late and self.module not in sys.modules:
             return ""
         if self.needs and importlib.util.find_spec(self.needs) is None:
@@ -129,7 +128,6 @@ class Sites:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The rows for the installed release."""
         release = _release(self.version())
         return tuple(site for site in self.table if site.is_of(release))
 
@@ -139,17 +137,15 @@ class Sites:
         return max(map(_release, releases))
 
     def is_untried(self) -> bool:
-        """Return whether the installed release is newer than all tested ones."""
         return _release(self.version())[: len(self.newest)] > self.newest
 
     def is_since(self, release: str) -> bool:
-        """Return whether the installed release is this one or a later one."""
         return _release(self.version()) >= _release(release)
 
     def lacking(self) -> tuple[str, ...]:
-        """Return each place that differs from the table; a late module makes it look again.
+        """Return each place that differs from the table; check again after a late import.
 
-        Every way into a library asks this first, so this also warns once of a newer release.
+        Every entry point into a library calls this first, so it also warns once of a newer release.
         """
         late = {site.module for site in self.table if site.is_late} & sys.modules.keys()
         if self._lacking is None or late != self._late:
@@ -246,7 +242,6 @@ def _parsed(table: str) -> Iterator[Site]:
 
 
 def _bounded(line: str) -> tuple[tuple[str, str], str]:
-    """Split the release bounds off a line."""
     if not line.startswith("["):
         return ("", ""), line
     bounds, _, rest = line[1:].partition("] ")
