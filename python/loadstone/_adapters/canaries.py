@@ -65,10 +65,7 @@ class Outcome:
 
 
 def run(library: str, *, again: bool = False) -> Outcome:
-    """Run the canaries of a library that is installed and supported.
-
-    Without ``again``, return an equal result that an earlier run stored for these releases.
-    """
+    """Run the canaries of a library, or return the stored equal result of the same releases."""
     facts = _facts(library)
     name = hashlib.blake2b(facts, digest_size=20).hexdigest()
     path = user_cache.folder("canaries") / f"{name}.json"

@@ -207,10 +207,7 @@ def set_variable(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[
 
 @contextlib.contextmanager
 def hooked(hooks: Hooks) -> Iterator[None]:
-    """Install hooks and make their library active in this context, for one call.
-
-    Thread safety: other threads' calls go to the library's own functions.
-    """
+    """Install hooks and make their library active in this context alone, for one call."""
     hooks.acquire()
     try:
         with _entered(_Entry((hooks.library,) if hooks.library else (), on=True)):
@@ -249,10 +246,7 @@ def wrap_if_active(library: str, replacement: Callable[..., Any]) -> Callable[[A
 
 
 def with_hooks_of(library: str) -> Callable[..., Any]:
-    """Return a replacement that calls the original with another library's hooks installed.
-
-    It only calls the original if that library is absent, or its release is unsupported.
-    """
+    """Return a replacement that calls the original with the hooks of another library, if usable."""
 
     def replacement(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if importlib.util.find_spec(library) is None or not is_known(library):

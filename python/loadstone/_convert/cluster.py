@@ -88,7 +88,6 @@ _Begin = Callable[[int], Generator[PartDone, None, None]]
 
 
 def _engine(convert: Convert, cluster: Any, arguments: dict[str, Any]) -> tuple[_Begin, int]:
-    """Return a function that begins parts, and the number of parts that run at once."""
     if cluster == "ray":
         return _ray(convert, arguments)
     if callable(getattr(cluster, "submit", None)):

@@ -172,10 +172,7 @@ def folder_of(source: Any) -> str:
 
 
 def settings_of(given: Mapping[str, Any], source: Any, form: Form) -> dict[str, Any]:
-    """Return the core's arguments that conversions and merges share.
-
-    ``given`` has the arguments of the call; the files of the folder of ``source`` go along.
-    """
+    """Return the core's arguments that conversions and merges share."""
     same = ("mode", "allow_non_finite", "copy_code", "beyond_ggml")
     return {
         "block_dtype": str(given["block_dtype"]),

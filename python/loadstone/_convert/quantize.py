@@ -209,7 +209,6 @@ def _check_options(
     nested_offset: float | torch.Tensor | None,
     dialect: str | None,
 ) -> str:
-    """Return the dialect; ``None`` selects the first of the encoding."""
     if encoding not in ENCODINGS:
         raise unknown("encoding", "encoding", encoding, ENCODINGS, "plan.encoding")
     known = _core.DIALECTS[encoding]
@@ -257,7 +256,6 @@ def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
 def _nest(
     absmax: torch.Tensor, offset: float | torch.Tensor | None, dialect: str, dtype: str
 ) -> dict[str, torch.Tensor]:
-    """Return the components of nested statistics; ``dtype`` is that of the tensor."""
     scales = bytes_of(absmax)
     value = _core.bnb.nested_offset(scales) if offset is None else float(offset)
     parts = {

@@ -33,10 +33,7 @@ def encode(
     dialect: str,
     amax: float | Sequence[float] | torch.Tensor | None,
 ) -> tuple[dict[str, torch.Tensor], int]:
-    """Return the components, and the index of the first non-finite value.
-
-    ``numbers`` must be contiguous; ``amax=None`` computes the largest magnitudes from them.
-    """
+    """Encode contiguous values; return components and the index of the first non-finite one."""
     shape, source = list(numbers.shape), dtype_name(numbers.dtype)
     rows = _core.scaled.parts_of(encoding, dialect, shape, source)
     parts = {name: torch.empty(extents, dtype=torch_dtype(dtype)) for name, extents, dtype in rows}

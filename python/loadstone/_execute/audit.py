@@ -137,7 +137,6 @@ class _TensorState:
 
 
 def _extent_of(tensor: Any) -> Any:
-    """Return the shape and, if there is a storage, strides and offset."""
     if tensor.is_nested:
         return ()
     if tensor.layout is not torch.strided:
@@ -147,8 +146,6 @@ def _extent_of(tensor: Any) -> Any:
 
 @dataclass(frozen=True)
 class _LoadRecord:
-    """A report, and the state of the tensors that the load filled."""
-
     report: Report
     states: dict[str, _TensorState]
 
@@ -240,7 +237,7 @@ def audit(
     slots = slots_of(model)
     elsewhere = _elsewhere(model, slots)
     lent = {id(loaded): _by_storage(loaded) for loaded in loads.values()}
-    paths = sorted(loads, key=len, reverse=True)
+    paths = sorted(loads, key=len, reverse=True)  # nearest modules first
     for slot in slots:
         loaded, name = _load_of(loads, paths, slot.name)
         name = _name_before_adapters(loaded, name)
@@ -353,10 +350,7 @@ def _loads(model: Any, report: Report | None) -> dict[str, _LoadRecord]:
 def _load_of(
     loads: dict[str, _LoadRecord], paths: list[str], name: str
 ) -> tuple[_LoadRecord | None, str]:
-    """Return the load of the nearest module above a tensor, and the tensor's name in it.
-
-    ``paths`` has the paths of the loads, the longest first.
-    """
+    """Return the load of the nearest module above a tensor, and the tensor's name in it."""
     for path in paths:
         if not path or name.startswith(f"{path}."):
             return loads[path], name[len(path) + 1 :] if path else name

@@ -142,7 +142,6 @@ class Destinations:
             error.add_note(f"{half}. Load again to repair it")
 
     def _may_have_begun(self, index: int) -> bool:
-        """Return whether the tensor's own memory may contain bytes of its new value."""
         if self.begun is None:
             return True
         return is_direct(*self._pairs[index]) and bool(self.begun[index])

@@ -110,8 +110,6 @@ def _require_digest(receipt: object) -> None:
 
 
 class ModelState:
-    """Snapshot of a model before a load."""
-
     def __init__(self, model: Any) -> None:
         self._model = model
         self._slots = slots_of(model)
@@ -119,10 +117,7 @@ class ModelState:
         self._records = LoadRecords(model)
 
     def restore(self, filled: Filled, error: BaseException) -> None:
-        """Restore the model, its offload folder and its records, unless the load is complete.
-
-        ``error`` gets the names of the half-written tensors.
-        """
+        """Restore the model, its offload folder and its records, unless the load is complete."""
         if filled.offload.is_committed:
             return
         with held_back():
@@ -188,10 +183,7 @@ def read_values(
     in_place: bool | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> Filled:
-    """Read all values into new memory, or with ``in_place`` into the model's.
-
-    ``slots`` are in the plan's order; ``in_place=None`` follows the plan.
-    """
+    """Read all values into new memory, or with ``in_place`` (``None``: as planned) the model's."""
     plan.require_ok()
     in_place = plan.in_place if in_place is None else in_place
     slots = planned_slots(plan, model) if slots is None else slots
@@ -259,10 +251,7 @@ def _warn_of_fills(plan: PlannedLoad) -> None:
 def make_report(
     plan: PlannedLoad, model: Any, core: _core.Report, tied_again: Mapping[str, str] | None = None
 ) -> Report:
-    """Compute tensors that follow from parameters, and record the origin of every value.
-
-    ``tied_again``: names whose equal values were replaced by the tensor of their root.
-    """
+    """Compute tensors that follow from parameters, and record the origin of every value."""
     entries = (Provenance.from_row(core.provenance(index)) for index in range(len(core)))
     provenance = {entry.target: entry for entry in entries}
     for name, root in (tied_again or {}).items():

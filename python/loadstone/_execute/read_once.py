@@ -44,10 +44,7 @@ def read(
     callback: ProgressCallback | None,
     reading: Mapping[str, Any],
 ) -> _core.Report:
-    """Fill ``values`` with this rank's part of each target of the plan.
-
-    ``reading`` is for the core: ``threads`` and how it reads files.
-    """
+    """Fill ``values`` with this rank's part of each target of the plan."""
     whole, peers = plan.shared_read, _PEERS.get()
     assert whole is not None and peers is not None
     with torch.no_grad():
@@ -189,10 +186,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Peers:
-    """The ranks of the default process group on this machine.
-
-    ``ranks`` are their numbers in that group; ``rank`` is the index of this one among them.
-    """
+    """The ranks of the default process group on this machine; ``rank`` indexes ``ranks``."""
 
     def __init__(self) -> None:
         require_group()
@@ -275,7 +269,6 @@ class Peers:
 
 
 def node() -> str:
-    """Return a name that no other machine has."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

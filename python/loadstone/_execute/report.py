@@ -72,7 +72,6 @@ def _members(item: Any) -> dict[str, Any]:
 
 
 def filled_findings(findings: Iterable[_core.Finding]) -> list[_core.Finding]:
-    """Return the findings of missing tensors that get a value."""
     return [
         finding
         for finding in findings

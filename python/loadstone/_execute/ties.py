@@ -33,10 +33,7 @@ def _listed(model: Any) -> dict[str, str]:
 
 
 def follow_plan(model: Any, plan: PlannedLoad, ties: Mapping[str, str]) -> None:
-    """Make transformers tie the names that the plan ties, and warn of names that adapters split.
-
-    ``ties`` has the names that the model ties, with their roots.
-    """
+    """Make transformers tie the names that the plan ties; warn of names that adapters split."""
     own = [each.name for each in plan.targets if each.name in ties and each.origin != "tie"]
     unbind(model, own)
     listed = _listed(model)
@@ -62,7 +59,6 @@ def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> N
 
 
 def _tying(config: Any) -> list[Any]:
-    """Return the parts of a config that declare tied embeddings."""
     parts = (config, getattr(config, "text_config", None))
     return [each for each in parts if getattr(each, "tie_word_embeddings", False)]
 

@@ -13,7 +13,6 @@ from loadstone._plan.recipes import AdapterRecipes
 
 
 def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> AdapterRecipes:
-    """Return recipes that are traced from the library's own conversion code."""
     traced = adapters.adapters_with("recipes")
     if library not in traced:
         raise unknown("rules", "library or file", library, tuple(traced))

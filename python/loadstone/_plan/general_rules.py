@@ -136,7 +136,6 @@ class Family:
 
 
 def families_of(boxes: Boxes) -> list[Family]:
-    """Return the families in the order in which their rules are tried."""
     by_source: dict[str, set[str]] = {}
     for target, parts in boxes.items():
         for name, *_ in parts:

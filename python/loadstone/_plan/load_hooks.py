@@ -58,7 +58,6 @@ class Effect:
     extra: ExtraState | None = None
 
     def arguments(self, unexpected: str) -> dict[str, Any]:
-        """Return the arguments with which the core plans again."""
         return {
             "recipes": self.recipes,
             "known_sources": self.dropped,

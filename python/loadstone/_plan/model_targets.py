@@ -50,12 +50,10 @@ class ModelTargets:
     whole_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def of_memory(self, targets: Sequence[PlannedTarget], in_place: bool) -> list[_core.Finding]:
-        """Return findings about memory that the plan writes to, or that tensors share."""
         found = list(overlap.findings(self.overlapping, targets)) if self.overlapping else []
         return [*found, *self._written_in_place()] if in_place else found
 
     def held(self) -> set[str]:
-        """Return the names of tensors that have memory."""
         return {slot.name for slot in self.slots if not slot.tensor.is_meta}
 
     def _written_in_place(self) -> list[_core.Finding]:

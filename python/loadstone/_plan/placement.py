@@ -46,10 +46,7 @@ def main_device(device_map: Mapping[str, Any]) -> Any:
 
 
 def keep_tied_in_memory(places: dict[str, Any], ties: Iterable[tuple[str, str]]) -> None:
-    """Move a tensor off the disk in ``places`` if a module that is tied to it is in memory.
-
-    ``ties`` has pairs of a name and the root that has the value.
-    """
+    """Take the root of each pair (name, root) off the disk if the name is in memory."""
     for name, root in ties:
         device = device_of(name, places)
         if device not in (None, "disk") and device_of(root, places) == "disk":
@@ -125,10 +122,7 @@ def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str,
 def require_paths(
     model: torch.nn.Module, device_map: Mapping[str, Any], component: str = ""
 ) -> None:
-    """Reject a map with an unknown path, or with a tensor on disk without its module.
-
-    ``component`` is the model's name in a pipeline's map.
-    """
+    """Reject unknown paths, and tensors on disk without their module."""
     modules = {name for name, _ in named_modules(model, remove_duplicate=False)}
     known = set(modules)
     for named in (model.named_parameters, model.named_buffers):
@@ -154,7 +148,6 @@ def require_paths(
 
 
 def require_device(device: Any, path: str) -> None:
-    """Reject values that are neither a device of torch nor ``"disk"`` (``plan.device_map``)."""
     is_number = isinstance(device, int) and not isinstance(device, bool) and device >= 0
     if is_number or device == "disk" or isinstance(device, torch.device):
         return
@@ -166,10 +159,7 @@ def require_device(device: Any, path: str) -> None:
 
 
 class AlignedWeights(Mapping[str, torch.Tensor]):
-    """Weights for a hook, with the alignment of a model's own tensors.
-
-    A tensor that a hook maps from a safetensors file has the alignment of the file.
-    """
+    """Weights for a hook, realigned: tensors that it maps from a file have the file's alignment."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.weights = weights

@@ -60,7 +60,6 @@ class PlannedLoad:
         return peak | {device: peak.get(device, 0) + size for device, size in held}
 
     def require_ok(self) -> None:
-        """Raise :class:`PlanError` with all findings attached if one of them is an error."""
         try:
             self.core.require_ok()
         except Error as error:

@@ -58,7 +58,6 @@ class Provenance:
 
     @classmethod
     def kept(cls, slot: TensorSlot) -> Provenance:
-        """Return the entry of a tensor that the plan leaves alone."""
         tensor = slot.tensor
         dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
         place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))

@@ -38,11 +38,7 @@ class AdapterRecipes:
     extensions: list[Any] = field(default_factory=list)
 
     def adjust(self, targets: Sequence[_core.Target], keeps_ties: bool = False) -> None:
-        """Set the ties and final dtypes of targets.
-
-        Names that the model ties and names that its library will tie form one group with one root,
-        in any order.
-        """
+        """Set ties and final dtypes; a group of tied names (the library's too) has one root."""
         if keeps_ties:
             self._keep_ties()
         parents: dict[str, str] = {}

@@ -71,7 +71,6 @@ class SharedReadPlan:
             yield wave
 
     def terms(self) -> dict[str, Any]:
-        """Return the facts that must be equal on all ranks of a node."""
         return {
             "the checkpoint's files": self._files,
             "the model's tensors": [(each.name, each.shape, each.dtype) for each in self.targets],
@@ -103,7 +102,6 @@ def _identity(root: str, shard: str) -> tuple[Any, ...]:
 
 
 def require_group() -> None:
-    """Raise if the process group cannot exchange host memory."""
     if not dist.is_available() or not dist.is_initialized():
         message = "ranks that read together speak through the default process group"
         raise make("plan.options", message, field="read_once", found="no process group")
