@@ -51,17 +51,11 @@ class Canary:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a library's canaries.
-
-    Attributes:
-        result: ``"equal"``, ``"differs"``, ``"failed"`` or ``"not run"``.
-        reason: the difference, the error, or the note of a canary.
-        is_remembered: an earlier run found the same releases equal.
-    """
+    """The result of a library's canaries: ``EQUAL`` or another constant above, with a reason."""
 
     result: str
     reason: str = ""
-    is_remembered: bool = False
+    is_remembered: bool = False  # an earlier run found the same releases equal
 
 
 def run(library: str, *, again: bool = False) -> Outcome:

@@ -34,8 +34,6 @@ Convert = Callable[..., ConvertReport]  # :func:`loadstone.convert`
 
 @dataclass(frozen=True)
 class PartDone:
-    """The result of a task, or its ``error``."""
-
     index: int
     sums: Counter[str] = field(default_factory=Counter)  # of SUMS
     peak_bytes: int = 0

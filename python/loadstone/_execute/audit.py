@@ -128,7 +128,6 @@ class _TensorState:
         return cls(_storage(tensor), version_of(tensor), type(tensor), tensor.dtype, shape)
 
     def is_still(self, tensor: Any) -> bool:
-        """Return whether the tensor has the same memory, and nothing was written to it."""
         form = (version_of(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
         if form != (self.version, self.kind, self.dtype, self.shape):
             return False

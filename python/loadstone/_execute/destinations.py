@@ -30,10 +30,7 @@ from loadstone._plan.model_memory import (
 
 
 class Destinations:
-    """The output tensors of one load.
-
-    ``in_place`` writes to the memory of the model, without a copy to restore it from.
-    """
+    """The output tensors of one load; ``in_place`` overwrites the model's without a backup."""
 
     def __init__(
         self, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
@@ -62,10 +59,7 @@ class Destinations:
         return devices.empty(target.name, target.shape, target.dtype, target.device)
 
     def take(self, index: int, value: torch.Tensor) -> torch.Tensor:
-        """Return the model's tensor for a value: its own, or a new one of the same kind.
-
-        :meth:`commit` may have to replace its own: see :meth:`final`.
-        """
+        """Return the model's tensor for a value: its own (but see :meth:`final`) or a new one."""
         self.begun = None  # from here on, not only the core writes
         slot, target = self._pairs[index]
         if value is slot.tensor:

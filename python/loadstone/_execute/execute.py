@@ -56,11 +56,7 @@ def run(
     finalize_offload: Callable[[_core.OffloadFolder, Report], None] | None = None,
     in_place: bool | None = None,
 ) -> Report:
-    """See :meth:`loadstone.Plan.execute`.
-
-    ``finalize_offload`` completes the offload folder and checks the model before the commit;
-    ``in_place=None`` follows the plan.
-    """
+    """See :meth:`loadstone.Plan.execute`; ``finalize_offload`` runs before the commit."""
     ahead = count_argument("read_ahead_bytes", read_ahead_bytes, 2**63 - 1)
     readers = count_argument("threads", threads or 0)
     with read_once.session(plan.shared_read is not None):
@@ -217,10 +213,7 @@ def initialise_and_install(
     filled: Filled,
     made: dict[int, torch.Tensor] | None = None,
 ) -> None:
-    """Run the plan's initialisers, unless ``made`` has their values, and install all tensors.
-
-    The caller commits the offload folder, as the last step of the load.
-    """
+    """Run the plan's initialisers, unless ``made`` has their values, and install all tensors."""
     for index, value in (initialise.values(plan.targets, model) if made is None else made).items():
         filled.values[index] = value
     install(plan, model, filled)

@@ -80,7 +80,6 @@ def filled_findings(findings: Iterable[_core.Finding]) -> list[_core.Finding]:
 
 
 def human_bytes(count: int) -> str:
-    """Format a size as the core does."""
     if count < 1000:
         return f"{count} B"
     size = count / 1000

@@ -44,8 +44,6 @@ def boxes_of(plan: str) -> Boxes:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """The tensors that one application of a rule reads and makes."""
-
     targets: tuple[str, ...]
     sources: tuple[str, ...]
 

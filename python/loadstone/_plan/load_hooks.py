@@ -330,7 +330,6 @@ class LoadHookTracer:
 
 
 def _attributes(module: _Module) -> dict[str, Any]:
-    """Return the attributes with the identity of their values."""
     own: dict[str, Any] = {name: id(value) for name, value in vars(module).items()}
     for registry in _REGISTRIES:
         own[registry] = [

@@ -19,10 +19,7 @@ _ALIGNMENT = 64
 
 
 def keeps_identity(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Return whether the value becomes the tensor's new ``.data``.
-
-    An inference tensor is replaced by a trainable one, a self-overlapping one by a dense one.
-    """
+    """Return whether ``.data`` takes the value; not for inference or self-overlapping tensors."""
     return fits(slot, target) and not slot.tensor.is_inference() and not is_split(slot, target)
 
 

@@ -58,11 +58,7 @@ class LoadOptions:
         tie: str = "split",
         **named: Any,
     ) -> LoadOptions:
-        """Return the options that a caller names; open the adapters.
-
-        Raises:
-            Error: ``plan.options``: unknown option; the message suggests the nearest one.
-        """
+        """Return the options that a caller names; open the adapters."""
         for name in named:
             if name not in NAMES:
                 raise unknown(name, "option", name, NAMES)

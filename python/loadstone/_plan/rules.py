@@ -33,11 +33,7 @@ Rules = Iterable[Mapping[str, Any]] | Mapping[str, str] | str | os.PathLike[str]
 
 
 def rules_text(rules: Rules | None) -> str:
-    """Return rules or recipes as JSON.
-
-    ``rules`` is a list of rules, a mapping of literal prefixes to replacements, the path of a file
-    of rules or recipes, or the text of such a file.
-    """
+    """Return rules or recipes as JSON; see ``rules`` of :func:`loadstone.plan`."""
     if isinstance(rules, RulesText):
         return rules.text
     if is_json(rules):

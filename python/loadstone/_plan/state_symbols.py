@@ -98,7 +98,6 @@ def _after_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
 
 
 def _is_whole(target: Any, sources: Any, planned: PlannedTarget) -> bool:
-    """Return whether one box takes all of a source, in its order and dtype."""
     boxes = target["recipe"]["boxes"]
     if len(boxes) != 1 or "decoding" in boxes[0]:
         return False

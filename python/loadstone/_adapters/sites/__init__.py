@@ -193,10 +193,7 @@ def is_supported(library: str) -> bool:
 
 
 def is_known(library: str) -> bool:
-    """Return whether a library matches its table; warn once if it does not.
-
-    :func:`loadstone.patch` then leaves the library's own functions in place.
-    """
+    """Return whether a library matches its table; if not, warn once that nothing is patched."""
     sites = sites_of(library)
     if not sites.lacking():
         return True
