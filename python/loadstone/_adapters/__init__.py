@@ -1,4 +1,4 @@
-"""The libraries: a folder each, how they are patched, and the parts that they register."""
+"""Adapters of libraries: a folder each, their patching, and the parts that they register."""
 
 from loadstone import _core
 from loadstone._base.adapters import Adapter, register

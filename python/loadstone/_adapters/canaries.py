@@ -34,12 +34,11 @@ class Canary:
     """Two ways to the same tiny model.
 
     Attributes:
-        own: the library's own load.
         ours: the load by loadstone; ``None``: ``own`` again, under :func:`loadstone.patch`.
         is_audited: the model must pass :func:`loadstone.audit` too.
         uncompared: a pattern for tensors that cannot be bit-equal; "" if all are compared.
         note: the reason for ``ours``, ``is_audited`` or ``uncompared``.
-        name: what it loads, if a library has several.
+        name: of the load, if a library has several.
     """
 
     own: Callable[[], Any]
@@ -52,25 +51,15 @@ class Canary:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a library's canaries.
-
-    Attributes:
-        result: ``"equal"``, ``"differs"``, ``"failed"`` or ``"not run"``.
-        reason: the difference, the error, or the note of a canary.
-        is_remembered: an earlier run found the same releases equal.
-    """
+    """The result of a library's canaries: ``EQUAL`` or another constant above, with a reason."""
 
     result: str
     reason: str = ""
-    is_remembered: bool = False
+    is_remembered: bool = False  # an earlier run found the same releases equal
 
 
 def run(library: str, *, again: bool = False) -> Outcome:
-    """Run the canaries of a library that is installed and supported.
-
-    Args:
-        again: run them even if all were equal with these releases before.
-    """
+    """Run the canaries of a library, or return the stored equal result of the same releases."""
     facts = _facts(library)
     name = hashlib.blake2b(facts, digest_size=20).hexdigest()
     path = user_cache.folder("canaries") / f"{name}.json"

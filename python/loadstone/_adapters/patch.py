@@ -26,11 +26,9 @@ _lock = threading.RLock()
 
 @dataclass(eq=False, repr=False)
 class Hook:
-    """A function, method or attribute of a library that is replaced while somebody asks for it.
+    """Replaces a function, method or attribute of a library while it has users.
 
     Args:
-        owner: the module or class that holds it.
-        name: the attribute's name.
         wrap: takes the present value (for classes the raw descriptor, so that a ``classmethod``
             object stays one) and returns its replacement. It is called again when another hook on
             the same attribute is removed, and must have no side effects. See
@@ -44,7 +42,6 @@ class Hook:
     wrap: Callable[[Any], Any]
 
     def install(self) -> None:
-        """Wraps the present value of the attribute."""
         with _lock:
             key = (id(self.owner), self.name)
             attribute = _patched.get(key) or _Attribute(self.owner, self.name)
@@ -52,7 +49,7 @@ class Hook:
             _patched[key] = attribute
 
     def uninstall(self) -> None:
-        """Removes the wrapper; the last one restores the library's own object."""
+        """Remove the wrapper; the last one restores the library's own object."""
         with _lock:
             key = (id(self.owner), self.name)
             _patched[key].remove(self)
@@ -70,8 +67,8 @@ class _Attribute:
         self.owner = owner
         self.name = name
         self.hooks: list[Hook] = []
-        getattr(owner, name)  # modules that import on demand have it in their dictionary now
-        self.own = vars(owner).get(name, _ABSENT)  # _ABSENT: inherited, there is nothing of its own
+        getattr(owner, name)  # makes modules that import on demand store it
+        self.own = vars(owner).get(name, _ABSENT)  # _ABSENT: inherited
         self.standing = self.own
 
     def add(self, hook: Hook) -> None:
@@ -79,7 +76,7 @@ class _Attribute:
         self.hooks.append(hook)
 
     def remove(self, hook: Hook) -> None:
-        """Wraps again without one hook, unless a third party has replaced the attribute."""
+        """Wrap again without one hook, unless a third party has replaced the attribute."""
         self.hooks.remove(hook)
         if vars(self.owner).get(self.name, _ABSENT) is not self.standing:
             return
@@ -109,7 +106,6 @@ class Hooks(list[Hook]):
     """Hooks that are installed together, while there are users.
 
     Args:
-        hooks: in the order in which they are installed.
         library: the library that :func:`active` checks; "" for hooks with another gate.
         late: returns the hooks on modules that may be imported later, the same objects each time;
             called by :meth:`acquire` and :meth:`refresh`.
@@ -130,7 +126,7 @@ class Hooks(list[Hook]):
         self._users = 0
 
     def acquire(self) -> None:
-        """Adds a user; installs all hooks that are not installed, or none if that fails."""
+        """Add a user; install all hooks that are not installed, or none if that fails."""
         with _lock:
             self._users += 1
             try:
@@ -140,7 +136,7 @@ class Hooks(list[Hook]):
                 raise
 
     def refresh(self) -> None:
-        """Installs late hooks whose module is there by now; no effect without users."""
+        """Install late hooks whose module has been imported; no effect without users."""
         with _lock:
             for hook in (*self, *self.late()) if self._users else ():
                 if hook not in self._installed:
@@ -148,7 +144,7 @@ class Hooks(list[Hook]):
                     self._installed.append(hook)
 
     def release(self) -> None:
-        """Undoes one :meth:`acquire`; the last one uninstalls all hooks."""
+        """Undo one :meth:`acquire`; the last one uninstalls all hooks."""
         with _lock:
             if self._users == 0:
                 raise RuntimeError("hooks were released more often than acquired")
@@ -170,14 +166,11 @@ class _Entry:
 _entries: contextvars.ContextVar[tuple[_Entry, ...]] = contextvars.ContextVar(
     "loadstone_patch", default=()
 )
-_everywhere: Counter[str] = Counter()  # library: how many start() are not stopped
+_everywhere: Counter[str] = Counter()  # library: number of start() without stop()
 
 
 def active(library: str) -> bool:
-    """Whether the caller's context, or the whole process, has a library patched.
-
-    Thread safety: reads a context variable and one counter; any thread may call it.
-    """
+    """Return whether a library is patched in this context or process; thread-safe."""
     for entry in reversed(_entries.get()):
         if entry.alive and library in entry.libraries:
             return entry.on
@@ -189,7 +182,7 @@ def _begin(entry: _Entry) -> None:
 
 
 def _end(entry: _Entry) -> None:
-    """Ends an entry, also in contexts that were copied meanwhile (tasks)."""
+    """End an entry, also in contexts that were copied in the meantime (tasks)."""
     entry.alive = False
     _entries.set(tuple(each for each in _entries.get() if each.alive))
 
@@ -205,7 +198,6 @@ def _entered(entry: _Entry) -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_variable(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
-    """Sets a context variable inside the block."""
     token = variable.set(value)
     try:
         yield value
@@ -215,10 +207,7 @@ def set_variable(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[
 
 @contextlib.contextmanager
 def hooked(hooks: Hooks) -> Iterator[None]:
-    """Installs hooks and makes their library active in this context, for one call.
-
-    Thread safety: other threads' calls go to the library's own functions.
-    """
+    """Install hooks and make their library active in this context alone, for one call."""
     hooks.acquire()
     try:
         with _entered(_Entry((hooks.library,) if hooks.library else (), on=True)):
@@ -228,22 +217,16 @@ def hooked(hooks: Hooks) -> Iterator[None]:
 
 
 def suspended(*libraries: str) -> contextlib.AbstractContextManager[None]:
-    """Restores the libraries' own functions in this context, to pass a call on to them.
-
-    Thread safety: concerns this context alone.
-    """
+    """Restore the libraries' own functions in this context alone, to pass a call on to them."""
     return _entered(_Entry(libraries, on=False))
 
 
 def wrap_if_active(library: str, replacement: Callable[..., Any]) -> Callable[[Any], Any]:
     """Return the ``wrap`` of a :class:`Hook` for a function, ``classmethod`` or ``staticmethod``.
 
-    Code that dynamo traces (``torch.compile``, ``torch.export``) gets the library's own function:
-    dynamo cannot trace a context variable, and would break the graph.
-
-    Args:
-        replacement: called with the library's own function and then the call's arguments, where
-            ``library`` is active.
+    If ``library`` is active, the wrapper calls ``replacement`` with the library's own function and
+    the call's arguments. Code that dynamo traces (``torch.compile``, ``torch.export``) gets the
+    library's own function: dynamo cannot trace a context variable, and would break the graph.
     """
 
     def wrap(original: Any) -> Any:
@@ -263,10 +246,7 @@ def wrap_if_active(library: str, replacement: Callable[..., Any]) -> Callable[[A
 
 
 def with_hooks_of(library: str) -> Callable[..., Any]:
-    """Return a replacement that calls the original with another library's hooks installed.
-
-    It only calls the original if that library is absent, or its release is unsupported.
-    """
+    """Return a replacement that calls the original with the hooks of another library, if usable."""
 
     def replacement(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if importlib.util.find_spec(library) is None or not is_known(library):
@@ -358,11 +338,6 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
 
 
 def providers(libraries: Iterable[str]) -> list[Hooks]:
-    """The hooks of each library, from the adapter that has its name.
-
-    Raises:
-        Error: ``plan.options``, naming the libraries that can be patched.
-    """
     wanted = list(dict.fromkeys(libraries))
     if not wanted:
         raise _refused("no library is given", "")

@@ -1,7 +1,7 @@
-"""The parts of a conversion as tasks of an engine that schedules, places and retries them.
+"""Runs the parts of a conversion as tasks of an engine that schedules, places and retries them.
 
-A task is a call of :func:`loadstone.convert` with plain arguments and a part. It may be run twice,
-anywhere, at any time: shards that are whole are kept, and two never write one.
+A task is a call of :func:`loadstone.convert` with plain arguments and a part. It may run twice,
+anywhere, at any time: complete shards are kept, and two tasks never write the same shard.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from loadstone._base.errors import Error, make
 from loadstone._convert.output import ConvertReport
 from loadstone._files.remote import absolute
 
-# Numbers of the report that the parts of a conversion add up; they run at the same time.
+# Fields of the report to add up over parts. Not ``seconds``: parts run at the same time.
 SUMS = tuple(name for name in _core.CONVERT_SUMS if name != "seconds")
 
-_RETRIES = 8  # of a part whose process or machine died
-_SLOTS = 8  # of an engine that does not say how many it has
-_LOCKED_SECONDS = 600.0  # after that, whoever holds a part's lock is no ghost
+_RETRIES = 8  # of a part, if its process or machine dies
+_SLOTS = 8  # if the engine does not report its slots
+_LOCKED_SECONDS = 600.0  # after this time, report the lock as held
 
 _Result = TypeVar("_Result")
 Convert = Callable[..., ConvertReport]  # :func:`loadstone.convert`
@@ -34,8 +34,6 @@ Convert = Callable[..., ConvertReport]  # :func:`loadstone.convert`
 
 @dataclass(frozen=True)
 class PartDone:
-    """The result of a task, or its ``error``."""
-
     index: int
     sums: Counter[str] = field(default_factory=Counter)  # of SUMS
     peak_bytes: int = 0
@@ -43,7 +41,7 @@ class PartDone:
 
 
 def patiently(call: Callable[[], _Result]) -> _Result:
-    """Waits where another process is at the same: one that was given up, and still ends."""
+    """Retry while the target is locked, such as by an abandoned task that has not ended yet."""
     end = time.monotonic() + _LOCKED_SECONDS
     while True:
         try:
@@ -55,7 +53,7 @@ def patiently(call: Callable[[], _Result]) -> _Result:
 
 
 def do_part(convert: Convert, arguments: dict[str, Any], index: int, count: int) -> PartDone:
-    """One task. Errors of loadstone are returned: a retry would fail alike."""
+    """Return errors of loadstone instead of raising them: a retry would fail again."""
     try:
         report = patiently(lambda: convert(**arguments, part=(index, count)))
     except Error as error:
@@ -72,7 +70,6 @@ def run_parts(
     parts: int | None,
     show: Callable[[PartDone], object],
 ) -> list[PartDone]:
-    """Does all parts of a conversion of so many files. Raises the first error that one has."""
     begin, slots = _engine(convert, cluster, arguments)
     done: list[PartDone] = []
     with contextlib.closing(begin(parts or max(1, min(files, slots)))) as pending:
@@ -84,12 +81,11 @@ def run_parts(
     return done
 
 
-# Begins so many parts and yields each when it is done; closing it early cancels the others.
+# Begins n parts and yields each when it is done; closing it early cancels the rest.
 _Begin = Callable[[int], Generator[PartDone, None, None]]
 
 
 def _engine(convert: Convert, cluster: Any, arguments: dict[str, Any]) -> tuple[_Begin, int]:
-    """A function that begins parts, and the number of parts that run at once."""
     if cluster == "ray":
         return _ray(convert, arguments)
     if callable(getattr(cluster, "submit", None)):
@@ -142,7 +138,7 @@ def _ray(convert: Convert, arguments: dict[str, Any]) -> tuple[_Begin, int]:
 
 
 def plain_source(source: Any) -> str | list[str]:
-    """A path, or some, that mean the same in another process."""
+    """Return paths that are valid in another process."""
     if isinstance(source, str | bytes | os.PathLike):
         return absolute(os.fsdecode(source))
     if isinstance(source, Sequence):

@@ -1,4 +1,4 @@
-"""One checkpoint made into another, file to file; no tensor is ever whole in memory."""
+"""Converts one checkpoint to another, file to file; no whole tensor is ever in memory."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def convert(
         include, exclude: regular expressions of names to quantize too, or not at all.
         style: of names, shapes and configs: ``"modelopt"`` (the default) or
             ``"compressed-tensors"``. Encodings of bitsandbytes have a style of their own, and take
-            no other. Without ``quantize`` what is quantized gets them, byte for byte, and no
-            number changes (``convert.lossy`` where that cannot be).
-        mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt makes.
+            no other. Without ``quantize``, tensors that are already quantized get them
+            without a change of any value (``convert.lossy`` if that is impossible).
+        mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt writes.
         imatrix: for GGUF files: an importance matrix, as llama.cpp's ``llama-imatrix`` writes it
             (``.gguf``, or the older ``.dat``). Errors of columns that matter more weigh more;
             encodings of the fewest bits need it. It is held in memory.
@@ -113,17 +113,17 @@ def convert(
         dequantize: dequantize (to ``dtype``, or bfloat16) tensors of the source: FP8 of
             any granularity, NVFP4, MXFP4, MXFP8 and int8 in the names of DeepSeek, ModelOpt,
             compressed-tensors and GPT-OSS, bitsandbytes, and FP8 without scales. ``quantize`` does
-            that by itself.
+            that on its own.
         experts: ``"fused"``: all experts of a layer in one tensor, as transformers 5 has them;
-            ``"separate"``: each by itself, as checkpoints are published; ``"keep"``.
+            ``"separate"``: each on its own, as checkpoints are published; ``"keep"``.
         metadata: keys that are added to the source's or replace them: texts and bools by key, or
             ``{"type": "u32", "value": 7}`` and ``{"type": "array", "items": "string", "value":
             [...]}``; or a JSON file of them (``docs/formats/gguf.md``). A GGUF file needs
             ``general.architecture``, from the source or from here.
         beyond_ggml: in GGUF files allow more than 4 dims and names of more than 63 bytes, which
             ggml refuses and programs for video models read.
-        converter: of llama.cpp, see :func:`loadstone.llama_cpp.trace`. It says names, layouts and
-            metadata where the source is a folder of a language model, the target is
+        converter: of llama.cpp, see :func:`loadstone.llama_cpp.trace`. It determines names, layouts
+            and metadata if the source is a folder of a language model, the target is
             ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` is then the matrices'.
         trust_code: let it run Python code that the folder's configs name.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
@@ -138,17 +138,17 @@ def convert(
         resume: keep the shards that an earlier run of the same conversion finished, and those of
             this one however it ends. A single file has no shards, and is written from the start.
         part: ``(i, n)``: convert this share of the shards only, ``i`` from 1 to ``n``, to a folder
-            beside the target. Parts may run at the same time, on machines that share the folder,
+            next to the target. Parts may run at the same time, on machines that share the folder,
             and may be repeated.
         finish: check the shards of all parts, and move them to the target.
         receipt: ``"xxh3-128"`` or ``"sha256-tree"``: a receipt with digests of all that is read and
-            written stands beside the output, ``receipt.json`` in a folder. The same for all parts.
+            written, next to the output; ``receipt.json`` in a folder. The same for all parts.
         page_cache: ``"release"``: pages of the files leave the system's page cache when they have
-            been read or written, but for sources that were in it before. ``"keep"``: they stay.
+            been read or written, except sources that were in it before. ``"keep"``: they stay.
             ``"auto"``: released where the files come to more than half of the machine's memory.
         cluster: runs all parts as tasks: ``"ray"`` (extra ``ray``), or an object with
             ``submit()`` as ``concurrent.futures``, Dask and MPI pools have. Each uses one thread
-            unless ``threads`` says more. Shards that an earlier run finished are kept.
+            unless ``threads`` is larger. Shards that an earlier run finished are kept.
         parts: count of parts, with ``cluster``; ``None``: one for each of its slots.
 
     Raises:
@@ -185,7 +185,7 @@ def convert(
 
 
 def _absolute(path: str | os.PathLike[str] | None) -> str | None:
-    """The path for a process that runs elsewhere; links stay."""
+    """Return the path for another process; do not resolve links."""
     return None if path is None else os.path.abspath(os.fsdecode(path))  # noqa: PTH100
 
 
@@ -200,7 +200,7 @@ def _divided(
     dry_run: bool,
     **arguments: Any,
 ) -> ConvertReport:
-    """A conversion whose parts are tasks; keeps the shards of earlier runs."""
+    """Run the parts as tasks; keep the shards of earlier runs."""
     begin = time.perf_counter()
     if part is not None or finish or (parts is not None and parts < 1):
         raise make(
@@ -255,7 +255,7 @@ def _resolved(
     trust_code: bool,
     allow_links: bool,
 ) -> dict[str, Any]:
-    """Recipes and keys for the core; those of a language model are llama.cpp's converter's."""
+    """Return recipes and metadata; for a language model, from llama.cpp's converter."""
     traced: Any = None
     if rules is None:
         convert_to_gguf = adapters.resolve(adapters.ADAPTERS["llama_cpp"].gguf)
@@ -284,7 +284,7 @@ def _resolved(
 def _chosen(
     rules: Rules | None, source: Any, catalog: _core.Catalog
 ) -> tuple[str, _core.Recipes | None]:
-    """Rules as JSON, and recipes; at most one of them is there."""
+    """Return rules as JSON, and recipes; at most one of them is set."""
     if rules is None:
         return "", None
     if isinstance(rules, TracedRecipes):
@@ -301,7 +301,6 @@ def _chosen(
 
 
 def _as_text(rules: Rules | None) -> RulesText | None:
-    """Rules in a form that can be passed to another process."""
     if isinstance(rules, TracedRecipes):
         message = "tasks take no traced rules: save them with save_recipes, and pass the file"
         raise make("plan.options", message, field="rules")

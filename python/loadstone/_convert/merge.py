@@ -1,4 +1,4 @@
-"""Models and adapters merged into one model, file to file; no tensor is ever whole in memory."""
+"""Merges models and adapters into one model, file to file; no whole tensor is ever in memory."""
 
 from __future__ import annotations
 

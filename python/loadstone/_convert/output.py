@@ -1,4 +1,4 @@
-"""Files that conversions and merges write: where they go, and how the core is told."""
+"""Output files of conversions and merges, and the core's arguments for them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ConvertReport:
             its shards, at their temporary paths.
         seconds: wall time.
         bytes_read, bytes_written: transposed tensors may be read more than once.
-        bytes_read_ahead: that the system was asked for ahead, since its page cache lacked them.
+        bytes_read_ahead: bytes that the system was asked to prefetch into its page cache.
         bytes_kept: in files that earlier runs finished.
-        peak_bytes: of memory, in addition to what the process had before.
+        peak_bytes: peak memory, in addition to the memory of the process before.
         findings: problems, most severe first.
         table: sources and targets as a readable table.
         files: count of files that hold tensors: one, or the shards.
@@ -62,7 +62,7 @@ class ConvertReport:
 
 @dataclass(frozen=True)
 class Form:
-    """Files that a target's name asks for: one, shards beside one another, or a folder."""
+    """Files that a target's name asks for: one, shards next to each other, or a folder."""
 
     is_folder: bool
     arguments: dict[str, Any]
@@ -130,7 +130,7 @@ def dry_report(conversion: _core.Conversion, target: str) -> ConvertReport:
 
 
 def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
-    """Patterns and their encodings, in order; an empty pattern is for all."""
+    """Return patterns with their encodings, in order; an empty pattern matches all names."""
     if quantize is None:
         return []
     if isinstance(quantize, str):
@@ -156,7 +156,6 @@ def _style(style: str | None) -> str:
 
 
 def _sizes(shard_size: int | str | None, max_memory: int | str | None) -> dict[str, Any]:
-    """The sizes in bytes, by the core's arguments."""
     given = {"shard_size": shard_size, "max_memory": max_memory}
     shard, memory = (
         None if size is None else machine.byte_count(size, field) for field, size in given.items()
@@ -165,7 +164,7 @@ def _sizes(shard_size: int | str | None, max_memory: int | str | None) -> dict[s
 
 
 def folder_of(source: Any) -> str:
-    """The folder that the source is; empty where it is something else."""
+    """Return the source's folder; empty if the source is not a folder."""
     if not isinstance(source, str | bytes | os.PathLike):
         return ""
     path = os.fsdecode(source)
@@ -173,12 +172,7 @@ def folder_of(source: Any) -> str:
 
 
 def settings_of(given: Mapping[str, Any], source: Any, form: Form) -> dict[str, Any]:
-    """The core's arguments that conversions and merges have in common.
-
-    Args:
-        given: the arguments of :func:`convert` or :func:`merge`, by name.
-        source: the checkpoint whose folder's files go along.
-    """
+    """Return the core's arguments that conversions and merges share."""
     same = ("mode", "allow_non_finite", "copy_code", "beyond_ggml")
     return {
         "block_dtype": str(given["block_dtype"]),

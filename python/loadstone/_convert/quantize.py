@@ -28,8 +28,8 @@ class Quantized:
 
     Attributes:
         encoding: ``"nf4"``, ``"fp8"``, ``"nvfp4"`` ...
-        shape: of the tensor before.
-        dtype: of the tensor before.
+        shape: of the original tensor.
+        dtype: of the original tensor.
         parts: ``"data"``, ``"absmax"`` and, of nf4 and fp4, ``"code"``; with nested statistics
             ``"nested_absmax"``, ``"nested_code"`` and ``"nested_offset"``. Of ModelOpt's and the MX
             formats ``"data"``, ``"scale"`` and, of nvfp4, ``"scale_2"``.
@@ -52,7 +52,7 @@ class Quantized:
         return self.parts
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A new tensor of the decoded values; ``dtype``: default that of the tensor before."""
+        """A new tensor of the decoded values; ``dtype``: default that of the original tensor."""
         return decode(
             self.parts,
             self.encoding,
@@ -135,7 +135,6 @@ def decode(
     block_size: int,
     allow_non_finite: bool,
 ) -> torch.Tensor:
-    """The part of :func:`loadstone.dequantize` for these encodings."""
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         expected = "float32, bfloat16 or float16"
         raise make("plan.dtype", "not decoded to this dtype", found=str(dtype), expected=expected)
@@ -172,7 +171,7 @@ def decode(
 
 
 def _encode_rows(numbers: torch.Tensor, dialect: str) -> tuple[dict[str, torch.Tensor], int]:
-    """The parts, and the place of the first number that is not finite."""
+    """Return the components, and the index of the first non-finite value."""
     if numbers.dim() < 2:
         raise make("q.shape", "int8 has a scale for each row", found=str(list(numbers.shape)))
     parts = {
@@ -188,7 +187,7 @@ def _encode_rows(numbers: torch.Tensor, dialect: str) -> tuple[dict[str, torch.T
 def _encode_blocks(
     numbers: torch.Tensor, encoding: str, block_size: int, dialect: str
 ) -> tuple[dict[str, torch.Tensor], int]:
-    """The parts, and the place of the first number that is not finite."""
+    """Return the components, and the index of the first non-finite value."""
     count = numbers.numel()
     parts = {
         "data": torch.empty((count + 1) // 2, 1, dtype=torch.uint8),
@@ -210,7 +209,6 @@ def _check_options(
     nested_offset: float | torch.Tensor | None,
     dialect: str | None,
 ) -> str:
-    """The dialect; the first of the encoding for ``None``."""
     if encoding not in ENCODINGS:
         raise unknown("encoding", "encoding", encoding, ENCODINGS, "plan.encoding")
     known = _core.DIALECTS[encoding]
@@ -258,7 +256,6 @@ def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
 def _nest(
     absmax: torch.Tensor, offset: float | torch.Tensor | None, dialect: str, dtype: str
 ) -> dict[str, torch.Tensor]:
-    """The parts of nested statistics, ``absmax`` among them, of numbers of this dtype."""
     scales = bytes_of(absmax)
     value = _core.bnb.nested_offset(scales) if offset is None else float(offset)
     parts = {

@@ -33,14 +33,7 @@ def encode(
     dialect: str,
     amax: float | Sequence[float] | torch.Tensor | None,
 ) -> tuple[dict[str, torch.Tensor], int]:
-    """The parts, and the place of the first number that is not finite.
-
-    Args:
-        numbers: contiguous.
-        encoding: of this family.
-        dialect: one of its own.
-        amax: the largest magnitude, or one for each matrix; ``None``: of the numbers themselves.
-    """
+    """Encode contiguous values; return components and the index of the first non-finite one."""
     shape, source = list(numbers.shape), dtype_name(numbers.dtype)
     rows = _core.scaled.parts_of(encoding, dialect, shape, source)
     parts = {name: torch.empty(extents, dtype=torch_dtype(dtype)) for name, extents, dtype in rows}
@@ -63,7 +56,6 @@ def decode(
     dialect: str | None,
     allow_non_finite: bool,
 ) -> torch.Tensor:
-    """The part of :func:`loadstone.dequantize` for these encodings."""
     if dialect is not None and dialect not in (known := _core.DIALECTS[encoding]):
         raise unknown("dialect", "dialect", dialect, known, "usage")
     given, source = _checked(parts, encoding, list(shape))
@@ -72,7 +64,7 @@ def decode(
             if name != "data":
                 _check_scales(name, part)
     result = torch.empty(list(shape), dtype=dtype)
-    # Scales of other dtypes than F32 are those of numbers of that dtype.
+    # Scales of another dtype than F32 have the dtype of the original tensor.
     form = "exact" if source == "F32" else "modelopt-compat"
     places = [bytes_of(part) for part in given.values()]
     name = dtype_name(dtype)
@@ -83,7 +75,7 @@ def decode(
 def _checked(
     parts: Mapping[str, torch.Tensor], encoding: str, shape: list[int]
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """The parts in their order, and the dtype of numbers that have such scales."""
+    """Return the components in order, and the dtype of the original tensor."""
     scale = dtype_name(parts["scale"].dtype) if "scale" in parts else ""
     source = scale if scale in ("F16", "BF16") else "F32"
     form = "exact" if source == "F32" else "modelopt-compat"

@@ -26,14 +26,14 @@ def save_recipes(
     >>> loadstone.save_recipes(model, "wan.gguf", "recipes.json", rules="diffusers")
 
     Args:
-        model: of that library; may lie on meta.
+        model: of that library; may be on meta.
         checkpoint: the one to be converted, or one with the same names, encodings and shapes.
-        path: of the JSON file; it has names of tensors, and no values but small constants.
+        path: of the JSON file; it has names of tensors, and no values except small constants.
         rules: the library: ``"diffusers"`` or ``"transformers"``.
         dtype: ``None``: the model's own. Modules that the class keeps in float32 stay so.
 
     Raises:
-        PlanError: the checkpoint does not make the whole model; ``findings`` say what is missing.
+        PlanError: the checkpoint lacks tensors of the model, which ``findings`` name.
     """
     catalog = opened(checkpoint, allow_links=allow_links)
     traced = trace(rules, model, catalog, dtype)

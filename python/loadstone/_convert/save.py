@@ -1,4 +1,4 @@
-"""Writes safetensors files: byte for byte what safetensors writes, in one rename."""
+"""Writes safetensors files, byte for byte as safetensors does, in one rename."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WRITE_BYTES = 256 << 20
 
 
 class Serialized:
-    """Header and tensors of one file. Holds the tensors where they are."""
+    """Header and tensors of one file, without a copy."""
 
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
@@ -53,7 +53,7 @@ class Serialized:
         self.header = len(text).to_bytes(8, "little") + text
 
     def chunks(self) -> Iterator[memoryview]:
-        """All bytes, in order. A chunk is valid until the next one is yielded."""
+        """Yield all bytes in order; a chunk is valid until the next one."""
         yield memoryview(self.header)
         for tensor in self.tensors:
             if tensor.nbytes:
@@ -62,19 +62,18 @@ class Serialized:
                 yield memoryview(array).cast("B")
 
     def to_bytes(self) -> bytes:
-        """The whole file."""
         data = io.BytesIO()
         for chunk in self.chunks():
             data.write(chunk)
         return data.getvalue()
 
     def write(self, filename: str | os.PathLike[str]) -> None:
-        """Writes beside the file, syncs, and renames: whoever reads it sees the old or the new.
+        """Write next to the file, sync and rename: a reader sees the old file or the new one.
 
-        A link stays one: the file that it names is replaced. What fails leaves nothing behind.
+        Keep a link and replace its target. A failure leaves nothing behind.
 
         Raises:
-            LoadError: the system cannot write it, or it is no regular file (``io.*``).
+            LoadError: the file cannot be written, or is not a regular file (``io.*``).
         """
         given = os.fsdecode(filename)
         if _core.is_remote(given):
@@ -99,7 +98,7 @@ class Serialized:
 
 @contextlib.contextmanager
 def _beside(path: str) -> Iterator[int]:
-    """A new file that takes the path's place when the block ends, and is gone if it fails."""
+    """Yield a new file that replaces the path when the block ends, and is removed on failure."""
     folder, name = os.path.split(path)
     short = os.fsdecode(os.fsencode(name)[:200])  # a name has 255 bytes at most
     new = os.path.join(folder, f".{short}.{secrets.token_hex(6)}.tmp")  # noqa: PTH118
@@ -116,7 +115,7 @@ def _beside(path: str) -> Iterator[int]:
     except BaseException:
         os.unlink(new)  # noqa: PTH108
         raise
-    with contextlib.suppress(PermissionError):  # a folder that may be written to and not read
+    with contextlib.suppress(PermissionError):  # a folder with write but no read permission
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(at)
@@ -140,7 +139,6 @@ def _dtype(name: str, tensor: torch.Tensor) -> str:
 def _require_writable(
     tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
 ) -> None:
-    """Checks names, tensors and metadata before a file is created."""
     if not isinstance(tensors, Mapping):
         message = "expected a dict of [str, torch.Tensor]"
         raise make("save.tensor", message, found=str(type(tensors)))

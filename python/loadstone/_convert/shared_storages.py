@@ -12,9 +12,9 @@ from loadstone._model.storages import byte_span
 
 
 def shared_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Names whose tensors overlap in memory, in groups of at least two.
+    """Return groups of names whose tensors overlap in memory.
 
-    Parts of one storage that do not overlap are not shared. Tensors on meta share nothing.
+    Disjoint parts of one storage are not shared. Tensors on meta share nothing.
     """
     storages: dict[tuple[torch.device, int, int], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
@@ -40,7 +40,6 @@ def _overlapping(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> l
 
 
 def _end(tensor: torch.Tensor) -> int:
-    """The address behind the last element."""
     if tensor.numel() == 0:
         return tensor.data_ptr()
     return tensor.untyped_storage().data_ptr() + byte_span(tensor)[1]
@@ -54,17 +53,12 @@ def _covers_storage(tensor: torch.Tensor) -> bool:
 def duplicates(
     tensors: Mapping[str, torch.Tensor], preferred: Iterable[str] = ()
 ) -> dict[str, list[str]]:
-    """Names to leave out so that no memory is written twice.
+    """Return names to leave out so that no memory is written twice, by the name that is kept.
 
-    Args:
-        preferred: names to keep if there is a choice.
-
-    Returns:
-        The names to leave out, by the name that is kept for them: the first in the alphabet whose
-        tensor is all of the storage.
+    The kept tensor covers its storage: one of ``preferred``, or the first in the alphabet.
 
     Raises:
-        PlanError: of some, none covers the storage (``save.shared``).
+        PlanError: no tensor of a group covers the storage (``save.shared``).
     """
     wanted = set(preferred)
     removed = {}

@@ -1,1 +1,1 @@
-"""Loads: carries a plan out, gives the model its tensors, reports and audits."""
+"""Loads: executes plans, gives models their tensors, reports and audits."""

@@ -1,4 +1,4 @@
-"""Proof after the fact: every tensor reachable from the model has a value with an origin."""
+"""Proof after a load: every tensor reachable from the model has a value with an origin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from loadstone._model.storages import storage_key, storage_weakly, version_of
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
 
-# Where PEFT's layers, and those that are trained as a whole, hold the one that was there before.
+# Attributes of PEFT's layers that hold the original module.
 _OF_ADAPTERS = ("base_layer", "original_module")
 _AFTER_THE_LOAD = "Make what holds them (an optimizer, a closure) after the load"
 
@@ -38,9 +38,9 @@ class Audit:
         provenance: one entry for every tensor that is accounted for.
         on_meta: tensors without memory that no rule excludes (full attribute paths).
         unaccounted: tensors with memory whose value has no known origin: there was no load.
-        changed: tensors that were replaced, moved, cast, added or overwritten since the load. No
-            fault: training, ``.half()`` and adapters do so. Writes that torch counts in no version
-            are not seen: through ``.data``, ``detach()`` of other threads' making, numpy, and any
+        changed: tensors that were replaced, moved, cast, added or overwritten since the load. This
+            is not an error: training, ``.half()`` and adapters do so. torch's version counter
+            misses some writes: through ``.data``, numpy or another thread's ``detach()``, and any
             write to a tensor made in ``torch.inference_mode()``.
         proved: with a receipt, tensors whose memory has the bytes that the load gave them.
         unlisted: with a receipt, tensors from the checkpoint of which it has no digest.
@@ -63,7 +63,7 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether every tensor has a value with an origin, or a named reason for having none."""
+        """True if every tensor has a value with an origin, or a named reason for having none."""
         return not self.on_meta and not self.unaccounted
 
     def require_real(self) -> None:
@@ -109,10 +109,10 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class _TensorState:
-    """A tensor as it was after the load.
+    """State of a tensor after the load.
 
-    The storage is held weakly and compared by itself, not by address: memory that was freed and
-    taken again by another tensor has the same address but is another storage.
+    Compares the storage itself, held weakly, and not its address, which another storage can get
+    after the memory is freed.
     """
 
     storage: Any
@@ -123,22 +123,19 @@ class _TensorState:
 
     @classmethod
     def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _TensorState:
-        """As it is now."""
         shape = _extent_of(tensor)
         shape = shapes.setdefault(shape, shape)
         return cls(_storage(tensor), version_of(tensor), type(tensor), tensor.dtype, shape)
 
     def is_still(self, tensor: Any) -> bool:
-        """Whether a tensor lies in the same memory, and nothing was written to it."""
         form = (version_of(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
         if form != (self.version, self.kind, self.dtype, self.shape):
             return False
-        # The weak reference keeps the number from being given to another storage.
+        # The weak reference keeps another storage from getting the same ``cdata``.
         return storage_key(tensor) == (None if self.storage is None else self.storage.cdata)
 
 
 def _extent_of(tensor: Any) -> Any:
-    """Returns the shape, and strides and offset if it has a storage."""
     if tensor.is_nested:
         return ()
     if tensor.layout is not torch.strided:
@@ -148,8 +145,6 @@ def _extent_of(tensor: Any) -> Any:
 
 @dataclass(frozen=True)
 class _LoadRecord:
-    """A report, and the tensors that its values were put into."""
-
     report: Report
     states: dict[str, _TensorState]
 
@@ -158,18 +153,18 @@ _last_load: weakref.WeakKeyDictionary[Any, _LoadRecord] = weakref.WeakKeyDiction
 
 
 def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
-    """Notes which memory holds the loaded values, without keeping it alive."""
-    shapes: dict[Any, Any] = {}  # one object for all that are equal: a load makes many at a time
+    """Record which memory has the loaded values, without keeping it alive."""
+    shapes: dict[Any, Any] = {}  # one object for equal shapes
     states = {
         slot.name: _TensorState.of(slot.tensor, shapes) for slot in slots if not slot.tensor.is_meta
     }
     for module in model.modules() if _last_load else ():
-        _last_load.pop(module, None)  # loads of parts, before this one
+        _last_load.pop(module, None)  # earlier loads of parts
     _last_load[model] = _LoadRecord(report, states)
 
 
 class LoadRecords:
-    """The records that audits of a model use, to be restored if a load fails."""
+    """The audit records of a model, to be restored if a load fails."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -181,7 +176,6 @@ class LoadRecords:
         self._replaced = holders.replaced(model)
 
     def restore(self) -> None:
-        """Puts them back."""
         for module in self._model.modules():
             _last_load.pop(module, None)
             if module in self._known:
@@ -190,7 +184,7 @@ class LoadRecords:
 
 
 def drop_records(tensors: Iterable[Any]) -> None:
-    """No load accounts for what stands in the memory of these any longer."""
+    """Stop accounting for the values in the memory of these tensors."""
     keys = {storage_key(tensor) for tensor in tensors}
     for ref in _last_load.keyrefs():  # a copy: other threads load meanwhile
         model = ref()
@@ -210,7 +204,6 @@ def drop_records(tensors: Iterable[Any]) -> None:
 
 
 def last_report(model: Any) -> Report | None:
-    """That of the last load into a model."""
     loaded = _last_load.get(model)
     return loaded.report if loaded else None
 
@@ -229,8 +222,7 @@ def audit(
         report: of its load; ``None``: that of the last load into this model. With none at all
             nothing is accounted for.
         receipt: of its load, or the path of one; ``True``: that of the report. Then the memory of
-            every tensor is hashed and compared with it, which names what was overwritten however
-            that was done.
+            every tensor is hashed and compared with it, which detects overwrites of any kind.
 
     Raises:
         Error: ``plan.options``: ``receipt=True``, and the load was not asked for one.
@@ -244,7 +236,7 @@ def audit(
     slots = slots_of(model)
     elsewhere = _elsewhere(model, slots)
     lent = {id(loaded): _by_storage(loaded) for loaded in loads.values()}
-    paths = sorted(loads, key=len, reverse=True)
+    paths = sorted(loads, key=len, reverse=True)  # nearest modules first
     for slot in slots:
         loaded, name = _load_of(loads, paths, slot.name)
         name = _name_before_adapters(loaded, name)
@@ -277,21 +269,20 @@ def audit(
 
 
 def prove(model: Any, report: Report | None = None) -> None:
-    """Requires a value with an origin for every tensor, and warns of tensors that others hold."""
+    """Require a value with an origin for every tensor; warn of tensors that others hold."""
     result = audit(model, report)
     result.require_real()
     _warn_of_holders(result)
 
 
 def warn_of_replaced(model: Any) -> None:
-    """Warns of tensors that a load had to replace while something held them."""
+    """Warn of tensors that a load had to replace while something held them."""
     result = Audit()
     _find_holders(result, model, [])
     _warn_of_holders(result)
 
 
 def _warn_of_holders(result: Audit) -> None:
-    """One warning for all tensors of the model whose holders do not see the loaded values."""
     names = list(result.held_elsewhere)
     if not names:
         return
@@ -324,7 +315,6 @@ def _own_receipt(model: Any, report: Report | None) -> Receipt:
 
 
 def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
-    """Sorts tensors by whether they have the bytes that the receipt says."""
     for slot in slots:
         item = result.provenance.get(slot.name)
         if slot.tensor.is_meta:
@@ -344,9 +334,9 @@ def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
 
 
 def _loads(model: Any, report: Report | None) -> dict[str, _LoadRecord]:
-    """The last loads of a model and of modules in it (one that was wrapped since), by path.
+    """Return the last loads of a model and of modules in it (wrapped since then), by path.
 
-    A report that is not that of the last load proves nothing.
+    A report of an earlier load proves nothing.
     """
     found = {}
     for path, module in model.named_modules():
@@ -359,11 +349,7 @@ def _loads(model: Any, report: Report | None) -> dict[str, _LoadRecord]:
 def _load_of(
     loads: dict[str, _LoadRecord], paths: list[str], name: str
 ) -> tuple[_LoadRecord | None, str]:
-    """The load of the nearest module above a tensor, and the tensor's name in it.
-
-    Args:
-        paths: of the loads, the longest first.
-    """
+    """Return the load of the nearest module above a tensor, and the tensor's name in it."""
     for path in paths:
         if not path or name.startswith(f"{path}."):
             return loads[path], name[len(path) + 1 :] if path else name
@@ -371,7 +357,7 @@ def _load_of(
 
 
 def _name_before_adapters(loaded: _LoadRecord | None, name: str) -> str:
-    """A tensor's name when it was loaded, if PEFT has put its module into another since."""
+    """Return a tensor's name when it was loaded, if PEFT has wrapped its module since."""
     if loaded is None or name in loaded.report.provenance:
         return name
     before = ".".join(part for part in name.split(".") if part not in _OF_ADAPTERS)
@@ -379,7 +365,7 @@ def _name_before_adapters(loaded: _LoadRecord | None, name: str) -> str:
 
 
 def _by_storage(loaded: _LoadRecord) -> dict[int, str]:
-    """Whose values lie in which memory that the load filled, as far as it still is there."""
+    """Map the storages that the load filled, and that still exist, to names of tensors."""
     return {
         int(state.storage.cdata): name
         for name, state in loaded.states.items()
@@ -388,7 +374,7 @@ def _by_storage(loaded: _LoadRecord) -> dict[int, str]:
 
 
 def _borrowed(loaded: _LoadRecord, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
-    """An attribute that a forward pass set to a loaded tensor's memory, as quantized layers do."""
+    """Account for an attribute that a forward pass of a quantized layer set to loaded memory."""
     storage = _storage(slot.tensor) if slot.kind == "attribute" else None
     owner = lent.get(int(storage.cdata)) if storage is not None else None
     known = loaded.report.provenance.get(owner) if owner is not None else None
@@ -400,7 +386,7 @@ def _borrowed(loaded: _LoadRecord, slot: TensorSlot, lent: dict[int, str]) -> Pr
 
 
 def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
-    """Tensors that hooks bring up whole, with the reason for their having no value here."""
+    """Return tensors whose values hooks provide, with the reason for their absence here."""
     found: dict[str, str] = {}
     for adapter in adapters.adapters_with("not_held").values():
         package = adapter.not_held.rpartition(".")[0]  # with the classes of modules that do so
@@ -410,7 +396,7 @@ def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
 
 
 def _not_held(report: Report, item: Provenance) -> str | None:
-    """Why there is no value on purpose: of the tensor, or of the one that it is tied to."""
+    """Return why the tensor, or the root of its tie, has no value on purpose."""
     both = [item, report.provenance[item.tie_of]] if item.origin == "tie" else [item]
     reasons = (
         each.reason for each in both if each.origin == "excluded" or each.reason == OFFLOADED
@@ -419,7 +405,7 @@ def _not_held(report: Report, item: Provenance) -> str | None:
 
 
 def _storage(tensor: Any) -> Any:
-    """Weakly; ``None`` for tensors without one (sparse ones, wrappers)."""
+    """Return a weak reference; ``None`` for tensors without a storage (sparse ones, wrappers)."""
     try:
         return storage_weakly(tensor)
     except (NotImplementedError, RuntimeError):

@@ -1,9 +1,9 @@
-"""A model's tensors stay the objects that they are, and get new memory.
+"""Allocates output tensors and swaps them into the model, whose tensors stay the same objects.
 
-Optimizers, hooks and other owners hold a parameter by identity. Its value is made in memory of its
-own. When everything is there, ``.data`` is set; tensors on meta exchange their contents
-(``_model/contents.py``). Until then the model is as it was. Tensors that share memory share it
-afterwards, too: their part of it is copied, and all of them move.
+Optimizers, hooks and other owners hold a parameter by identity. So values are made in separate
+memory; when all are complete, ``.data`` is set, and tensors on meta exchange their contents
+(``_model/contents.py``). Until then the model is unchanged. Tensors that share memory still share
+it afterwards: a load copies the memory and moves all of them.
 """
 
 from __future__ import annotations
@@ -30,23 +30,19 @@ from loadstone._plan.model_memory import (
 
 
 class Destinations:
-    """Where values are made, and how the model gets them. For one load.
-
-    Args:
-        in_place: the memory that is there is written, and nothing is held back.
-    """
+    """The output tensors of one load; ``in_place`` overwrites the model's without a backup."""
 
     def __init__(
         self, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
     ) -> None:
         self._pairs = list(zip(slots, targets, strict=True))
         self.in_place = in_place
-        self._views: dict[int, torch.Tensor] = {}  # of copied memory, by tensor
+        self._views: dict[int, torch.Tensor] = {}  # of copied memory, by id of the tensor
         self._recast: list[tuple[torch.Tensor, torch.Tensor]] = []  # to another dtype or device
-        # Tensors with the memory and the gradient that they had.
+        # Tensors with their old memory and gradient.
         self._moves: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._contents = Contents()
-        # A byte for each target: whether the core has begun to write it. None: all may be written.
+        # A byte per target, set when the core begins to write it. None: any may be written.
         self.begun: torch.Tensor | None = None
         if in_place:
             self.begun = torch.zeros(len(slots), dtype=torch.uint8, device="cpu")
@@ -54,7 +50,6 @@ class Destinations:
             self._views |= _copied(group)
 
     def memory(self, index: int) -> torch.Tensor:
-        """Memory on its device for the core to write a value to."""
         slot, target = self._pairs[index]
         if self.in_place and is_direct(slot, target):
             return slot.tensor
@@ -64,11 +59,8 @@ class Destinations:
         return devices.empty(target.name, target.shape, target.dtype, target.device)
 
     def take(self, index: int, value: torch.Tensor) -> torch.Tensor:
-        """The tensor that the model will have for a value: its own, or one of the same kind.
-
-        Its own may have to give way in :meth:`commit`: see :meth:`final`.
-        """
-        self.begun = None  # from here on they get values that are not the core's
+        """Return the model's tensor for a value: its own (but see :meth:`final`) or a new one."""
+        self.begun = None  # from here on, not only the core writes
         slot, target = self._pairs[index]
         if value is slot.tensor:
             _note_write(value)
@@ -92,7 +84,6 @@ class Destinations:
         return slot.tensor
 
     def commit(self) -> None:
-        """Gives the model's tensors their values."""
         for slot, _ in self._pairs:
             tensor, new = slot.tensor, self._views.pop(id(slot.tensor), None)
             if new is None:
@@ -108,7 +99,7 @@ class Destinations:
         self._contents.commit()
 
     def _move(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
-        """Sets ``.data``. A gradient of another dtype or device is dropped: it fits no longer."""
+        """Set ``.data``; drop a gradient whose dtype or device no longer fits."""
         grad = tensor.grad if tensor.is_leaf else None
         self._moves.append((tensor, tensor.data, grad))
         if grad is not None and (grad.dtype, grad.device) != (new.dtype, new.device):
@@ -117,13 +108,13 @@ class Destinations:
         _note_write(tensor)
 
     def final(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor that the model has in place of one that :meth:`take` returned."""
+        """Return the tensor that replaces one that :meth:`take` returned."""
         return self._contents.instead_of(tensor)
 
     def report_half_written(self, error: BaseException) -> None:
-        """Names the tensors whose memory a load that failed may have written to, if any.
+        """Record the tensors whose memory a failed load may have written to.
 
-        They are noted in the error, and no audit accounts for them until a load has written them.
+        The error names them, and no audit accounts for them until a load has written them.
         """
         if not self.in_place:
             return
@@ -145,13 +136,11 @@ class Destinations:
             error.add_note(f"{half}. Load again to repair it")
 
     def _may_have_begun(self, index: int) -> bool:
-        """Return whether the tensor's own memory may have got bytes of its new value."""
         if self.begun is None:
             return True
         return is_direct(*self._pairs[index]) and bool(self.begun[index])
 
     def undo(self) -> None:
-        """Gives them those that they had before :meth:`commit`."""
         for tensor, data, grad in self._moves:
             tensor.data = data
             if grad is not None:
@@ -160,7 +149,7 @@ class Destinations:
 
 
 def _copied(group: Group) -> dict[int, torch.Tensor]:
-    """By tensor, the same view of a copy of the memory."""
+    """Copy the memory of a group; return its views of the copy, by id of the tensor."""
     storage = group.slots[0].tensor.untyped_storage()
     device = storage.device
     whole = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
@@ -176,6 +165,6 @@ def _copied(group: Group) -> dict[int, torch.Tensor]:
 
 
 def _note_write(tensor: Any) -> None:
-    """Tells autograd, which may have saved the old value."""
+    """Bump the version: autograd may have saved the old value."""
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)

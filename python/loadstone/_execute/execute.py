@@ -1,4 +1,4 @@
-"""Doing what the plan says: the core fills fresh memory, then the model gets it, all at once."""
+"""Executes a plan: the core fills new memory, then the model gets all tensors at once."""
 
 from __future__ import annotations
 
@@ -56,12 +56,7 @@ def run(
     finalize_offload: Callable[[_core.OffloadFolder, Report], None] | None = None,
     in_place: bool | None = None,
 ) -> Report:
-    """See :meth:`loadstone.Plan.execute`.
-
-    Args:
-        finalize_offload: completes the offload folder and checks the model, before the commit.
-        in_place: ``None``: as the plan says.
-    """
+    """See :meth:`loadstone.Plan.execute`; ``finalize_offload`` runs before the commit."""
     ahead = count_argument("read_ahead_bytes", read_ahead_bytes, 2**63 - 1)
     readers = count_argument("threads", threads or 0)
     with read_once.session(plan.shared_read is not None):
@@ -94,7 +89,7 @@ def run(
                 finalize_offload(filled.offload, report)
             if plan.shared_read is not None:
                 read_once.finish()
-            filled.offload.commit()  # the last step: with it the model and its folder are new
+            filled.offload.commit()  # the last step: the load is complete
         except BaseException as error:
             before.restore(filled, error)
             raise
@@ -104,7 +99,6 @@ def run(
 
 
 def _require_digest(receipt: object) -> None:
-    """Refuses a receipt that names no digest."""
     if receipt is not None and not isinstance(receipt, str):
         digests = "'xxh3-128' or 'sha256-tree'"
         message = "a receipt is of a digest that is named"
@@ -112,8 +106,6 @@ def _require_digest(receipt: object) -> None:
 
 
 class ModelState:
-    """A model as it was before a load gave it values."""
-
     def __init__(self, model: Any) -> None:
         self._model = model
         self._slots = slots_of(model)
@@ -121,11 +113,7 @@ class ModelState:
         self._records = LoadRecords(model)
 
     def restore(self, filled: Filled, error: BaseException) -> None:
-        """Makes the model, its offload folder and its audit so again, unless the load is whole.
-
-        Args:
-            error: ends the load, and gets the names of the tensors that are half-written.
-        """
+        """Restore the model, its offload folder and its records, unless the load is complete."""
         if filled.offload.is_committed:
             return
         with held_back():
@@ -141,7 +129,7 @@ class ModelState:
 
 
 def _require_numbers(plan: PlannedLoad) -> None:
-    """Refuses a plan that quantizes and does not know into which modules."""
+    """Reject a plan from a file that quantizes: it does not know the modules."""
     extended = plan.extension_names()
     each = (each for each in plan.targets if each.encoding and each.name not in extended)
     if (quantized := next(each, None)) is not None:
@@ -155,21 +143,17 @@ def _require_numbers(plan: PlannedLoad) -> None:
 
 
 class Parts(dict[str, Any]):
-    """The tensors that a quantized value consists of, by name: ``"data"``, ``"absmax"`` ..."""
+    """Components of a quantized tensor, by name: ``"data"``, ``"absmax"`` ..."""
 
 
 @dataclasses.dataclass
 class Filled:
-    """What the core brought, before the model has it.
+    """Values from the core, before the model has them.
 
     Attributes:
-        slots: the model's tensors, in the plan's order.
-        values: for each of them a finished tensor, the parts of a quantized one, or ``None`` where
-            no bytes move.
-        core: the core's report.
-        destinations: where values are made, and how the model gets them.
+        slots: in the plan's order.
+        values: for each slot a finished tensor, :class:`Parts`, or ``None`` if no bytes move.
         installations: of the plan's extensions, once they are prepared.
-        offload: the offload folder, whose index is still the old one.
     """
 
     slots: list[TensorSlot]
@@ -195,12 +179,7 @@ def read_values(
     in_place: bool | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> Filled:
-    """Carries the plan out into fresh memory; the model is left as it is.
-
-    Args:
-        slots: the model's tensors in the plan's order, where they are known.
-        in_place: memory that is there is written; ``None``: as the plan says.
-    """
+    """Read all values into new memory, or with ``in_place`` (``None``: as planned) the model's."""
     plan.require_ok()
     in_place = plan.in_place if in_place is None else in_place
     slots = planned_slots(plan, model) if slots is None else slots
@@ -234,13 +213,7 @@ def initialise_and_install(
     filled: Filled,
     made: dict[int, torch.Tensor] | None = None,
 ) -> None:
-    """Runs the initialisers that the plan names, then gives the model all its tensors.
-
-    The caller commits the offload folder, as the last step of the load.
-
-    Args:
-        made: what the initialisers made, where they have run.
-    """
+    """Run the plan's initialisers, unless ``made`` has their values, and install all tensors."""
     for index, value in (initialise.values(plan.targets, model) if made is None else made).items():
         filled.values[index] = value
     install(plan, model, filled)
@@ -249,7 +222,6 @@ def initialise_and_install(
 
 
 def _warn_of_fills(plan: PlannedLoad) -> None:
-    """One warning for everything that the checkpoint lacks and that has a value all the same."""
     names = {finding.target for finding in filled_findings(plan.findings)}
     targets = [target for target in plan.targets if target.name in names]
     if not targets:
@@ -272,11 +244,7 @@ def _warn_of_fills(plan: PlannedLoad) -> None:
 def make_report(
     plan: PlannedLoad, model: Any, core: _core.Report, tied_again: Mapping[str, str] | None = None
 ) -> Report:
-    """Computes what follows from parameters, and notes the origin of every value.
-
-    Args:
-        tied_again: names whose equal values gave way to the tensor of their root.
-    """
+    """Compute tensors that follow from parameters, and record the origin of every value."""
     entries = (Provenance.from_row(core.provenance(index)) for index in range(len(core)))
     provenance = {entry.target: entry for entry in entries}
     for name, root in (tied_again or {}).items():
@@ -317,7 +285,7 @@ def _read(
     receipt: str,
     reading: Mapping[str, Any],
 ) -> _core.Report:
-    """Puts a finished tensor into ``values`` for each target that the core delivers to memory."""
+    """Fill ``values`` with a finished tensor for each target that the core delivers to memory."""
     if plan.shared_read is not None:
         if receipt:
             message = "ranks that read together make no receipt"
@@ -342,7 +310,7 @@ def _read(
 
 @collector.paused()
 def _make_memory(plan: PlannedLoad, destinations: Destinations, values: list[Any]) -> list[int]:
-    """Makes views, and memory for the targets that the core writes, which are returned."""
+    """Make views, and allocate memory for the targets that the core writes; return these."""
     mappings: dict[int, Any] = {}
     wanted: list[int] = []
     for index, target in enumerate(plan.targets):
@@ -362,7 +330,6 @@ def _parts(target: PlannedTarget) -> Parts:
 
 
 def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that the core writes, with their devices."""
     for target, value in zip(plan.targets, values, strict=True):
         if target.delivery == "memory":
             tensors = value.values() if isinstance(value, Parts) else (value,)
@@ -373,7 +340,7 @@ def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.
 def _addresses(
     values: list[Any], wanted: list[int], copier: devices.Copier
 ) -> tuple[_Addresses, _PartAddresses]:
-    """Where the chosen values go: one row a target, and the memory of those that have parts."""
+    """Return one row per target, and the memory of targets with components."""
     rows = [memory.destination(None)] * len(values)
     parts = []
     for index in wanted:
@@ -396,7 +363,6 @@ def _view(
 
 
 def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
-    """Gives the model its tensors, once all of them are made."""
     slots, values = filled.slots, filled.values
     for extension in plan.extensions:
         made = extension.installation(model, plan.targets, values, filled.offload)
@@ -411,12 +377,12 @@ def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
             new = _placed(target, plan.constructor_values.get(target.name, slot.tensor), slot)
         is_away = new is None and target.device in ("disk", "meta")
         if is_away and (not slot.tensor.is_meta or is_split(slot, target)):
-            # on meta as well: the root of a tie that is split gets the tensor that they share
+            # on meta too: the root of a split tie gets the tensor that they share
             new = slot.tensor.detach().to("meta", element_dtype(target.dtype))
         installed[target.name] = (
             slot.tensor if new is None else filled.destinations.take(index, new)
         )
-        del new  # where it was copied, its memory is not held any longer
+        del new  # frees the memory if it was copied
     filled.destinations.commit()
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.name in extended or target.tie_of in extended:
@@ -430,9 +396,9 @@ def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
 
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
-    """The constructor's value on its planned device and in its planned dtype; None: it is there."""
+    """Return the constructor's value on its planned device and dtype; None: it is there."""
     if value.is_meta or known.is_computed(value):
-        return None  # follows from parameters, and is computed when they have their values
+        return None  # computed from parameters after the load
     with devices.memory_for(target.name, target.device):
         moved = value.to(device=target.device, dtype=element_dtype(target.dtype))
     return None if moved is slot.tensor else moved

@@ -91,7 +91,6 @@ _OF_EXECUTION = ("progress", "receipt", "read_ahead_bytes", "interleave")
 
 
 def _warn_of_unexpected(made: Plan) -> None:
-    """One warning for all tensors that the model does not need, unless they are an error."""
     unexpected = [each for each in made.findings if each.code == "plan.unexpected"]
     if not unexpected or not made.ok:
         return
@@ -106,7 +105,7 @@ def _warn_of_unexpected(made: Plan) -> None:
 
 
 def _warn_of_nothing(made: Plan) -> None:
-    """Warns if nothing matches, which a caller of ``strict=False`` hardly wants."""
+    """Warn if nothing matches, which a caller of ``strict=False`` rarely wants."""
     if any(target.origin == "checkpoint" for target in made.targets):
         return
     warn(

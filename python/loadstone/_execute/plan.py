@@ -1,4 +1,4 @@
-"""Plans as callers have them: made, looked at, saved and carried out."""
+"""Plans as callers use them: made, inspected, saved and executed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from loadstone._plan.planning import make_plan
 from loadstone._plan.quantization import Quantization
 from loadstone._plan.rules import Rules, is_file, is_json
 
-# A page of more would make a notebook of megabytes.
+# A page with more targets adds megabytes to a notebook.
 _NOTEBOOK_TARGETS_MAX = 3000
 
 
@@ -53,29 +53,29 @@ class Plan:
 
     @property
     def findings(self) -> list[_core.Finding]:
-        """Everything the plan has to say, most severe first."""
+        """All findings, most severe first."""
         return self._planned.core.findings
 
     @property
     def ok(self) -> bool:
-        """Whether no finding is an error, so that :meth:`execute` will start."""
+        """True if no finding is an error, so that :meth:`execute` will start."""
         return self._planned.core.ok
 
     @property
     def bytes_to_read(self) -> int:
-        """From the shards."""
+        """Bytes to read from the shards."""
         return self._planned.core.bytes_to_read
 
     @property
     def bytes_to_write(self) -> int:
-        """To the offload folder."""
+        """Bytes to write to the offload folder."""
         return self._planned.core.bytes_to_write
 
     @property
     def peak_bytes(self) -> dict[str, int]:
         """Bytes of the model and the load at most, per device; ``"cpu"`` includes staging.
 
-        Memory that the model has is freed when all values are there: until then old and new count.
+        The model's old memory is freed when all values are loaded; until then old and new count.
         """
         return self._planned.peak_bytes
 
@@ -113,20 +113,19 @@ class Plan:
         Args:
             model: needed for a plan that was read from a file.
             into: the same, and its memory is written in place, as that of a plan made ``in_place``:
-                no second copy, and whoever shares the memory sees the new values. A load that fails
+                no second copy, and tensors that share the memory see the new values. A failed load
                 leaves some of it half-written: the error's ``half_written`` names the tensors, the
                 audit does not account for them, and the next load that succeeds repairs them.
             progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
-            threads: readers, exactly so many; ``None``: few at first, then more while that makes
+            threads: the exact number of readers; ``None``: few at first, then more while that makes
                 the load faster, at most as many as the plan counts on. The report has ``readers``.
-            receipt: ``"xxh3-128"`` or ``"sha256-tree"``: digests of all that is read, and of all
-                values as they stand in memory, are in the report's ``receipt``. Their cost is in
+            receipt: ``"xxh3-128"`` or ``"sha256-tree"``: digests of all bytes read, and of all
+                values in memory, are in the report's ``receipt``. Their cost is in
                 docs/receipt.md.
             read_ahead_bytes: how far ahead of the readers the system is asked for planned bytes
                 that its page cache lacks; 0: never.
-            interleave: memory of the host that the load is the first to touch comes from all
-                memory nodes of the machine in turns. Off by default: of use where threads of all
-                nodes read the model.
+            interleave: take new host memory from all memory nodes of the machine in turns. Useful
+                if threads of all nodes read the model.
 
         Raises:
             PlanError: the plan holds errors; no data byte was read.
@@ -154,7 +153,7 @@ class Plan:
         return report
 
     def _model(self) -> Any:
-        """The model that it was made for; ``None`` if it has gone, or came from a file."""
+        """Return the planned model; ``None`` if it is gone, or the plan came from a file."""
         return None if self._planned.model is None else self._planned.model()
 
     def to_json(self) -> str:
@@ -187,17 +186,16 @@ class Plan:
         """Reads a plan back and checks it against the shards, trusting nothing.
 
         Args:
-            root: the checkpoint's folder. Needed where it was moved or copied, unless it stands
-                with the plan: in the plan's folder. Of a plan with adapters a list: the folder of
-                each follows.
+            root: the checkpoint's folder. Needed if it was moved or copied, unless the
+                plan's folder has the shards. For a plan with adapters a list: their folders follow.
             offload_folder: where tensors placed on ``"disk"`` go. The folder that the plan names
                 is not taken from a file: pass it again.
             allow_remote: read the checkpoint from the URL that the plan names. Without it no host
-                is contacted (``plan.remote``); a URL as ``root`` is your own word.
+                is contacted (``plan.remote``), except for a URL that you pass as ``root``.
 
         Raises:
-            PlanError: the text is no plan, or a box does not fit its tensors; or the plan writes to
-                disk and no ``offload_folder`` was passed (``plan.offload_folder``).
+            PlanError: the text is not a plan, or a box does not fit its tensors; or the plan writes
+                to disk and no ``offload_folder`` was passed (``plan.offload_folder``).
             LoadError: a shard is not the planned one (``io.changed``). One that was only modified
                 at another time is a warning in ``findings`` (``io.time``).
         """
@@ -231,7 +229,7 @@ class Plan:
 
         Args:
             path: where it is written too.
-            report: of this plan's execution, to see what was measured beside what was planned.
+            report: of this plan's execution, to compare measured with planned values.
             max_memory: bytes per device (``int`` or ``"8GiB"``), shown as limits.
         """
         model = self._model()
@@ -246,7 +244,7 @@ class Plan:
         return page
 
     def _repr_html_(self) -> str:
-        """In a notebook: the page in a frame of its own, or the table where it would be large."""
+        """Return the page in a frame, or the table if the page would be large."""
         if len(self._planned.core) > _NOTEBOOK_TARGETS_MAX:
             return f"<pre>{html.escape(str(self))}</pre>"
         return (
@@ -302,8 +300,8 @@ def plan(
         quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers but the
             output embedding and tied ones; or regular expressions of whole names with one of these,
             or a :class:`Quantization`, each: for exactly these. See ``docs/bitsandbytes.md``.
-        lora: adapters that are merged into the model's numbers on their way: a path, several, or
-            a mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
+        lora: adapters that the load merges into the model's values: a path, several, or a
+            mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
         lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
             nothing uses is an error.
         tie: ``"split"``: of a tied tensor that an adapter changes under one name, the other names
@@ -316,18 +314,18 @@ def plan(
         max_memory: bytes per device (``int`` or ``"8GiB"``).
         offload_folder: where tensors placed on ``"disk"`` go.
         missing: ``"error"``, ``"initialise"`` (the module's own initialiser), ``"zeros"`` or
-            ``"keep"`` (what has memory keeps its value, origin ``kept``; what has none is an
+            ``"keep"`` (a tensor with memory keeps its value, origin ``kept``; one without is an
             error); or regular expressions (RE2) of whole names with one of these each, where all
             else is an error. (``"initialize"`` is the same as ``"initialise"``.)
         unexpected: ``"warn"`` (a finding; :func:`loadstone.load` warns once), ``"error"`` or
             ``"ignore"``.
-        strict: in the place of both, as for ``load_state_dict``. ``True``: what is missing or
-            unexpected is an error. ``False``: ``missing="keep"`` and ``unexpected="ignore"``.
+        strict: replaces both, as for ``load_state_dict``. ``True``: a missing or
+            unexpected tensor is an error. ``False``: ``missing="keep"``, ``unexpected="ignore"``.
         strip_prefix: taken from the front of the checkpoint's names where all of them have it and
             the model's have not; not from names that ``rules`` match, and not from traced ones.
             Where some have it, a finding (``plan.prefix``) gives the rule to use. ``()``: names are
             left alone.
-        staging_bytes_max: memory for bytes under way, beside the model's own. A load that
+        staging_bytes_max: memory for bytes in flight, next to the model's own. A load that
             quantizes takes one of its windows at least (of FP8 blocks: 128 rows), which
             ``peak_bytes`` counts. Pinned memory on the way to GPUs is a part of it, which ranks of
             one machine share (``LOCAL_WORLD_SIZE`` of them; ``docs/how-to/gpus.md``).
@@ -389,7 +387,7 @@ def plan(
 
 
 def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
-    """A plan as :meth:`Plan.load` reads it: checked against the shards, and without a model."""
+    """Read a plan as :meth:`Plan.load` does: checked against the shards, without a model."""
     saved = json.loads(text)
     checkpoints = [saved, *saved.get("other_checkpoints", [])]
     roots = [each["root"] for each in checkpoints]

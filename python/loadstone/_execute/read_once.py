@@ -1,9 +1,9 @@
-"""Ranks of a node that read each byte once: one of them reads a tensor, and sends its slices.
+"""Ranks of a node that read each byte once: one rank reads a tensor and sends its slices.
 
-Beside the plan of this rank's slices stands that of the whole tensors, the same one on each rank.
-Its tensors are read in waves. Of each wave every rank reads some, as whole tensors, and gives the
-others what they hold of them. Before anything is sent, and at the end, the ranks tell each other
-whether they failed: where one did, all end with an error, and no model gets a value.
+Each rank has a plan of its own slices, and the same plan of whole tensors. Ranks read these in
+waves: each reads some whole tensors of a wave and sends the other ranks their slices. Before
+anything is sent, and at the end, the ranks exchange failures: if one failed, all raise an error,
+and no model gets a value.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from loadstone._plan.shared_read import SharedReadPlan, require_group
 
 Slice = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # begin, groups and shape
 
-# Of the load that runs.
+# The ranks of the current load.
 _PEERS: ContextVar[Peers | None] = ContextVar("loadstone_peers", default=None)
 
-# Threads take turns: what two of them say at a time would be taken for each other's.
+# Threads take turns: messages of two loads at a time would be confused.
 _one_at_a_time = threading.Lock()
 
 
@@ -44,18 +44,14 @@ def read(
     callback: ProgressCallback | None,
     reading: Mapping[str, Any],
 ) -> _core.Report:
-    """Puts this rank's part of each target of the plan into ``values``.
-
-    Args:
-        reading: ``threads`` and how files are read, for the core.
-    """
+    """Fill ``values`` with this rank's part of each target of the plan."""
     whole, peers = plan.shared_read, _PEERS.get()
     assert whole is not None and peers is not None
     with torch.no_grad():
         slices = _agreed(peers, whole, plan.targets)
         destinations.begun = None  # tensors get values from other ranks
         reports = [_execute_own(plan, whole, destinations, values, reading)]
-        load = [0] * peers.count  # bytes that each has read
+        load = [0] * peers.count  # bytes that each rank has read
         for wave in whole.waves():
             owners = _owners(whole, wave, load)
             own = [index for index in wave if owners[index] == peers.rank]
@@ -64,7 +60,7 @@ def read(
             for index in wave:
                 values[index] = _memory(plan, destinations, index)
             parts = {index: _parts(source, index, slices) for index, source in sources.items()}
-            peers.agree()  # all memory is there, and nothing is left that could fail
+            peers.agree()  # all memory is allocated: nothing can fail after this
             peers.exchange(wave, owners, parts, values)
             for index in wave:
                 values[index] = values[index].to(plan.targets[index].device)
@@ -73,7 +69,7 @@ def read(
 
 @contextlib.contextmanager
 def session(is_wanted: bool) -> Iterator[None]:
-    """Ranks that load together fail together: what one raises inside, the others are told."""
+    """Make ranks that load together fail together: the others get an error of the block."""
     if not is_wanted or _PEERS.get() is not None:
         yield
         return
@@ -86,7 +82,7 @@ def session(is_wanted: bool) -> Iterator[None]:
 
 
 def finish() -> None:
-    """Raises where another rank of a session could not end its load."""
+    """Raise if another rank of the session failed."""
     peers = _PEERS.get()
     if peers is not None:
         peers.agree()
@@ -96,7 +92,7 @@ def finish() -> None:
 def _agreed(
     peers: Peers, whole: SharedReadPlan, targets: Sequence[PlannedTarget]
 ) -> list[dict[int, Slice]]:
-    """What each rank holds of each tensor; raises where they load different things."""
+    """Return each rank's slice of each tensor; raise if they load different things."""
     own = {i: (*targets[i].slice_position, targets[i].shape) for i in whole.exchanged}
     told = peers.gather((whole.terms(), own))
     for number, (terms, _) in enumerate(told):
@@ -114,7 +110,7 @@ def _execute_own(
     values: list[Any],
     reading: Mapping[str, Any],
 ) -> _core.Report:
-    """Values that are in no file: each rank makes its own."""
+    """Make the values that are in no file; each rank makes its own."""
     exchanged = set(whole.exchanged)
     for index, target in enumerate(plan.targets):
         if target.delivery == "memory" and index not in exchanged:
@@ -137,9 +133,9 @@ def _execute(
 
 
 def _owners(whole: SharedReadPlan, wave: list[int], load: list[int]) -> dict[int, int]:
-    """Who reads each tensor, in the same way on every rank.
+    """Choose the reader of each tensor, equally on all ranks.
 
-    Neighbours go to one rank, which reads them in one go; who has read least begins.
+    Neighbours go to one rank, which reads them in one go; the rank that has read least begins.
     """
     ranks = sorted(range(len(load)), key=load.__getitem__)
     total = max(1, sum(whole.targets[index].nbytes for index in wave))
@@ -161,7 +157,7 @@ def _memory(plan: PlannedLoad, destinations: Destinations, index: int) -> torch.
 
 
 def _cut(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
-    """A slice of a whole tensor; all of it where the rank holds all."""
+    """Return a slice; an empty ``begin`` means the whole tensor."""
     begin, groups, shape = part
     if not begin:
         return tensor
@@ -176,7 +172,7 @@ def _cut(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
 def _parts(
     source: torch.Tensor, index: int, slices: Sequence[dict[int, Slice]]
 ) -> list[torch.Tensor]:
-    """What each rank holds of a whole tensor; ranks that hold the same have one copy."""
+    """Return each rank's slice of a whole tensor; equal slices share one copy."""
     made: dict[Slice, torch.Tensor] = {}
     for each in slices:
         if each[index] not in made:
@@ -185,21 +181,16 @@ def _parts(
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory: backends know few dtypes."""
+    """View the memory as bytes: backends support few dtypes."""
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 class Peers:
-    """The ranks of the default process group that run on this machine.
-
-    Attributes:
-        ranks: their numbers in the default group.
-        rank, count: this one's place among them, and how many they are.
-    """
+    """The ranks of the default process group on this machine; ``rank`` indexes ``ranks``."""
 
     def __init__(self) -> None:
         require_group()
-        self.is_over = False  # all have ended, or one has told the others that it failed
+        self.is_over = False  # all have ended, or a failure was sent
         self._group: Any = None
         self._is_own = False
         nodes: list[str] = [""] * dist.get_world_size()
@@ -222,9 +213,9 @@ class Peers:
             dist.destroy_process_group(self._group)
 
     def gather(self, value: Any, error: BaseException | None = None) -> list[Any]:
-        """What each of them says; raises where another one says that it failed.
+        """Exchange values; raise if another rank failed.
 
-        Whoever failed says so in the place of what it would have said next.
+        A rank that fails sends its error instead of its next value.
         """
         told: list[Any] = [None] * self.count
         text = None if error is None else str(error) or type(error).__name__
@@ -237,7 +228,6 @@ class Peers:
         return [each[1] for each in told]
 
     def agree(self) -> None:
-        """Raises where one of them failed."""
         self.gather(None)
 
     def exchange(
@@ -247,9 +237,9 @@ class Peers:
         parts: dict[int, list[torch.Tensor]],
         values: list[Any],
     ) -> None:
-        """Sends each rank's part of what this one has read; receives its own of the others'."""
+        """Send the other ranks their slices of this rank's tensors; receive this rank's slices."""
         work: Any
-        pending: list[tuple[Any, torch.Tensor]] = []  # sent memory lives until it is sent
+        pending: list[tuple[Any, torch.Tensor]] = []  # keeps memory alive until it is sent
         received = []
         for index in wave:
             owner = owners[index]
@@ -257,7 +247,7 @@ class Peers:
                 own = values[index]
                 if own.numel() == 0:
                     continue
-                # Strided destinations get their elements when they are all there.
+                # A strided destination gets a copy of the received elements.
                 whole = own if own.is_contiguous() else own.contiguous()
                 work = dist.irecv(_bytes(whole), self.ranks[owner], group=self._group, tag=index)
                 received.append((work, own, whole))
@@ -279,7 +269,6 @@ class Peers:
 
 
 def node() -> str:
-    """This machine, as no other one is called."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

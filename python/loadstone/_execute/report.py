@@ -1,4 +1,4 @@
-"""What a load did: for every tensor of the model where its value came from."""
+"""Reports of loads: the origin of the value of every tensor."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Report:
         provenance: one entry for every tensor reachable from the model.
         seconds: wall time from the first check to the last byte.
         bytes_read, bytes_written: from shards; into memory and offload files.
-        staging_bytes_peak: the most that was held for bytes under way, counted.
-        bytes_read_ahead: that the system was asked for ahead of the readers, since its page cache
-            lacked them. It does not say whether it brought them.
-        readers: how many threads there were in the end.
-        is_interleaved: new memory came from all memory nodes in turns, as was asked for.
-        process_bytes_peak: the largest resident set that the process had until the load ended,
-            with all that was there before it; 0 where the system does not say.
+        staging_bytes_peak: the peak of bytes in flight, counted.
+        bytes_read_ahead: bytes that the load asked the system to prefetch, because its page cache
+            lacked them. The system does not report whether it did.
+        readers: the final number of threads.
+        is_interleaved: new memory came from all memory nodes in turns, as requested.
+        process_bytes_peak: the largest resident set of the process until the load ended,
+            including memory from before the load; 0 if the system does not report it.
         findings: the plan's, and those of the load.
-        sync_seconds: what it took to bring the files of the offload folder to the disk.
-        receipt: digests of what was read and of what it became, where they were asked for.
+        sync_seconds: time spent syncing the files of the offload folder to the disk.
+        receipt: digests of the bytes read and of the loaded values, if requested.
     """
 
     provenance: dict[str, Provenance]
@@ -48,7 +48,7 @@ class Report:
 
     @property
     def filled(self) -> list[Provenance]:
-        """Those that the checkpoint lacks, and that were filled because the caller asked for it."""
+        """Tensors that the checkpoint lacks, filled because the caller asked for it."""
         names = {finding.target for finding in filled_findings(self.findings)}
         return [item for name, item in self.provenance.items() if name in names]
 
@@ -66,13 +66,12 @@ class Report:
 
 
 def _members(item: Any) -> dict[str, Any]:
-    """Of what JSON has no word for."""
+    """JSON encodings for types that it lacks."""
     names = dir(item) if isinstance(item, _core.Finding) else vars(item)
     return {name: getattr(item, name) for name in names if not name.startswith("_")}
 
 
 def filled_findings(findings: Iterable[_core.Finding]) -> list[_core.Finding]:
-    """Those that name a missing tensor which gets a value nevertheless."""
     return [
         finding
         for finding in findings
@@ -81,7 +80,6 @@ def filled_findings(findings: Iterable[_core.Finding]) -> list[_core.Finding]:
 
 
 def human_bytes(count: int) -> str:
-    """A size as the core words it."""
     if count < 1000:
         return f"{count} B"
     size = count / 1000

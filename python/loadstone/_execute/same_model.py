@@ -1,4 +1,4 @@
-"""Whether the model that a plan is carried out on is the one that it was made for."""
+"""Checks that a plan is executed on the model that it was made for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadstone._plan.planned_load import PlannedLoad
 
 @collector.paused()
 def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
-    """The model's tensors in the plan's order; the model must still be the planned one."""
+    """Return the model's tensors in the plan's order; raise if it is not the planned model."""
     reshard(model)
     names = {target.name for target in plan.targets}
     slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
@@ -45,13 +45,12 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
     _require_dtypes(plan, slots)
     _require_kept(plan, slots)
     for finding in overlap.findings(overlap.overlapping(slots), plan.targets):
-        if finding.severity == "error":  # in a model that is not the one at hand when planning
+        if finding.severity == "error":  # in a model other than the planned one
             raise make(finding.code, finding.message, tensor=finding.target)
     return slots
 
 
 def _slice_position(slot: TensorSlot) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where a rank's slice is, as :attr:`PlannedTarget.slice_position`."""
     return ((), ()) if slot.shard is None else (slot.shard.begin, slot.shard.groups)
 
 
@@ -61,7 +60,7 @@ def _changed(what: str, slot: TensorSlot, found: str, expected: str) -> Exceptio
 
 
 def _require_whole_shapes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
-    """Refuses equal slices of other tensors; a plan from a file tells of no whole shapes."""
+    """Reject equal slices of different tensors; a plan from a file has no whole shapes."""
     for slot in slots:
         planned = plan.whole_shapes.get(slot.name, slot.shape)
         if slot.shape != planned:
@@ -74,7 +73,7 @@ def _require_whole_shapes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 
 
 def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
-    """Refuses a tensor of another kind, by which its origin and its dtype were chosen."""
+    """Reject a tensor of another kind: its origin and dtype depend on the kind."""
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.kind != slot.kind:
             raise _changed(
@@ -86,7 +85,6 @@ def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 
 
 def _require_kept(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
-    """Refuses a model without the values that the plan keeps."""
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.origin == "kept" and slot.tensor.is_meta:
             raise make(
@@ -98,9 +96,9 @@ def _require_kept(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 
 
 def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
-    """Refuses a dtype or a tie that is neither what was planned for nor what the plan makes of it.
+    """Reject a dtype or tie that is neither the planned model's nor the plan's.
 
-    Else the old dtype would come back, and the tie be cut or made again, without a word.
+    Otherwise the load would silently restore the old dtype, and cut or remake the tie.
     """
     extended = plan.extension_names()
     splits = not plan.forms and ties.may_split(plan.targets, plan.findings)
@@ -108,7 +106,7 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     for target, slot in zip(plan.targets, slots, strict=True):
         if slot.name in extended:
             continue
-        # a plan from a file tells of ties, and not which dtypes the model had
+        # a plan from a file has ties, but not the model's dtypes
         planned_tie = target.tie_of if target.origin == "tie" else ""
         dtype, tie_of = plan.forms.get(slot.name, (slot.tensor.dtype, planned_tie))
         found = slot.tie_of or ""
@@ -126,10 +124,10 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
 
 
 def _require_dtypes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
-    """Refuses a dtype that no option gives to a tensor of the model: a file may hold any.
+    """Reject a dtype that no option gives to a tensor of the model: a file may contain any.
 
-    Options cast parameters and persistent buffers from float to float. Where a source gives the
-    value, the dtype may be the source's, which the core has compared.
+    Options cast parameters and persistent buffers from float to float. A value from a source may
+    have the dtype of the source, which the core has compared.
     """
     for target, slot in zip(plan.targets, slots, strict=True):
         found, planned = slot.tensor.dtype, element_dtype(target.dtype)

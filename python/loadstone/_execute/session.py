@@ -20,14 +20,10 @@ from loadstone._plan.recipes import AdapterRecipes
 
 
 class LoadSession:
-    """One load: adapters give it recipes, and say how their library wants the values installed.
+    """One load: adapters give it recipes and install its values as their library requires.
 
     The model gets nothing before all values are read, and its offload folder is replaced last.
-    For one thread.
-
-    Attributes:
-        model: the one that is loaded; ``None``: none yet, or the library loads it.
-        plan: ``None`` until it is made.
+    For one thread. ``model`` stays ``None`` if the library loads it.
     """
 
     def __init__(self, options: LoadOptions) -> None:
@@ -43,8 +39,7 @@ class LoadSession:
     ) -> dict[str, Any] | None:
         """Return the device of every tensor by a map of modules; ``None``: all on the cpu.
 
-        Args:
-            offload_buffers: else buffers of modules on disk stay in memory, as accelerate's do.
+        Without ``offload_buffers``, buffers of modules on disk stay in memory, as in accelerate.
         """
         if not device_map or {str(device) for device in device_map.values()} == {"cpu"}:
             return None
@@ -60,7 +55,6 @@ class LoadSession:
     def make_plan(
         self, model: Any, catalog: Catalog, recipes: AdapterRecipes | None, **arguments: Any
     ) -> PlannedLoad:
-        """Plan by the options and by more arguments for the planner; reads nothing."""
         self.model = model
         chosen = {"missing": self.options.missing, "adapters": self.options.adapters}
         if self._device_map is not None and recipes is not None:
@@ -71,7 +65,7 @@ class LoadSession:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[execute.Filled]:
-        """Read all values, which the block gives to the model; then replace the offload folder.
+        """Read all values for the block to install, then replace the offload folder.
 
         The model gets its old tensors back if the block fails.
         """
@@ -98,15 +92,11 @@ class LoadSession:
 
     @property
     def offload_index(self) -> dict[str, Any]:
-        """The index of tensors on disk, tied ones under each of their names."""
+        """Index of tensors on disk, tied ones under each of their names."""
         return self._core.offload.index() if self._core is not None else {}
 
     def finish(self, model: Any) -> Report | None:
-        """Make the report, and prove that every value has an origin.
-
-        Returns:
-            ``None`` if nothing was read here, or after the first call.
-        """
+        """Make the report and audit the model; ``None`` if nothing was read, or on later calls."""
         if self.plan is None or self._core is None or self._is_finished:
             return None
         self._is_finished = True

@@ -1,4 +1,4 @@
-"""Ties of a model after a load: what its library knows of them, and names with two values."""
+"""Ties of a model after a load: its library's list of them, and names with two values."""
 
 from __future__ import annotations
 
@@ -20,24 +20,20 @@ from loadstone._plan.ties import is_split
 
 
 def unlist_ties(model: Any, names: Sequence[str]) -> None:
-    """Takes split names out of transformers' own list of ties, so that it does not tie them."""
+    """Remove split names from transformers' list of ties, so that it does not tie them."""
     tied = _listed(model)
     for name in names:
         tied.pop(name, None)
 
 
 def _listed(model: Any) -> dict[str, str]:
-    """transformers' own list of ties, by name; a new one where a model has none."""
+    """Return transformers' list of ties; a new dict if the model has none."""
     tied = getattr(model, "all_tied_weights_keys", None)
     return tied if isinstance(tied, dict) else {}
 
 
 def follow_plan(model: Any, plan: PlannedLoad, ties: Mapping[str, str]) -> None:
-    """Make transformers tie what the plan ties, and warn of what its adapters split.
-
-    Args:
-        ties: names that the model ties, with their roots.
-    """
+    """Make transformers tie the names that the plan ties; warn of names that adapters split."""
     own = [each.name for each in plan.targets if each.name in ties and each.origin != "tie"]
     unbind(model, own)
     listed = _listed(model)
@@ -50,11 +46,10 @@ def follow_plan(model: Any, plan: PlannedLoad, ties: Mapping[str, str]) -> None:
 
 
 def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> None:
-    """Make the library know names that are not tied any longer.
+    """Remove ties from the library's list.
 
-    Args:
-        names: untied by an adapter; the model's config declares it too.
-        different: with values of their own in the checkpoint.
+    ``names`` were untied by an adapter, so the config declares it too; ``different`` have their
+    own values in the checkpoint.
     """
     unlist_ties(model, [*names, *different])
     if names and _tying(getattr(model, "config", None)):
@@ -64,13 +59,12 @@ def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> N
 
 
 def _tying(config: Any) -> list[Any]:
-    """The parts of a config that declare tied embeddings."""
     parts = (config, getattr(config, "text_config", None))
     return [each for each in parts if getattr(each, "tie_word_embeddings", False)]
 
 
 def _own_config(model: Any) -> Any:
-    """Gives the model's modules a copy of its config, which other models may share."""
+    """Give the model's modules a copy of its config, which other models may share."""
     old = model.config
     new = copy.deepcopy(old)
     copies = {id(old): new}
@@ -85,14 +79,11 @@ def _own_config(model: Any) -> Any:
 
 
 def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Ties names again whose two values are equal; one warning for the others.
-
-    Args:
-        untied: names that the model tied, with their roots; the checkpoint holds both.
+    """Tie the names in ``untied`` again if both values are equal; warn once of the others.
 
     Returns:
-        The names that are tied again, each with its root, and those that stay apart: of other
-        values, or of values that are not in memory and so not compared.
+        The names that are tied again, with their roots, and the names that stay apart: their values
+        differ, or are not in memory to compare.
     """
     slots = {slot.name: slot for slot in slots_of(model)}
     equal: dict[str, str] = {}
@@ -120,7 +111,7 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
 
 
 def warn(found: Iterable[_core.Finding], planned: Sequence[_core.Finding]) -> None:
-    """Warns of values that differ under the names of one tie, which only the load shows."""
+    """Warn of values that differ under the names of one tie, which only the load detects."""
     known = {(each.code, each.message) for each in planned}
     for each in found:
         is_tie = each.code == "plan.tie" and each.severity == "warning"
@@ -131,9 +122,9 @@ def warn(found: Iterable[_core.Finding], planned: Sequence[_core.Finding]) -> No
 def split_names(
     model: Any, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
 ) -> list[str]:
-    """Names that the plan unties for an adapter.
+    """Return names that the plan unties for an adapter.
 
-    transformers lists ties that a construction in another thread kept it from making.
+    transformers also lists ties that it did not make because another thread constructed a model.
     """
     listed = _listed(model)
     return [

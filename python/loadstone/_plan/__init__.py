@@ -1,1 +1,1 @@
-"""Where every tensor of a model will come from; reads no data."""
+"""Plans the origin of every tensor of a model; reads no data."""

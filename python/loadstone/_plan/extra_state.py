@@ -1,4 +1,4 @@
-"""Extra state: a tensor of the checkpoint that a module takes by ``set_extra_state``."""
+"""Extra state: checkpoint tensors that modules take through ``set_extra_state``."""
 
 from __future__ import annotations
 
@@ -18,23 +18,19 @@ from loadstone._plan.provenance import Provenance
 
 
 class ExtraState(TargetExtension):
-    """The extra state of a model's modules.
-
-    Args:
-        names: in the checkpoint, by path of the module.
-    """
+    """Extra state of modules; ``names`` maps their paths to names in the checkpoint."""
 
     def __init__(self, catalog: Catalog, names: Mapping[str, str]) -> None:
         self._catalog = catalog
         self._names = dict(names)
 
     def require_savable(self, is_pickled: bool) -> None:
-        """Refuses: a file of a plan has no place for extra state."""
+        """Raise: the file of a plan cannot store extra state."""
         message = "a plan that hands over extra state (set_extra_state) is tied to its model"
         raise make("plan.extra_state", message, tensor=next(iter(self._names.values())))
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
-        """Adds the tensors of modules that took extra state, not of those below them."""
+        """Add the tensors of modules that took extra state, but not of their submodules."""
         paths = {path for path, _ in named_modules(model)}
         for slot in slots_of(model):
             path = slot.name
@@ -53,7 +49,6 @@ class ExtraState(TargetExtension):
         values: Sequence[Any],
         offload: _core.OffloadFolder,
     ) -> _Installation:
-        """Reads the tensors, to the CPU."""
         reader = TensorReader(self._catalog, decodes=False)
         dtypes = {name: reader.entry(name).dtype for name in self._names.values()}
         tensors = reader.read_all(dtypes, "cpu", 1)
@@ -61,19 +56,12 @@ class ExtraState(TargetExtension):
 
 
 class _Installation:
-    """Tensors for ``set_extra_state``, by path of the module."""
-
     def __init__(self, model: Any, states: Mapping[str, Any]) -> None:
         self._model = model
         self._states = states
         self._before = ModuleStates()
 
     def install(self) -> None:
-        """Calls ``set_extra_state`` of each module.
-
-        Raises:
-            PlanError: one of them raises (``plan.extra_state``).
-        """
         for path, state in self._states.items():
             module = submodule(self._model, path)
             self._before.keep(module)
@@ -85,5 +73,4 @@ class _Installation:
                 raise make("plan.extra_state", message, tensor=path) from error
 
     def undo(self) -> None:
-        """Gives the modules the attributes that they had."""
         self._before.undo()

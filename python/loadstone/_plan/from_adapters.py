@@ -1,4 +1,4 @@
-"""Asks the adapters of libraries for recipes and extensions of a plan."""
+"""Recipes and extensions that the adapters of libraries add to a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from loadstone._plan.recipes import AdapterRecipes
 
 
 def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> AdapterRecipes:
-    """Recipes from the conversion code of a library, for one of its models."""
     traced = adapters.adapters_with("recipes")
     if library not in traced:
         raise unknown("rules", "library or file", library, tuple(traced))
@@ -26,7 +25,7 @@ def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> AdapterReci
 def extended(
     recipes: AdapterRecipes | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> AdapterRecipes:
-    """Adds the extensions that ``quantize`` asks for, or modules of a library in the model."""
+    """Add the extensions that ``quantize`` or the model's modules need."""
     dtype = dtype if recipes is None else None  # a trace has it
     recipes = recipes or AdapterRecipes(None)
     for library, adapter in adapters.adapters_with("extend").items():

@@ -1,7 +1,7 @@
-"""Rules that stand for recipes: found in one model, and the same for other depths.
+"""Rules that replace recipes: derived from one model, valid for other depths too.
 
 Numbers in names become groups of a pattern. Each operation is only a proposal: the caller plans
-with it, and keeps it where the plan has the very boxes of the recipe.
+with it, and keeps it if the plan has exactly the boxes of the recipe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# A segment of a name that is a number: a layer, an expert, a place in a list of modules.
+# A numeric segment of a name: a layer, an expert, an index in a list of modules.
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 Box = tuple[str, int, int, tuple[tuple[int, ...], ...]]
@@ -23,7 +23,7 @@ Rule = dict[str, Any]
 
 
 def boxes_of(plan: str) -> Boxes:
-    """By target: its boxes in order, with the names of their sources; ``plan``: as JSON."""
+    """Return the sorted boxes of each target, with source names; ``plan`` is JSON."""
     data = json.loads(plan)
     names = [source["name"] for source in data["sources"]]
     made: Boxes = {}
@@ -44,20 +44,18 @@ def boxes_of(plan: str) -> Boxes:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """Tensors that one use of a rule makes of others."""
-
     targets: tuple[str, ...]
     sources: tuple[str, ...]
 
 
 @dataclasses.dataclass
 class Family:
-    """All that one rule has to do: members whose names differ by their numbers alone."""
+    """The members of one rule; their names differ only in numbers."""
 
     members: list[Member]
 
     def proposals(self, sources: Shapes, targets: Shapes) -> list[Rule]:
-        """Rules that may be the one, the plainest first."""
+        """Return candidate rules, the simplest first."""
         named = self._named()
         if named is None:
             return []
@@ -74,7 +72,7 @@ class Family:
         return [{**each, **named} for each in _steps(shapes[0], made)]
 
     def _named(self) -> dict[str, list[str]] | None:
-        """The patterns and templates; None where numbers of a target come from nowhere."""
+        """Return patterns and templates; None if a target has a number that no source has."""
         patterns: list[str] = []
         forms = list(dict.fromkeys(_form(name) for name in self.members[0].sources))
         templates: list[str] | None = None
@@ -84,7 +82,7 @@ class Family:
                 for member in self.members
             ]
             own = self._named_of(form, rows)
-            # Each pattern has to give the groups that the templates use the same numbers.
+            # All patterns must give the same numbers to the groups that the templates use.
             if own is None or (templates is not None and own[1] != templates):
                 return None
             patterns.append(own[0])
@@ -136,7 +134,6 @@ class Family:
 
 
 def families_of(boxes: Boxes) -> list[Family]:
-    """The families of a model, in the order in which their rules are tried."""
     by_source: dict[str, set[str]] = {}
     for target, parts in boxes.items():
         for name, *_ in parts:
@@ -160,7 +157,7 @@ def families_of(boxes: Boxes) -> list[Family]:
 
 
 def is_kept(rule: Rule) -> bool:
-    """Whether the rule leaves a name as it is, which needs no rule."""
+    """Return whether the rule leaves names unchanged, which makes it redundant."""
     fixed = re.sub(r"\$\d", r"(\\d+)", re.escape(rule["targets"][0]).replace(r"\$", "$"))
     return bool(rule["op"] == "rename" and rule["sources"] == [fixed])
 
@@ -183,7 +180,7 @@ def _filled(form: str, parts: Iterable[str]) -> str:
 
 
 def _steps(shape: tuple[int, ...], made: tuple[int, ...]) -> list[Rule]:
-    """From one tensor to one."""
+    """One source, one target."""
     found: list[Rule] = []
     if shape == made:
         found.append({"op": "rename"})
@@ -204,7 +201,7 @@ def _steps(shape: tuple[int, ...], made: tuple[int, ...]) -> list[Rule]:
 
 
 def _joins(shape: tuple[int, ...], rank: int, patterns: int, sources: int) -> list[Rule]:
-    """From many tensors to one; a transposition may follow."""
+    """Several sources, one target; a transposition may follow."""
     found: list[Rule] = []
     if rank == len(shape):
         found += [{"op": "concat", "dim": dim} for dim in range(rank)]
@@ -219,7 +216,7 @@ def _joins(shape: tuple[int, ...], rank: int, patterns: int, sources: int) -> li
 
 
 def _cuts(shapes: list[tuple[int, ...]], made: list[tuple[int, ...]]) -> list[Rule]:
-    """From one tensor to many."""
+    """One source, several targets."""
     if len(shapes) != 1:
         return []
     found: list[Rule] = []

@@ -12,8 +12,8 @@ from loadstone._base.adapters import ADAPTERS
 
 _Module = torch.nn.Module
 _METHODS = ("_load_from_state_dict", "set_extra_state")
-# Hooks of these only gather and scatter what ranks hold, put names back that state dicts lack, or
-# note writes.
+# Their hooks only gather or scatter sharded tensors, restore names that state dicts lack, or note
+# writes.
 _IGNORED = (
     "torch.distributed.fsdp.",
     "torch.distributed.algorithms._checkpoint.",
@@ -32,12 +32,10 @@ def is_overridden(model: _Module) -> bool:
 
 
 def has_code(model: _Module, core: _core.Plan | None = None) -> bool:
-    """Return whether ``load_state_dict`` would run code of the model's.
+    """Return whether ``load_state_dict`` would run code of the model.
 
-    That of torch's batch norms adds the counter that old checkpoints lack, and nothing else.
-
-    Args:
-        core: a plan without that code, which says whether a counter is missing.
+    Code of torch's batch norms only adds the counter that old checkpoints lack. So it counts
+    only if ``core``, a plan without that code, reports a missing counter.
     """
     missing = (each for each in core.findings if each.code == "plan.missing") if core else ()
     counts = any(each.target.endswith("num_batches_tracked") for each in missing)
@@ -57,7 +55,7 @@ def _has_code(module: _Module) -> bool:
 
 
 def is_filled(module: _Module) -> bool:
-    """Return whether an adapter fills a layer, and does what its code does."""
+    """Return whether an adapter fills the layer and replaces its code."""
     name = type(module).__module__
     return any(name in each.filled_modules for each in ADAPTERS.values())
 
@@ -75,7 +73,7 @@ def refusal(path: str, module: _Module, reason: str) -> _core.Finding:
 
 
 def _hooks(module: _Module) -> list[Any]:
-    """Those of ``load_state_dict`` that do what a load does not do by itself."""
+    """Return the hooks with an effect that a load does not have anyway."""
     hooks = [*module._load_state_dict_pre_hooks.values()]
     hooks += module._load_state_dict_post_hooks.values()
     return [each for each in hooks if not _module_of(each).startswith(_IGNORED)]

@@ -1,9 +1,9 @@
-"""Code that ``load_state_dict`` would run: hooks, overrides, ``_version``, extra state.
+"""Traces code that ``load_state_dict`` would run: hooks, overrides, ``_version``, extra state.
 
-No list says which hooks matter. ``load_state_dict`` itself runs, on a stand-in of the model and a
-state dict of symbols in the checkpoint's names, and what it copies into the model's tensors is
-written down. What it takes as it is stays the plan's business; what a hook renames, cuts, casts or
-makes becomes a recipe. Code that looks at values, or changes its module, is refused by name.
+``load_state_dict`` itself runs on a stand-in of the model and a state dict of symbols, and the
+tracer records each copy into a tensor. The plan handles tensors that are copied unchanged;
+a tensor that a hook renames, cuts, casts or makes gets a recipe. Code that reads values or changes
+its module is rejected by name.
 """
 
 from __future__ import annotations
@@ -44,12 +44,10 @@ class Effect:
     """The effect of the model's own code on a load.
 
     Attributes:
-        findings: problems; if one is an error, the other attributes are empty.
-        recipes: of the tensors that it computes from others.
-        dropped: tensors of the checkpoint that it takes out of the state dict.
-        unexpected: names in the state dict and in the checkpoint; ``None``: as the plan says.
-        kept: tensors that keep their values where the checkpoint lacks them.
-        extra: extra state of modules.
+        findings: if one is an error, the other attributes are empty.
+        dropped: tensors of the checkpoint that the code removes from the state dict.
+        unexpected: pairs of the state dict's and the checkpoint's name; ``None``: as planned.
+        kept: tensors that keep their values if the checkpoint lacks them.
     """
 
     findings: list[_core.Finding] = field(default_factory=list)
@@ -60,7 +58,6 @@ class Effect:
     extra: ExtraState | None = None
 
     def arguments(self, unexpected: str) -> dict[str, Any]:
-        """For the core, which plans again."""
         return {
             "recipes": self.recipes,
             "known_sources": self.dropped,
@@ -68,7 +65,6 @@ class Effect:
         }
 
     def all_findings(self, unexpected: str) -> list[_core.Finding]:
-        """With those that a policy makes of what is unexpected."""
         left = AdapterRecipes(None, unexpected=self.unexpected or [])
         return self.findings + left.unexpected_findings(unexpected)
 
@@ -80,11 +76,9 @@ def effect(
     rules: str,
     missing: str | Mapping[str, str],
 ) -> Effect | None:
-    """The effect of a model's hooks and overrides; ``None``: they change nothing.
+    """Return the effect of hooks and overrides; ``None``: they change nothing.
 
-    Args:
-        core: the plan without it.
-        rules: the rules of that plan as JSON, prefixes included.
+    ``core`` is the plan without them, ``rules`` its rules as JSON, prefixes included.
     """
     with ordinary_tensors():
         tracer = LoadHookTracer(model, catalog, core, rules)
@@ -100,7 +94,7 @@ class _ShapesDifferError(Exception):
 
 
 class LoadHookTracer:
-    """Runs ``load_state_dict`` of a stand-in, and notes what it copies into which tensor."""
+    """Runs ``load_state_dict`` of a stand-in and records each copy into a tensor."""
 
     def __init__(
         self,
@@ -113,7 +107,7 @@ class LoadHookTracer:
         self.catalog = catalog
         self.core = core
         self.targets = {each.name: each for each in planned_targets(core)}
-        for slot in slots_of(model):  # code sees whole tensors, and the plan cuts what it does
+        for slot in slots_of(model):  # code sees whole tensors; the plan cuts them
             if slot.shard is not None and slot.name in self.targets:
                 whole = dataclasses.replace(self.targets[slot.name], shape=slot.shape)
                 self.targets[slot.name] = whole
@@ -126,7 +120,7 @@ class LoadHookTracer:
         self.unexpected: list[str] = []
 
     def run(self) -> _core.Finding | None:
-        """The finding that refuses the code, or ``None``."""
+        """Return the finding that rejects the code, or ``None``."""
         try:
             copy = stand_in(self.model, self._own)
         except Exception as error:
@@ -157,7 +151,7 @@ class LoadHookTracer:
         return None
 
     def _note_unused(self, found: Any) -> None:
-        """Missing and unexpected names; an override may have answered for a part of the model."""
+        """Record missing and unexpected names; an override may have handled only some names."""
         if not is_overridden(self.model):
             self.missing = [saved_path(self.model, name) for name in found.missing_keys]
             unexpected = (saved_path(self.model, name) for name in found.unexpected_keys)
@@ -173,7 +167,7 @@ class LoadHookTracer:
         return OwnSymbol(self.trace, slot, self.copied)
 
     def _prepare(self, copy: _Module) -> tuple[str, ...]:
-        """Takes out modules that an adapter fills (their prefixes); extra state will be noted."""
+        """Remove modules that an adapter fills and return their prefixes; record extra state."""
         filled = []
         for path, module in list(copy.named_modules()):
             if is_filled(module) and path:
@@ -190,7 +184,7 @@ class LoadHookTracer:
         self.extra[path] = state
 
     def _refusal(self, error: Exception) -> _core.Finding:
-        """The module whose code it was is the one that the last call was about."""
+        """Name the module of the innermost call that has a ``prefix``."""
         codes = {each.code for each in self.core.findings if each.severity == "error"}
         if "size mismatch for" in str(error) and codes - {"plan.missing", "plan.unexpected"}:
             raise _ShapesDifferError from error
@@ -210,7 +204,6 @@ class LoadHookTracer:
             return refusal("", self.model, reason)
 
     def effect(self, missing: str | Mapping[str, str]) -> Effect | None:
-        """The effect of the traced code; ``None``: it changes nothing."""
         made = Effect()
         try:
             changed = self._add_recipes(made)
@@ -231,7 +224,7 @@ class LoadHookTracer:
         return made
 
     def _add_recipes(self, made: Effect) -> set[str]:
-        """Recipes and rules for what is not taken as it is; the names of those with a recipe."""
+        """Add a recipe for each tensor that is not copied unchanged; return their names."""
         changed: dict[str, torch.Tensor] = {}
         plain: dict[str, Symbol] = {}
         groups = self._groups()
@@ -247,7 +240,7 @@ class LoadHookTracer:
                 continue
             if taken and self._needs_recipe(name, taken[-1]):
                 changed[name] = taken[-1]
-            elif taken:  # the model's own value, also where the checkpoint has another
+            elif taken:  # the model's own value, even if the checkpoint has one
                 made.kept |= {name}
             for symbol in given:
                 made.dropped += self.symbols.sources_of(symbol)
@@ -259,10 +252,7 @@ class LoadHookTracer:
     def _read_by(
         self, values: Iterable[torch.Tensor], plain: Mapping[str, Symbol]
     ) -> dict[str, Symbol]:
-        """Of the tensors that are taken as they are, those that recipes read too.
-
-        The core matches no name with a source that a recipe reads.
-        """
+        """Return unchanged tensors whose sources recipes read: the core would not match them."""
         read = set(sources_of(symbols_in(list(values))))
         found = {}
         for name, symbol in plain.items():
@@ -275,7 +265,7 @@ class LoadHookTracer:
         return found
 
     def _groups(self) -> dict[str, list[str]]:
-        """Saved tensors, each with the names that it has."""
+        """Return the roots of saved tensors, each with all its names."""
         groups: dict[str, list[str]] = {}
         for name, target in self.targets.items():
             if target.kind in SAVED:
@@ -283,7 +273,7 @@ class LoadHookTracer:
         return groups
 
     def _needs_recipe(self, name: str, value: torch.Tensor) -> bool:
-        """Whether a value is another one than the tensor has; refuses one that cannot be had."""
+        """Return whether the value is not the tensor's own; reject one that no recipe can make."""
         if isinstance(value, OwnSymbol):
             if value.slot.name == name:
                 return False
@@ -298,7 +288,7 @@ class LoadHookTracer:
         return True
 
     def _extra_state(self, missing: Any) -> tuple[dict[str, str], list[_core.Finding]]:
-        """Names of the tensors for ``set_extra_state``; findings where they cannot be had."""
+        """Return the sources of extra state by module, and findings for those without one."""
         extra: dict[str, str] = {}
         findings = []
         for path, module in named_modules(self.model):
@@ -328,7 +318,7 @@ class LoadHookTracer:
         return {name for each in findings for name in each.sources}
 
     def _unexpected(self) -> list[tuple[str, str]]:
-        """Unexpected names, without components of quantized tensors."""
+        """Return unexpected names, without components of quantized tensors."""
         reported = self._reported_unexpected()
         found = []
         for name in dict.fromkeys(self.unexpected):
@@ -340,7 +330,6 @@ class LoadHookTracer:
 
 
 def _attributes(module: _Module) -> dict[str, Any]:
-    """The attributes of a module, by the identity of their values."""
     own: dict[str, Any] = {name: id(value) for name, value in vars(module).items()}
     for registry in _REGISTRIES:
         own[registry] = [

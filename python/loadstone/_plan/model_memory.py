@@ -1,4 +1,4 @@
-"""The memory of a model: the part that a load writes, and the bytes that it holds meanwhile."""
+"""Memory of a model: the part that a load writes, and the bytes held during the load."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.ties import is_split
 
-# Copied memory begins where elements of all dtypes may.
+# Alignment of copied memory, sufficient for every dtype.
 _ALIGNMENT = 64
 
 
 def keeps_identity(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Return whether a value goes to memory of the kind that the tensor has, by ``.data``.
-
-    A tensor of ``torch.inference_mode()`` gives way to one that can be trained, and one that
-    overlaps itself to one that has its elements.
-    """
+    """Return whether ``.data`` takes the value; not for inference or self-overlapping tensors."""
     return fits(slot, target) and not slot.tensor.is_inference() and not is_split(slot, target)
 
 
 def held_bytes(
     slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
 ) -> dict[str, int]:
-    """Bytes per device that the model's own tensors take, which the plan does not count."""
+    """Return the bytes per device of the model's own tensors, which the plan does not count."""
     by_name = {slot.name: slot for slot in slots if not slot.tensor.is_meta}
     pairs = [(by_name[each.name], each) for each in targets if each.name in by_name]
     held: dict[str, int] = defaultdict(int)
@@ -51,7 +47,7 @@ def held_bytes(
 
 
 class Group:
-    """Tensors of a model in one memory, and the part of it that they reach into."""
+    """Tensors that share memory, and the byte range that they span."""
 
     def __init__(self, slots: list[TensorSlot]) -> None:
         self.slots = slots
@@ -65,7 +61,7 @@ class Group:
 
 
 def groups(pairs: Sequence[tuple[TensorSlot, PlannedTarget]]) -> list[Group]:
-    """Groups of several tensors, at least one of which gets a value where it is."""
+    """Return groups of several tensors, at least one of which the load writes."""
     shared: dict[int, list[tuple[TensorSlot, PlannedTarget]]] = defaultdict(list)
     for slot, target in pairs:
         key = storage_key(slot.tensor) if slot.tie_of is None and not slot.tensor.is_meta else None
@@ -79,17 +75,17 @@ def groups(pairs: Sequence[tuple[TensorSlot, PlannedTarget]]) -> list[Group]:
 
 
 def fits(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Return whether a tensor has the memory that its value wants, and has it for itself."""
+    """Return whether the tensor has its own memory, of the device and dtype of its value."""
     tensor = slot.tensor
     if tensor.is_meta or slot.obstacle or target.encoding or _overlaps_itself(tensor):
         return False
     if slot.tie_of is not None:
-        return False  # the memory is for the value of the first place
+        return False  # the memory holds the root's value
     return (str(tensor.device), dtype_name(tensor.dtype)) == (target.device, target.dtype)
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Return whether two elements may be one: expanded tensors, strides inside other extents."""
+    """Return whether two elements may share memory: expanded or interleaved dimensions."""
     reach = 0
     for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if extent > 1:
@@ -100,7 +96,6 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def is_written(target: PlannedTarget) -> bool:
-    """Return whether a load writes a value to memory."""
     return target.origin in WRITTEN and target.device not in ("disk", "meta")
 
 

@@ -1,4 +1,4 @@
-"""The tensors that a model needs: a target for the core for each, and the origin of its value."""
+"""The tensors that a model needs, as targets for the core."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from loadstone._skeleton.skeleton import skeleton_record
 
 @dataclass
 class ModelTargets:
-    """The core's targets of a model; for a module at hand its values too.
+    """The core's targets of a model and, if there is a module, its values.
 
     Attributes:
-        not_in_state_dict: real tensors that the model's state dict lacks. One that the checkpoint
-            lacks keeps its value, whatever the policy.
+        not_in_state_dict: real tensors that the state dict lacks. If the checkpoint lacks one, it
+            keeps its value, whatever the policy.
         quantize: targets that become several tensors, by name.
-        already_reported: missing targets that a finding names already.
-        keeps_dtypes: no option of the load changes them.
+        already_reported: missing targets that a finding already names.
+        keeps_dtypes: no load option changes the dtypes.
         forms: dtype and tie of each tensor.
-        whole_shapes: of the tensors that are spread over ranks.
+        whole_shapes: of the tensors that are sharded over ranks.
     """
 
     targets: list[_core.Target]
@@ -50,16 +50,13 @@ class ModelTargets:
     whole_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def of_memory(self, targets: Sequence[PlannedTarget], in_place: bool) -> list[_core.Finding]:
-        """Findings about memory of the model that a plan writes to, or that tensors share."""
         found = list(overlap.findings(self.overlapping, targets)) if self.overlapping else []
         return [*found, *self._written_in_place()] if in_place else found
 
     def held(self) -> set[str]:
-        """Names of the tensors that have memory."""
         return {slot.name for slot in self.slots if not slot.tensor.is_meta}
 
     def _written_in_place(self) -> list[_core.Finding]:
-        """A failure half-way leaves tensors that hold memory half-way."""
         real = [slot for slot in self.slots if slot.kind in SAVED and not slot.tensor.is_meta]
         if not real:
             return []
@@ -71,7 +68,6 @@ class ModelTargets:
 
 
 def targets_of(model: Any) -> ModelTargets:
-    """Tensors that a plan has to find a value for."""
     if isinstance(model, str | os.PathLike):
         return ModelTargets(_core.skeleton_targets(read_text(model)))
     reshard(model)
@@ -105,7 +101,7 @@ def _obstacle(slot: TensorSlot) -> _core.Finding:
 
 
 def _target(slot: TensorSlot, is_made: bool) -> _core.Target:
-    """A tensor as the core wants to know it; ``is_made``: the constructor's value can be had."""
+    """Return the core's target; ``is_made``: the constructor's value is available."""
     tensor, dtype = slot.tensor, dtype_name(slot.tensor.dtype)
     is_real = not tensor.is_meta
     return _core.Target(

@@ -1,4 +1,4 @@
-"""Options of loads that the functions of libraries do not have."""
+"""Load options that the functions of libraries do not have."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class LoadOptions:
     Attributes:
         missing, progress, threads, receipt: see :func:`loadstone.plan` and
             :meth:`loadstone.Plan.execute`.
-        device_map, max_memory, offload_folder: as :func:`loadstone.plan` takes them, where the
-            library's function has none of its own.
-        adapters: what is merged into the model; ``None`` under a patch, which merges nothing.
-        refuses_unsupported: loadstone was called by name, so it refuses unsupported loads; under a
-            patch they are left to the library.
-        dequantize: whether a quantized checkpoint is dequantized by loadstone; ``None``: where the
-            library has no quantizer for it, or one that cannot work here.
+        device_map, max_memory, offload_folder: as in :func:`loadstone.plan`, if the library's
+            function lacks them.
+        adapters: merged into the model; ``None`` under a patch, which merges nothing.
+        refuses_unsupported: reject unsupported loads, because the user called loadstone by name; a
+            patch leaves them to the library.
+        dequantize: loadstone dequantizes a quantized checkpoint; ``None``: only if the library has
+            no quantizer for it, or one that cannot work here.
         nested_offset, quantize_experts: see :func:`loadstone.transformers.from_pretrained`.
-        infer_config: a config that does not fit the file is corrected.
+        infer_config: correct a config that does not fit the file.
         mode, attn_implementation: see :func:`loadstone.modelopt.load`.
     """
 
@@ -58,11 +58,7 @@ class LoadOptions:
         tie: str = "split",
         **named: Any,
     ) -> LoadOptions:
-        """Return the options that a caller of loadstone names; opens the adapters.
-
-        Raises:
-            Error: ``plan.options``: no load has such an option; the nearest one is named.
-        """
+        """Return the options that a caller names; open the adapters."""
         for name in named:
             if name not in NAMES:
                 raise unknown(name, "option", name, NAMES)

@@ -1,4 +1,4 @@
-"""Tensors of a model that lie in one memory without being one tensor: what a load does to them."""
+"""Tensors that share memory without being one tensor, and how a load affects them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Region:
     """The bytes from a tensor's first element to its last.
 
     Attributes:
-        space: of the addresses: a device, or a storage on meta.
+        space: the address space: a device, or a storage on meta.
         dims: stride and size of each dimension with more than one element, largest stride first.
     """
 
@@ -30,14 +30,14 @@ class Region:
 
 
 def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
-    """The regions that others reach into, by address; empty for nearly all models."""
+    """Return regions that overlap another, by address; empty for nearly all models."""
     regions = sorted(
         (region for slot in _near(slots) if (region := _region(slot)) is not None),
         key=lambda each: (each.space, each.begin),
     )
     found: list[Region] = []
-    alone: Region | None = None  # the last one, as long as nothing reaches into it
-    space, end = ("", 0), 0  # of all before
+    alone: Region | None = None  # the last region, while none overlaps it
+    space, end = ("", 0), 0  # of all earlier regions
     for region in regions:
         if region.space == space and region.begin < end:
             found += [region] if alone is None else [alone, region]
@@ -48,7 +48,7 @@ def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
 
 
 def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
-    """Those whose storage others have too, or reach into; meta storages have no addresses."""
+    """Return slots whose storage others share or overlap; meta storages have no addresses."""
     storages: dict[int, list[TensorSlot]] = {}
     extents: dict[int, tuple[str, int, int]] = {}
     for slot in slots:
@@ -74,11 +74,7 @@ def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
 
 
 def findings(regions: list[Region], targets: Sequence[PlannedTarget]) -> Iterator[_core.Finding]:
-    """One for each tensor whose memory another one gets a value in.
-
-    Args:
-        regions: see :func:`overlapping`.
-    """
+    """Yield a finding for each tensor whose memory the value of another is written to."""
     planned = {target.name: target for target in targets}
     active: list[Region] = []
     for region in regions:
@@ -110,10 +106,10 @@ def _region(slot: TensorSlot) -> Region | None:
 
 
 def _are_apart(one: Region, other: Region) -> bool:
-    """Whether no element of one is in the other, where that is easy to show.
+    """Return whether two regions provably share no element.
 
-    It is for parts of one larger tensor: rows, columns, every second of them. These have the same
-    strides, and in some dimension no index in common.
+    Covers parts of one larger tensor (rows, columns, every second row): they have the same strides
+    and, in some dimension, no common index.
     """
     if one.end <= other.begin or other.end <= one.begin:
         return True
@@ -128,12 +124,12 @@ def _are_apart(one: Region, other: Region) -> bool:
     ):
         return False
     distance //= width
-    around = 0  # the stride of the dimension around
+    around = 0  # the stride of the enclosing dimension
     apart = False
     for (stride, size), (_, other_size) in zip(one.dims, other.dims, strict=True):
         index, distance = divmod(distance, stride)
         if around and (around % stride or max(size, index + other_size) * stride > around):
-            return False  # the tensor wraps around, so an index is not one place
+            return False  # wraps around: an index is not one address
         apart = apart or index >= size
         around = stride
     return apart or distance > 0
@@ -153,7 +149,7 @@ def _finding(one: Region, other: Region, planned: dict[str, PlannedTarget]) -> _
     name = other.slot.name
     if kept:
         if kept[0].tensor.is_meta or keeps_identity(written[0], planned[written[0].name]):
-            return None  # a view sees what its tensor gets; on meta it is computed anew
+            return None  # a view sees its tensor's value; on meta it is recomputed
         message = (
             f"{names} share memory; '{written[0].name}' gets memory of its own, "
             f"and '{kept[0].name}' keeps the value that it has"

@@ -1,4 +1,4 @@
-"""A model's own tensors in a trace of ``load_state_dict``, which notes what is copied into them."""
+"""Symbols of a model's own tensors in a trace of ``load_state_dict``; they record copies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class WholeSymbol(Symbol):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Copies are the same value."""
         if func.overloadpacket in _SAME_MEMORY | _COPIES:
             return args[0]
         why = "is decoded or made of several tensors, and can only be passed on unchanged"
@@ -32,12 +31,11 @@ class WholeSymbol(Symbol):
 
 
 class OwnSymbol(Symbol):
-    """A tensor of the model, with its device and without its value.
+    """A tensor of the model, with its device but without its value.
 
     Attributes:
-        slot: where the tensor stands.
-        is_place: writing to it writes to the model; else it is a copy.
-        copied: by name, in order, what was written to the model's tensors.
+        is_place: writing to it writes to the model; otherwise it is a copy.
+        copied: the values written to the model's tensors, in order, by name.
     """
 
     slot: TensorSlot
@@ -52,7 +50,6 @@ class OwnSymbol(Symbol):
         copied: dict[str, list[torch.Tensor]],
         is_place: bool = True,
     ) -> OwnSymbol:
-        """The symbol of a tensor."""
         old = slot.held
         meta = trace.form(slot.shape, old.dtype)
         symbol: OwnSymbol = torch.Tensor._make_wrapper_subclass(
@@ -67,17 +64,17 @@ class OwnSymbol(Symbol):
         symbol.parents, symbol.source = (), slot.name
         symbol.is_place, symbol.copied, symbol.slot = is_place, copied, slot
         if is_place and isinstance(old, torch.nn.Parameter):
-            symbol._is_param = True  # what isinstance(_, Parameter) asks
+            symbol._is_param = True  # isinstance(_, Parameter) checks it
         return symbol
 
     @property
     def is_meta(self) -> bool:  # type: ignore[override]
-        """``load_state_dict`` warns of tensors on meta, which a load fills."""
+        """Return False: ``load_state_dict`` warns of tensors on meta, which a load fills."""
         return False
 
     @property
     def data(self) -> torch.Tensor:
-        """The same memory; what it is set to is the value from then on."""
+        """The same memory; setting it records a new value."""
         return self.detach()
 
     @data.setter
@@ -91,7 +88,7 @@ class OwnSymbol(Symbol):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Notes copies into the tensor; its value can be handed on, and nothing else."""
+        """Record copies into the tensor; reject code that needs its value."""
         packet, first = func.overloadpacket, args[0]
         if isinstance(first, OwnSymbol):
             if packet is aten.copy_ and first.is_place and args[1].shape == first.shape:

@@ -1,7 +1,7 @@
 """Device maps, rewritten in a form that hooks support.
 
-accelerate attaches a hook to each module that a map names, and it moves all tensors inside. So
-nested paths are rewritten as disjoint ones, and a tensor cannot be on disk without its module.
+accelerate attaches a hook to each module that a map names, and the hook moves all tensors inside.
+So nested paths become disjoint ones, and a tensor cannot be on disk without its module.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _OFFLOADED = ("cpu", "disk")
 
 
 def is_below(path: str, above: str) -> bool:
-    """Whether a path is, or lies inside, another; everything lies inside ``""``."""
+    """Return whether a path equals another or is inside it; everything is inside ``""``."""
     return not above or path == above or path.startswith(f"{above}.")
 
 
 def device_of(name: str, device_map: Mapping[str, Any], default: Any = None) -> Any:
-    """The device of a tensor: that of its nearest module in the map, or ``default``."""
+    """Return the device of the nearest module in the map, or ``default``."""
     path = name
     while path and path not in device_map:
         path = path.rpartition(".")[0]
@@ -40,18 +40,13 @@ def device_of(name: str, device_map: Mapping[str, Any], default: Any = None) -> 
 
 
 def main_device(device_map: Mapping[str, Any]) -> Any:
-    """The device that computes with offloaded tensors: the first accelerator, else the cpu."""
+    """Return the device that computes with offloaded tensors: the first accelerator, else CPU."""
     devices = device_map.values()
     return next((device for device in devices if str(device) not in _OFFLOADED), "cpu")
 
 
 def keep_tied_in_memory(places: dict[str, Any], ties: Iterable[tuple[str, str]]) -> None:
-    """Takes a tensor off the disk if a module that is tied to it is in memory.
-
-    Args:
-        places: changed; gets an entry for each such tensor.
-        ties: names, each with the one that has the value.
-    """
+    """Take the root of each pair (name, root) off the disk if the name is in memory."""
     for name, root in ties:
         device = device_of(name, places)
         if device not in (None, "disk") and device_of(root, places) == "disk":
@@ -59,7 +54,7 @@ def keep_tied_in_memory(places: dict[str, Any], ties: Iterable[tuple[str, str]])
 
 
 def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str, Any]:
-    """The same places by paths of which none lies inside another.
+    """Return the same places by disjoint paths.
 
     ``{"": "cpu", "blocks.1": "disk"}`` becomes a map of the siblings of ``blocks.1``. Tensors of a
     divided module that would be on disk stay in memory, because no hook could load them without
@@ -98,17 +93,16 @@ class _Expansion:
 
 
 def own_tensors(path: str, module: torch.nn.Module) -> list[str]:
-    """The full names of a module's own tensors."""
     names = [*module._parameters, *module._buffers]
     held = [name for name in names if getattr(module, name, None) is not None]
     return [f"{path}.{name}" if path else name for name in held]
 
 
 def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str, Any]:
-    """A computed map without tensors that are on disk apart from their module.
+    """Return a computed map without tensors that are on disk apart from their module.
 
-    Such maps come from counting bytes. A module without children goes to disk as a whole; of others
-    the tensor stays in memory.
+    Maps that come from counting bytes have such tensors. A module without children goes to disk
+    whole; tensors of other modules stay in memory.
     """
     result = dict(device_map)
     memory = main_device(device_map)
@@ -128,14 +122,7 @@ def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str,
 def require_paths(
     model: torch.nn.Module, device_map: Mapping[str, Any], component: str = ""
 ) -> None:
-    """Refuses a map with an unknown path, or with a tensor on disk without its module.
-
-    Args:
-        component: the model's name in a pipeline's map.
-
-    Raises:
-        PlanError: ``plan.device_map``, with the nearest known path.
-    """
+    """Reject unknown paths, and tensors on disk without their module."""
     modules = {name for name, _ in named_modules(model, remove_duplicate=False)}
     known = set(modules)
     for named in (model.named_parameters, model.named_buffers):
@@ -161,11 +148,6 @@ def require_paths(
 
 
 def require_device(device: Any, path: str) -> None:
-    """Refuses values that are neither a device of torch nor ``"disk"``.
-
-    Raises:
-        PlanError: ``plan.device_map``.
-    """
     is_number = isinstance(device, int) and not isinstance(device, bool) and device >= 0
     if is_number or device == "disk" or isinstance(device, torch.device):
         return
@@ -177,10 +159,7 @@ def require_device(device: Any, path: str) -> None:
 
 
 class AlignedWeights(Mapping[str, torch.Tensor]):
-    """Weights for a hook, aligned as a model's own tensors are.
-
-    A tensor that a hook maps from a safetensors file has the alignment of the file.
-    """
+    """Weights for a hook, realigned: tensors that it maps from a file have the file's alignment."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.weights = weights
@@ -197,13 +176,13 @@ class AlignedWeights(Mapping[str, torch.Tensor]):
 
 
 def hooks_of(hook: Any) -> list[Any]:
-    """Return the hooks that one of accelerate's consists of."""
+    """Return the leaves of one of accelerate's hooks."""
     inside = getattr(hook, "hooks", None)
     return [hook] if inside is None else [each for one in inside for each in hooks_of(one)]
 
 
 def align_what_hooks_bring(model: torch.nn.Module) -> None:
-    """Makes a model that is partly on disk give the same bits as in memory."""
+    """Make a model that is partly on disk compute the same bits as in memory."""
     for module in model.modules():
         for each in hooks_of(getattr(module, "_hf_hook", None)):
             weights: Any = getattr(each, "weights_map", None)

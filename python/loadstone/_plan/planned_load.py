@@ -1,4 +1,4 @@
-"""A plan of the core, and facts about the model that it was made for."""
+"""A plan of the core, and facts about its model."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ from loadstone._model.targets import PlannedTarget, planned_targets
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.shared_read import SharedReadPlan
 
-# An error that a plan is refused with lists this many of its errors, and of their suggestions.
+# Limits on the errors and suggestions that the message of a PlanError lists.
 ERRORS_LISTED_MAX = 20
 HINTS_LISTED_MAX = 3
 
 
 @dataclass(eq=False)
 class PlannedLoad:
-    """A plan for each tensor of a model. One that comes from a file has no model.
+    """A plan for each tensor of a model. A plan from a file has no model.
 
     Attributes:
-        model: the one that it was made for.
-        forms: dtype and tie that each tensor had when it was planned.
-        whole_shapes: of the tensors that are spread over ranks.
-        constructor_values: by name of the tensor.
+        forms: dtype and tie of each tensor when it was planned.
+        whole_shapes: of the tensors that are sharded over ranks.
         held_bytes: bytes per device that the load takes and the core does not count.
-        extensions: for targets that are more than values of tensors.
-        in_place: memory that the model has is written.
-        shared_read: the plan of whole tensors, where ranks read for each other.
+        shared_read: the plan of whole tensors, if ranks read for each other.
     """
 
     core: _core.Plan
@@ -48,27 +44,22 @@ class PlannedLoad:
 
     @cached_property
     def targets(self) -> list[PlannedTarget]:
-        """Every tensor that the model needs, in its order."""
         return planned_targets(self.core)
 
     @property
     def findings(self) -> list[_core.Finding]:
-        """All findings of the plan, most severe first."""
         return self.core.findings
 
     def extension_names(self) -> set[str]:
-        """Targets that extensions give to the model."""
         return {name for each in self.extensions for name in each.installed_targets()}
 
     @property
     def peak_bytes(self) -> dict[str, int]:
-        """Bytes of the model and the load at most, per device."""
         peak = self.core.peak_bytes
         held = self.held_bytes.items()
         return peak | {device: peak.get(device, 0) + size for device, size in held}
 
     def require_ok(self) -> None:
-        """Raises :class:`PlanError` with all findings attached if one of them is an error."""
         try:
             self.core.require_ok()
         except Error as error:
@@ -78,7 +69,7 @@ class PlannedLoad:
 
 
 def _listed_errors(findings: Iterable[_core.Finding]) -> str:
-    """The errors of a plan below its first, and what each kind of them counts."""
+    """Return the text for all errors after the first, with counts by code, and suggestions."""
     errors = [finding for finding in findings if finding.severity == "error"]
     lines = []
     if len(errors) > 1:

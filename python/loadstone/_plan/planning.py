@@ -1,4 +1,4 @@
-"""Deciding, before a data byte is read, where every tensor of a model will come from."""
+"""Plans the origin of every tensor of a model before any data is read."""
 
 from __future__ import annotations
 
@@ -56,14 +56,16 @@ def make_plan(
     read_once: bool = False,
     **options: Any,
 ) -> PlannedLoad:
-    """:func:`loadstone.plan` for a checkpoint that is open, with recipes of an adapter.
+    """Plan as :func:`loadstone.plan`, for an open checkpoint and recipes of an adapter.
 
     Args:
-        adapters, missing_of: merged into the targets; policies of single ones, by name.
+        missing_of: policies of single targets, by name.
         quantize: targets that become :class:`loadstone._execute.execute.Parts`.
-        allow_non_finite, initialises: libraries quantize NaN too; the caller does so itself.
-        runs_hooks: hooks and overrides of ``load_state_dict`` have their effect.
-        options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
+        allow_non_finite: the default, because libraries quantize NaN too.
+        initialises: the caller runs the initialisers itself.
+        runs_hooks: hooks and overrides of ``load_state_dict`` take effect.
+        options: for the core: ``mmap`` ...; with ``allows_unknown_modules`` an unknown module in a
+            device map is only a warning.
     """
     traced, merged = traced or AdapterRecipes(None), adapters or MergedAdapters()
     model_targets = _expanded_targets(model, traced, merged.keeps_ties, quantize or {})
@@ -116,7 +118,6 @@ def make_plan(
 def _expanded_targets(
     model: Any, traced: AdapterRecipes, keeps_ties: bool, quantize: Mapping[str, Quantization]
 ) -> ModelTargets:
-    """The model's targets, as recipes and extensions change them."""
     made = targets_of(model)
     traced.adjust(made.targets, keeps_ties)
     made.quantize = dict(quantize)
@@ -133,7 +134,6 @@ def _effect_of_hooks(
     prefixes: list[str],
     missing: str | Mapping[str, str],
 ) -> Effect | None:
-    """The effect of the model's own code on the load; ``None``: it has none."""
     module = model_targets.module
     is_refused = any(each.code == "plan.tensor_class" for each in model_targets.findings)
     if module is None or is_refused or not has_code(module, core):
@@ -145,7 +145,6 @@ def _effect_of_hooks(
 def _devices(
     model_targets: ModelTargets, device_map: Any, max_memory: Mapping[Any, int | str] | None
 ) -> dict[str, Any]:
-    """What the core is told of devices, and of the modules that maps name."""
     if device_map is None:
         device_map = mesh_device(
             slot.shard for slot in model_targets.slots if slot.shard is not None
@@ -165,7 +164,7 @@ def _devices(
 def _shared_read(
     core_of: Callable[..., _core.Plan], model_targets: ModelTargets, catalog: Catalog
 ) -> SharedReadPlan:
-    """The same plan for whole tensors, which ranks read for each other."""
+    """Plan the same load for whole tensors, which ranks read for each other."""
     if model_targets.module is None:
         message = "ranks that read together need the model, not a file about it"
         raise make("plan.options", message, field="read_once")
@@ -182,7 +181,6 @@ def _finished(
     shared: SharedReadPlan | None,
     policies: set[str],
 ) -> PlannedLoad:
-    """The plan, with the findings and the memory that follow from it."""
     module = model_targets.module
     planned = PlannedLoad(
         core,

@@ -12,7 +12,7 @@ _SPELLINGS = {"initialize": "initialise"}
 
 
 def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
-    """The default policy, and patterns of whole names with theirs; the first match counts."""
+    """Return the default policy, and patterns of whole names with theirs; the first match wins."""
     if isinstance(missing, str):
         return _known(missing), []
     for pattern in missing:
@@ -26,7 +26,7 @@ def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[
 def policies_of(
     names: Sequence[str], missing: str | Mapping[str, str], missing_of: Mapping[str, str]
 ) -> dict[str, str]:
-    """The policy of each of some targets; ``missing_of``: of single ones."""
+    """Return the policy of each target; ``missing_of`` has those of single targets."""
     default, patterns = missing_policies(missing)
     matches = _core.first_matches([pattern for pattern, _ in patterns], names, "missing")
     chosen = (patterns[index][1] if index >= 0 else default for index in matches)

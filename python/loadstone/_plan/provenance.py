@@ -8,7 +8,7 @@ from typing import Any
 from loadstone._base.dtypes import dtype_name, has_name
 from loadstone._model.walk import TensorSlot
 
-OFFLOADED = "offloaded"  # as the core says it
+OFFLOADED = "offloaded"  # as the core spells it
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Provenance:
         merged: the adapters that were merged into it; ``sources`` has their ranges too.
         reason: why the model holds no value (what excludes it, or :data:`OFFLOADED`), or where the
             value was made.
-        encoding: of a quantized value (``"nf4"``); dtype and shape are those of its numbers.
+        encoding: of a quantized value (``"nf4"``); dtype and shape are those of its values.
     """
 
     target: str
@@ -51,14 +51,13 @@ class Provenance:
 
     @classmethod
     def from_row(cls, row: tuple[Any, ...]) -> Provenance:
-        """From the core's row, which has the fields in this order."""
+        """Convert the core's row, which has the fields in this order."""
         target, origin, kind, delivery, sources, *rest = row
         found = tuple(Source(*each) for each in sources)
         return cls(target, origin, kind, delivery, found, *rest)
 
     @classmethod
     def kept(cls, slot: TensorSlot) -> Provenance:
-        """The entry of a tensor that a plan leaves alone."""
         tensor = slot.tensor
         dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
         place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))

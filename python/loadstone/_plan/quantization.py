@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a tensor is quantized; see ``docs/formats/bitsandbytes.md`` and ``modelopt.md`` there.
+    """The quantization of one tensor; see ``docs/formats/bitsandbytes.md`` and ``modelopt.md``.
 
     Attributes:
         encoding: ``"nf4"``, ``"fp8"``, ``"nvfp4"`` ...

@@ -11,23 +11,22 @@ from loadstone import _core
 
 @dataclass
 class AdapterRecipes:
-    """Recipes for a plan, and the facts about the model that come with them.
+    """Recipes for a plan, and facts about the model.
 
     Attributes:
         recipes: of all targets that the checkpoint gives; ``None``: names match unchanged.
         dtypes: final dtype of each such target, by its safetensors name.
-        ties: target, and the target that it is tied to; for models whose ties are not made yet.
+        ties: target, and the target that it is tied to, if the model has not made the tie yet.
         unexpected: the library's name and the checkpoint's name of each unused tensor.
-        already_reported: missing targets that a finding names already.
-        expected: missing target, and the name that it should have in the checkpoint.
+        already_reported: missing targets that a finding already names.
+        expected: missing target, and its expected name in the checkpoint.
         pairs: the library's name of an unused tensor, and the missing target that it may be.
-        findings: problems found before anything is read.
-        untied: names that the model ties, with their roots, where the checkpoint has a value for
-            both: both are loaded, and tied again if they are equal.
+        untied: tied names with their roots, if the checkpoint has both values: both are loaded, and
+            tied again if they are equal.
         extensions: each a ``TargetExtension``, a class that cannot be imported without torch.
     """
 
-    recipes: Any  # _core.Recipes, once they are there
+    recipes: Any  # _core.Recipes | None
     dtypes: dict[str, str] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
     unexpected: list[tuple[str, str]] = field(default_factory=list)
@@ -39,11 +38,7 @@ class AdapterRecipes:
     extensions: list[Any] = field(default_factory=list)
 
     def adjust(self, targets: Sequence[_core.Target], keeps_ties: bool = False) -> None:
-        """Sets the ties and the final dtypes of targets.
-
-        Names that the model ties and names that its library will tie are one group with one root,
-        whatever their order.
-        """
+        """Set ties and final dtypes; a group of tied names (the library's too) has one root."""
         if keeps_ties:
             self._keep_ties()
         parents: dict[str, str] = {}
@@ -62,7 +57,7 @@ class AdapterRecipes:
         dtypes: dict[str, str] = {}
         for name, dtype in self.dtypes.items():
             dtypes.setdefault(top(name), dtype)
-        # The model's own root; of names that are not tied yet, one that is loaded.
+        # The model's own root or, among names that are not tied yet, one that is loaded.
         heads = [target.name for target in targets if target.name not in ties]
         heads.sort(key=lambda name: name not in self.dtypes)
         roots: dict[str, str] = {}
@@ -75,14 +70,13 @@ class AdapterRecipes:
                 target.dtype = final
 
     def _keep_ties(self) -> None:
-        """Makes names that the checkpoint holds values of their own for one tensor again."""
+        """Tie names again, although the checkpoint has a value for each."""
         untied, self.untied = self.untied, {}
         self.findings = [
             each for each in self.findings if each.code != "plan.tie" or each.target not in untied
         ]
 
     def unexpected_findings(self, policy: str) -> list[_core.Finding]:
-        """One finding for each unused tensor of the checkpoint."""
         if policy == "ignore":
             return []
         severity = "error" if policy == "error" else "warning"
@@ -110,7 +104,6 @@ def shape_mismatch(
     severity: str = "error",
     suggestion: str = "",
 ) -> _core.Finding:
-    """The finding for a tensor that has another shape in the checkpoint than in the model."""
     message = f"'{name}' is {list(found)} in the checkpoint, the model wants {list(expected)}"
     advice = _core.shape_advice(list(found)) or suggestion
     return _core.Finding(severity, "plan.shape", name, list(sources), message, advice)

@@ -20,12 +20,12 @@ class RulesText:
 
 
 def is_json(rules: Any) -> bool:
-    """Return whether rules are given as JSON text, and not as the path of a file or a library."""
+    """Return whether rules are JSON text, not the path of a file or the name of a library."""
     return isinstance(rules, str) and rules.lstrip()[:1] in ("[", "{") and not is_file(rules)
 
 
 def is_file(rules: str) -> bool:
-    """Return whether a text names a file. A text too long to be a path does not."""
+    """Return whether a text names a file; text that is too long for a path does not."""
     return os.path.exists(rules)  # noqa: PTH110  (Path.exists() raises for such a text)
 
 
@@ -33,12 +33,7 @@ Rules = Iterable[Mapping[str, Any]] | Mapping[str, str] | str | os.PathLike[str]
 
 
 def rules_text(rules: Rules | None) -> str:
-    """Rules or recipes as JSON.
-
-    Args:
-        rules: a list of rules; or literal prefixes and what replaces them; or the path of a file of
-            rules or recipes; or the text of such a file.
-    """
+    """Return rules or recipes as JSON; see ``rules`` of :func:`loadstone.plan`."""
     if isinstance(rules, RulesText):
         return rules.text
     if is_json(rules):
@@ -53,7 +48,7 @@ def rules_text(rules: Rules | None) -> str:
 def rules_or_recipes(
     rules: Rules | None, catalog: _core.Catalog
 ) -> tuple[str, _core.Recipes | None]:
-    """Rules as JSON, and recipes for this catalog; at most one of them is there."""
+    """Return rules as JSON and recipes for this catalog; at most one of them is set."""
     text = rules_text(rules)
     if not text or _core.is_rules_json(text):
         return text, None

@@ -1,4 +1,4 @@
-"""Ranks of a node that read each byte once: the plan of whole tensors, the same on each rank."""
+"""Ranks of a node that read each byte once: the plan of whole tensors, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._model.targets import PlannedTarget, planned_targets
 
-# Whole tensors that are read and sent together: about this many bytes of all ranks, or one tensor.
+# Size of a wave: whole tensors that all ranks together read and send at once; at least one tensor.
 WAVE_BYTES = 64 << 20
 
 
 class SharedReadPlan:
-    """The plan of the whole tensors, and what the ranks have to agree on.
+    """The plan of whole tensors, and the facts that ranks must agree on.
 
-    Args:
-        core: its targets are those of the rank's own plan, without slices.
-
-    Attributes:
-        exchanged: positions of the targets that one rank reads for all, in the order of the files.
+    ``core`` has the targets of the rank's own plan, without slices. ``exchanged`` has the indices
+    of targets that one rank reads for all, in file order.
     """
 
     def __init__(self, core: _core.Plan, catalog: Catalog) -> None:
@@ -37,9 +34,8 @@ class SharedReadPlan:
         self._files = [_identity(catalog._core.root, shard) for shard in catalog._core.shards]
 
     def _in_file_order(self, catalog: Catalog) -> list[int]:
-        """Targets whose bytes come from the checkpoint."""
         places = {name: (each.shard, each.offset_begin) for name, each in catalog.tensors.items()}
-        none = ("", 0)  # of adapters, and of empty tensors
+        none = ("", 0)  # adapters and empty tensors
 
         def place(index: int) -> tuple[str, int]:
             found = (places.get(name, none) for name in self.targets[index].sources)
@@ -49,7 +45,6 @@ class SharedReadPlan:
         return sorted(read, key=place)
 
     def require_possible(self) -> None:
-        """Raises where a part of the plan cannot be had in this way."""
         for target in self.targets:
             if target.encoding or target.delivery not in ("none", "memory"):
                 message = "ranks that read together bring plain numbers into memory, and no others"
@@ -58,12 +53,11 @@ class SharedReadPlan:
         require_group()
 
     def held_bytes(self) -> int:
-        """Bytes of the whole tensors of a wave, and of copies that are sent."""
+        """Count the whole tensors of a wave and the copies that are sent."""
         sizes = [sum(self.targets[i].nbytes for i in wave) for wave in self.waves()]
         return 2 * max(sizes, default=0)
 
     def waves(self) -> Iterator[list[int]]:
-        """All that is exchanged, in the order of the files."""
         wave: list[int] = []
         size = 0
         for index in self.exchanged:
@@ -77,7 +71,6 @@ class SharedReadPlan:
             yield wave
 
     def terms(self) -> dict[str, Any]:
-        """All that has to be the same on all ranks of a node."""
         return {
             "the checkpoint's files": self._files,
             "the model's tensors": [(each.name, each.shape, each.dtype) for each in self.targets],
@@ -85,7 +78,7 @@ class SharedReadPlan:
         }
 
     def _digest(self) -> str:
-        """The digest of all recipes; devices and folders of checkpoints may differ."""
+        """Digest all recipes; devices and folders of checkpoints may differ."""
         plan = json.loads(self.core.to_json())
         for target in plan["targets"]:
             target.pop("device")
@@ -98,18 +91,17 @@ def _is_read(target: PlannedTarget) -> bool:
 
 
 def _identity(root: str, shard: str) -> tuple[Any, ...]:
-    """A file as all ranks of a machine see it."""
+    """Identify a file in the same way on all ranks of a machine."""
     if _core.is_remote(root):
         return (root, shard)
     try:
         found = Path(root, shard).stat()
-    except OSError:  # a part of a checkpoint that is put together
+    except OSError:  # a part of a joined checkpoint
         return (root, shard)
     return (shard, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def require_group() -> None:
-    """Raises where ranks cannot speak to each other through memory of the host."""
     if not dist.is_available() or not dist.is_initialized():
         message = "ranks that read together speak through the default process group"
         raise make("plan.options", message, field="read_once", found="no process group")

@@ -1,4 +1,4 @@
-"""The state dict that ``load_state_dict`` would be given: symbols, in the names that rules give."""
+"""State dict of symbols for ``load_state_dict``, in the names that rules give."""
 
 from __future__ import annotations
 
@@ -17,17 +17,12 @@ from loadstone._model.targets import PlannedTarget, planned_targets
 from loadstone._plan.own_symbol import WholeSymbol
 from loadstone.tracing import Symbol, Trace
 
-# name, shape, dtype, sources, whether it is one source as it is
+# name, shape, dtype, sources, whether it is one unchanged source
 _Row = tuple[str, tuple[int, ...], str, list[str], bool]
 
 
 class StateSymbols:
-    """Symbols for all tensors of a checkpoint.
-
-    Attributes:
-        state: by name.
-        objects: names of extra state that is no tensor.
-    """
+    """Symbols for the tensors of a checkpoint; ``objects``: extra state that is not a tensor."""
 
     def __init__(
         self,
@@ -54,18 +49,17 @@ class StateSymbols:
         self._metadata = metadata.modules and _renamed(metadata.modules, catalog, self.state)
 
     def copy(self) -> OrderedDict[str, Symbol]:
-        """The state dict for ``load_state_dict``, which may change it."""
+        """Return a state dict that ``load_state_dict`` may change."""
         state = OrderedDict(self.state)
         if self._metadata is not None:
             state._metadata = self._metadata  # type: ignore[attr-defined]
         return state
 
     def sources_of(self, symbol: torch.Tensor) -> list[str]:
-        """Names in the checkpoint of what a symbol of the state dict is made of."""
         return self._sources[id(symbol)]
 
     def whole_source(self, symbol: Symbol) -> str | None:
-        """The tensor of the checkpoint that a value is, untouched."""
+        """Return the tensor of the checkpoint if the value is that tensor, unchanged."""
         return self._whole.get(symbol.value)
 
 
@@ -83,7 +77,7 @@ def _rows(catalog: Catalog, rules: str) -> Iterator[_Row]:
 
 
 def _after_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
-    """The core's word: names and shapes from a conversion, boxes from a plan for all of these."""
+    """Yield names and shapes from a conversion, and boxes from a plan for all of them."""
     conversion = _core.make_conversion(
         catalog._core,
         rules=rules,
@@ -104,7 +98,6 @@ def _after_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
 
 
 def _is_whole(target: Any, sources: Any, planned: PlannedTarget) -> bool:
-    """Whether one box takes all of a source, in its order and dtype."""
     boxes = target["recipe"]["boxes"]
     if len(boxes) != 1 or "decoding" in boxes[0]:
         return False
@@ -117,7 +110,7 @@ def _is_whole(target: Any, sources: Any, planned: PlannedTarget) -> bool:
 def _renamed(
     modules: dict[str, Any], catalog: Catalog, state: Mapping[str, Symbol]
 ) -> dict[str, Any]:
-    """Paths of modules without the prefix that a rule took from all names."""
+    """Remove the prefix from module paths that a rule removed from all names."""
     first, name = next(iter(catalog.tensors), ""), next(iter(state), "")
     prefix = first.removesuffix(name) if first.endswith(name) else ""
     return {path.removeprefix(prefix): own for path, own in modules.items()}

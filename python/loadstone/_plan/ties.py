@@ -10,14 +10,14 @@ from loadstone._model.walk import TensorSlot
 
 
 def is_split(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Return whether the plan gives a tied name of the model a tensor of its own."""
+    """Return whether the plan gives a tied name its own tensor."""
     return slot.tie_of is not None and target.origin != "tie"
 
 
 def findings(
     slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
 ) -> Iterator[_core.Finding]:
-    """Errors for split ties that are one module under two paths: it holds one tensor."""
+    """Yield errors for split ties of one module under two paths: it has one tensor."""
     planned = {target.name: target for target in targets}
     owners: dict[tuple[int, str], TensorSlot] = {}
     for slot in slots:
@@ -34,12 +34,11 @@ def findings(
         yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
 
 
-# The end of the message by which a plan, a saved one too, knows names with values of their own.
+# The end of the message that marks names with their own values, in saved plans too.
 _BOTH = "both are loaded, and equal values are tied again"
 
 
 def untied_findings(untied: Mapping[str, str]) -> list[_core.Finding]:
-    """One finding for each name with its root: by these a saved plan knows them too."""
     message = "'{}' is tied to '{}', and the checkpoint holds both: " + _BOTH
     return [
         _core.Finding("info", "plan.tie", name, [root], message.format(name, root))
@@ -50,7 +49,7 @@ def untied_findings(untied: Mapping[str, str]) -> list[_core.Finding]:
 def untied_by(
     targets: Sequence[PlannedTarget], findings: Sequence[_core.Finding]
 ) -> dict[str, str]:
-    """Names that the model ties and the plan loads as tensors of their own, with their roots."""
+    """Return tied names that the plan loads as separate tensors, with their roots."""
     own = {target.name for target in targets if target.origin != "tie"}
     return {
         each.target: each.sources[0]
@@ -60,6 +59,5 @@ def untied_by(
 
 
 def may_split(targets: Sequence[PlannedTarget], findings: Sequence[_core.Finding]) -> bool:
-    """Return whether a plan gives names of a tie values of their own."""
     is_merged = any(each.code == "merge.tie" for each in findings)
     return is_merged or bool(untied_by(targets, findings))

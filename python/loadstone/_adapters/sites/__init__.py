@@ -1,17 +1,17 @@
-"""The places of other libraries that loadstone enters: one table for each library.
+"""Entry points of other libraries that loadstone calls or replaces: one table per library.
 
-A table is text. A line at the margin names a module; those under it say what is taken from it, by
-its path in the module, with the parameters that are passed to it, or read from its calls::
+A table is text. A line without indentation names a module; the lines under it name its functions,
+classes and values by path, with the parameters that loadstone passes or reads from calls::
 
     transformers.modeling_utils
         PreTrainedModel.get_init_context(dtype, is_quantized)
 
-It is looked at before anything is imported from the library or replaced in it, so a library that
-is another one is refused in one sentence. Nothing is asked with a default: what is not as the table
-says is not entered. The package behind an adapter asks when it is imported, so no door leads past.
+loadstone checks the table before it imports or replaces anything in the library, and rejects a
+library that differs with one error. The package behind an adapter checks it on import, so no entry
+point bypasses the check.
 
-``[5.20-]`` or ``[-5.19]`` before a row, or before a module for all its rows: these releases alone
-have it, and what uses it asks :meth:`Sites.is_since`.
+``[5.20-]`` or ``[-5.19]`` before a row, or before a module for all its rows, limits it to these
+releases; code that uses it asks :meth:`Sites.is_since`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,15 @@ Release = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Site:
-    """One place.
+    """A function, class or value of a library that loadstone uses.
 
     Attributes:
-        module: the module's name.
-        path: of a function, class or value inside it.
-        parameters: names that its signature has, in this order.
-        is_called: by loadstone, so that it may require no other parameters.
-        is_inherited: the class has it from another one; else it must be its own, as what stands in
-            the base of a class is not what is meant.
-        is_late: the module is entered only where somebody else has imported it.
-        needs: a package without which the module is not entered; "" where there is none.
-        first, last: the releases that have it; empty: there is no bound.
+        parameters: names in its signature, in this order.
+        is_called: loadstone calls it, so it may require no other parameters.
+        is_inherited: the class may inherit it; otherwise the class itself must define it.
+        is_late: checked only if other code has imported the module.
+        needs: a package without which the module is not checked; "" for none.
+        first, last: the releases that have it; empty: no bound.
     """
 
     module: str
@@ -67,11 +64,10 @@ class Site:
         return f"{self.module}.{self.path}"
 
     def is_of(self, release: Release) -> bool:
-        """Whether a release is one of those that have it."""
         return self.first <= release and (not self.last or release[: len(self.last)] <= self.last)
 
     def lacks(self) -> str:
-        """Names the part that is absent, or not as the table says; "" where there is none."""
+        """Return the part that is absent or differs from the table; empty if there is none."""
         if self.is_late and self.module not in sys.modules:
             return ""
         if self.needs and importlib.util.find_spec(self.needs) is None:
@@ -109,18 +105,18 @@ class Sites:
 
     Args:
         library: its name, which is that of its package.
-        tested: the releases that the tests were run with, in words; the first one and the last one
-            bound the extra of the library's name in ``pyproject.toml``.
-        table: see above; ``late`` and ``with PACKAGE`` before a module are :attr:`Site.is_late` and
+        tested: the tested releases, as text; the first and the last one bound the extra of the
+            library's name in ``pyproject.toml``.
+        table: see above; ``late`` and ``with PACKAGE`` before a module set :attr:`Site.is_late` and
             :attr:`Site.needs`, ``call`` and ``inherited`` before a path :attr:`Site.is_called` and
             :attr:`Site.is_inherited`.
-        first: the first release that is entered, whatever stands in others.
+        first: the first supported release, even if earlier ones match the table.
 
     Thread safety: any thread may ask.
     """
 
-    otherwise = "load with the library's own functions"  # what else its user may do
-    folder = ""  # of what is not an installed package
+    otherwise = "load with the library's own functions"  # the user's alternative
+    folder = ""  # if it is not an installed package
 
     def __init__(self, library: str, tested: str, table: str, first: str = "") -> None:
         self.library = library
@@ -128,32 +124,28 @@ class Sites:
         self.first = first
         self.table = tuple(_parsed(table))
         self._lacking: tuple[str, ...] | None = None
-        self._late: set[str] = set()  # late modules that were there when it was looked at
+        self._late: set[str] = set()  # late modules at the last check
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The rows that concern the release at hand."""
         release = _release(self.version())
         return tuple(site for site in self.table if site.is_of(release))
 
     @property
     def newest(self) -> Release:
-        """The newest release that the tests were run with."""
         releases: list[str] = re.findall(r"\d+(?:\.\d+)+", self.tested)
         return max(map(_release, releases))
 
     def is_untried(self) -> bool:
-        """Return whether the release at hand is newer than all that the tests were run with."""
         return _release(self.version())[: len(self.newest)] > self.newest
 
     def is_since(self, release: str) -> bool:
-        """Whether the release at hand is this one or a later one."""
         return _release(self.version()) >= _release(release)
 
     def lacking(self) -> tuple[str, ...]:
-        """Return each place that differs from the table; a late module makes it look again.
+        """Return each place that differs from the table; check again after a late import.
 
-        Every way into a library asks this first, so this also warns once of a newer release.
+        Every entry point into a library calls this first, so it also warns once of a newer release.
         """
         late = {site.module for site in self.table if site.is_late} & sys.modules.keys()
         if self._lacking is None or late != self._late:
@@ -167,21 +159,15 @@ class Sites:
         return self._lacking
 
     def reset(self) -> None:
-        """Looks again when it is asked again: for tests, and for modules that come late."""
+        """Forget the result: for tests, and for modules that are imported late."""
         self._lacking = None
 
     def require(self) -> None:
-        """Raises the one error of a library that is not entered. One that is not there says so.
-
-        Raises:
-            Error: ``plan.options``, which names the library, its version, the places and the
-                releases that were tested.
-        """
+        """Raise :meth:`refusal` if the library is installed and unsupported."""
         if importlib.util.find_spec(self.library) is not None and self.lacking():
             raise self.refusal()
 
     def refusal(self) -> Error:
-        """Returns that error."""
         return make(
             "plan.options",
             f"unsupported version of {self.library}: it lacks {listed(self.lacking(), 4)}; install "
@@ -193,26 +179,21 @@ class Sites:
         )
 
     def version(self) -> str:
-        """The library's own word for it."""
         return str(getattr(importlib.import_module(self.library), "__version__", "?"))
 
 
 def sites_of(library: str) -> Sites:
-    """The table of a library. Imports nothing of the library's."""
+    """Return the table of a library, without importing the library."""
     found: Sites = importlib.import_module(f"loadstone._adapters.sites.{library}").SITES
     return found
 
 
 def is_supported(library: str) -> bool:
-    """Return whether a library has all that its table lists."""
     return not sites_of(library).lacking()
 
 
 def is_known(library: str) -> bool:
-    """Whether a library is as its table says; where it is not, one warning says so.
-
-    For :func:`loadstone.patch`: the library's own functions run then.
-    """
+    """Return whether a library matches its table; if not, warn once that nothing is patched."""
     sites = sites_of(library)
     if not sites.lacking():
         return True
@@ -239,7 +220,7 @@ def _warn_of_untried(library: str, version: str, newest: Release) -> None:
 
 def _parsed(table: str) -> Iterator[Site]:
     module, is_late, needs, of_module = "", False, "", ("", "")
-    whole = table.replace(",\n", ", ")  # a row may go on in the next line
+    whole = table.replace(",\n", ", ")  # a row may continue in the next line
     for line in filter(None, map(str.rstrip, whole.splitlines())):
         if not line.startswith(" "):
             of_module, line = _bounded(line)
@@ -258,7 +239,6 @@ def _parsed(table: str) -> Iterator[Site]:
 
 
 def _bounded(line: str) -> tuple[tuple[str, str], str]:
-    """The first and the last release that stand before a line, and the rest of it."""
     if not line.startswith("["):
         return ("", ""), line
     bounds, _, rest = line[1:].partition("] ")
@@ -272,6 +252,6 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _release(version: str) -> Release:
-    """The first numbers: (5, 20, 1) of "5.20.1.dev0", (0, 19) of "gguf 0.19"."""
+    """Parse the first numbers: (5, 20, 1) from "5.20.1.dev0", (0, 19) from "gguf 0.19"."""
     found = re.search(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found is not None else ()
