@@ -114,9 +114,9 @@ class ModelState:
 
     def restore(self, filled: Filled, error: BaseException) -> None:
         """Restore the model, its offload folder and its records, unless the load is complete."""
-        if filled.offload.is_committed:
-            return
         with held_back():
+            if filled.offload.is_committed:
+                return
             filled.offload.abandon()
             for installation in reversed(filled.installations):
                 installation.undo()
