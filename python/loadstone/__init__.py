@@ -14,6 +14,7 @@ import importlib
 
 from loadstone import _adapters as _adapters  # registers them
 from loadstone import _core as _core
+from loadstone._base.collector import paused as _paused
 
 # Each module defines these public names.
 _DEFINED_IN = {
@@ -62,7 +63,8 @@ def __getattr__(name: str) -> object:
             raise AttributeError(message) from error
     if name not in _MODULES:
         raise AttributeError(f"module 'loadstone' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"loadstone.{_MODULES[name]}"), name)
+    with _paused():  # torch has many objects, which a collection would look at
+        value = getattr(importlib.import_module(f"loadstone.{_MODULES[name]}"), name)
     return globals().setdefault(name, value)
 
 
