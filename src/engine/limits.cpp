@@ -76,7 +76,7 @@ std::uint64_t encoded_bytes_of(const QuantizedLayout& form, std::uint64_t elemen
 }
 
 // The number of bytes that are read, each once however many values need it. Exact for ranges
-// without holes, and for ranges that do not meet. If one lies in another's holes, the overlap is
+// without holes, and for ranges that do not meet. If one is in another's holes, the overlap is
 // unknown: both count in full, up to the distance from the first byte to the last. Value type.
 class ReadCount {
  public:

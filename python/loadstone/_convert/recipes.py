@@ -40,6 +40,6 @@ def save_recipes(
     make_plan(model, catalog, traced).require_ok()
     if traced.recipes is None:
         raise make(
-            "plan.options", "names match unchanged, so there are no recipes to save", field="rules"
+            "plan.options", "all names match unchanged: recipes to save do not exist", field="rules"
         )
     write_text(path, traced.recipes.to_json(catalog._core))

@@ -136,7 +136,7 @@ def _require_numbers(plan: PlannedLoad) -> None:
         raise make(
             "plan.options",
             "this plan quantizes, and was read from a file, which the command line carries out; "
-            "for a model plan anew with quantize=",
+            "for a model make a new plan with quantize=",
             tensor=quantized.name,
             found=quantized.encoding,
         )

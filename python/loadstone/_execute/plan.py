@@ -161,10 +161,12 @@ class Plan:
         for extension in self._planned.extensions:
             extension.require_savable(is_pickled=False)
         if self._planned.shared_read is not None:
-            message = "a plan of ranks that read together needs them; a file cannot say so"
+            message = (
+                "a plan of ranks that read together needs those ranks, and a file cannot hold them"
+            )
             raise make("plan.options", message, field="read_once")
         if self._planned.in_place:
-            message = "a plan that writes in place is tied to its model; a file cannot say so"
+            message = "a plan that writes in place is tied to its model, and a file cannot hold it"
             raise make("plan.options", message, field="in_place")
         return self._planned.core.to_json()
 
@@ -351,7 +353,7 @@ def plan(
     """
     if strict is not None:
         if missing != "error" or unexpected != "warn":
-            message = "strict stands for missing and unexpected; pass it, or these"
+            message = "strict replaces missing and unexpected: pass strict, or the other two"
             raise make("plan.options", message, field="strict", found=str(strict))
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
     traced_by = adapters_with("recipes").get(rules) if isinstance(rules, str) else None
@@ -391,7 +393,7 @@ def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
     saved = json.loads(text)
     checkpoints = [saved, *saved.get("other_checkpoints", [])]
     roots = [each["root"] for each in checkpoints]
-    # A remote folder is taken as it is: asked what it is, a host would want its files' signatures.
+    # An empty root keeps the URL that the plan names.
     root, *others = ["" if _core.is_remote(each) else str(Path(folder, each)) for each in roots]
     core = _core.plan_from_json(
         text,

@@ -153,7 +153,9 @@ def inspect(
         LoadError: the path does not exist or cannot be read.
     """
     if isinstance(path, Mapping):
-        message = "tensors in memory are no checkpoint: a model takes them by load_state_dict"
+        message = (
+            "expected a path, found tensors in memory: pass them to load_state_dict of the model"
+        )
         raise make("plan.options", message, field="checkpoint", found=type(path).__name__)
     paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
     names = [hub.local_path(os.fsdecode(each)) for each in paths]

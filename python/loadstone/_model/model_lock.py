@@ -59,7 +59,7 @@ def model_lock(model: Any) -> Iterator[None]:
 
 
 def slots_of(model: Any, *, anew: bool = False) -> list[TensorSlot]:
-    """Walk a model; cached while the current thread holds the lock, unless ``anew``."""
+    """Walk a model; reuse the walk while the current thread holds the lock, unless ``anew``."""
     held = _locks.get(id(model))
     if held is None or held.owner != threading.get_ident():
         return walk(model)

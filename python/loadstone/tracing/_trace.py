@@ -88,11 +88,11 @@ class Symbol(torch.Tensor):
         return made
 
     def tolist(self) -> NoReturn:
-        """Reject the call: there are no values."""
+        """Reject the call: symbols have no values."""
         raise refusal("plan.data_dependent", "tolist", [self])
 
     def numpy(self, **_: Any) -> NoReturn:
-        """Reject the call: there are no values."""
+        """Reject the call: symbols have no values."""
         raise refusal("plan.data_dependent", "numpy", [self])
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

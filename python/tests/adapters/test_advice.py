@@ -116,7 +116,7 @@ def strict_and_another(file: Path) -> None:
     def load(**options: Any) -> None:
         loadstone.load(skeleton(), file, **options)
 
-    refused(lambda: load(strict=True, missing="zeros"), "pass it, or these")
+    refused(lambda: load(strict=True, missing="zeros"), "pass strict, or the other two")
     load(strict=True)
     load(missing="zeros", unexpected="ignore")
 
@@ -327,7 +327,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "pass the model as model= or as into=": a_plan_without_a_model,
     "this plan has no model: pass model=": a_plan_without_a_model,
     "and pass rules= or strip_prefix=": no_name_matches,
-    "missing and unexpected; pass it, or these": strict_and_another,
+    "strict replaces missing and unexpected: pass strict": strict_and_another,
     "a single file has no shards: pass a folder": a_single_file_has_no_shards,
     "the tensor is non contiguous; call": not_contiguous,
     "conjugates or negates; call .clone()": a_conjugate_view,
@@ -396,6 +396,8 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_changes_where_they_stand_are_refused_by_name",
     "pass converter= (on the command line --converter)": "test_llama_cpp.py::"
     "test_without_a_converter_one_error_says_how_to_get_it",
+    "pass them to load_state_dict of the model": "test_failures.py::"
+    "test_a_state_dict_is_no_checkpoint",
     "pass infer_config=True": "test_diffusers_diagnosis.py::test_known_config_in_a_folder",
     "_adapters/diffusers/config_mismatch.py: pass {}": (
         "test_diffusers_diagnosis.py::test_known_config_in_a_folder"

@@ -143,6 +143,9 @@ def test_a_state_dict_is_no_checkpoint(state):
     with pytest.raises(loadstone.PlanError, match="load_state_dict") as raised:
         loadstone.load(skeleton(), state)
     assert (raised.value.field, raised.value.found) == ("checkpoint", "dict")
+    model = skeleton()
+    model.load_state_dict(state, strict=False, assign=True)  # as the error advises
+    assert all(torch.equal(model.state_dict()[name], each) for name, each in state.items())
 
 
 def test_a_shard_that_changed_after_the_plan(state, tmp_path):

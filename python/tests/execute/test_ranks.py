@@ -398,7 +398,7 @@ def test_reading_together_needs_ranks_and_plain_numbers(matrix, tmp_path: Path) 
     with rank(1, (4,)) as mesh:  # of torch's fake group, which has a backend for the host
         model = spread_matrix(whole, 1, mesh)
         plan = loadstone.plan(model, path, read_once=True)
-        with pytest.raises(loadstone.PlanError, match="a file cannot say so"):
+        with pytest.raises(loadstone.PlanError, match="a file cannot hold"):
             plan.to_json()
         with pytest.raises(loadstone.PlanError, match="make no receipt"):
             plan.execute(receipt="xxh3-128")

@@ -21,7 +21,7 @@ from loadstone._plan.recipes import AdapterRecipes
 
 
 class Seen(TargetExtension):
-    """Notes what it is asked for."""
+    """Record its calls."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -115,7 +115,7 @@ def test_buffers_stay_in_memory_unless_they_are_offloaded() -> None:
 
 
 class Failing(TargetExtension):
-    """Replaces a layer, and then fails; what it did is taken back."""
+    """Replace a layer, then fail; the load restores the layer."""
 
     def installation(self, model: Any, *_: Any) -> Any:
         before = model[1]

@@ -102,7 +102,7 @@ def test_a_canary_that_differs(
 def test_a_load_that_the_audit_does_not_prove(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a patch has no effect: the library's own load is equal to itself."""
+    """A patch without effect compares the library's load with itself, which is equal."""
     module = importlib.import_module(CANARY)
     make = module.canaries
 

@@ -19,7 +19,7 @@ from loadstone import _core
 STUB = Path(_core.__file__).with_name("_core.pyi").read_text(encoding="utf-8")
 
 Parameter = tuple[str, str]  # its name, "" if it cannot be used; its default, "" without one
-# What pickles, compares and prints: a stub need not repeat it.
+# Methods of pickling, comparing and printing, which a stub need not repeat.
 IMPLIED = {"__eq__", "__reduce__", "__repr__"}
 
 
@@ -60,7 +60,7 @@ def parameters(function: ast.FunctionDef) -> list[Parameter]:
 
 
 def compiled(function: Any) -> list[Parameter]:
-    """Those of a bound function; types are left out."""
+    """Return the parameters of a bound function, without types."""
     ((text, _, defaults),) = function.__nb_signature__
 
     def default(match: re.Match[str]) -> str:
@@ -96,7 +96,7 @@ def differences(body: list[ast.stmt], owner: Any, prefix: str = "") -> Iterator[
 
 def differing(name: str, stub: ast.FunctionDef, value: Any) -> Iterator[str]:
     if not is_bound(value):
-        yield f"{name}: it is no function"
+        yield f"{name}: it is not a function"
         return
     ours, real = parameters(stub), compiled(value)
     if len(ours) != len(real) or not all(map(is_same, ours, real)):
@@ -116,7 +116,7 @@ def test_the_stub_is_as_the_module() -> None:
         ("length_max: int = 200", "length_max: int", "printable: "),
         ("allow_links: bool = False,", "", "open_checkpoint: "),
         ("def to_table(self) -> str: ...", "", "Plan.to_table: only in the module"),
-        ("    @property\n    def ok(", "    def ok(", "Plan.ok: it is no function"),
+        ("    @property\n    def ok(", "    def ok(", "Plan.ok: it is not a function"),
         ("def to_table(self)", "@property\n    def to_table(self)", "Plan.to_table: it is a"),
         ("def check_scales(part: str", "def check_scales(name: str", "bnb.check_scales: "),
     ],

@@ -1,4 +1,4 @@
-"""The tests of `make test-fast`: what is quick and leaves no part of the package out.
+"""Tests of `make test-fast`: quick ones that cover every part of the package.
 
 One decision for all: conftest.py marks the tests of these files `fast`. They were chosen from
 measured durations: a file of more than ten seconds is here only where a library has no quicker one.

@@ -7,7 +7,7 @@ import pytest
 peft = pytest.importorskip("peft")
 
 
-# Of training, or of which modules have tensors, which the file says.
+# Fields that only training uses, and lists of modules, which the file's tensors show.
 WITHOUT_INFLUENCE = {
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
     "inference_mode", "target_modules", "exclude_modules", "lora_dropout", "bias",

@@ -72,7 +72,7 @@ def add(folder: _core.OffloadFolder, name: str, tensor: torch.Tensor) -> None:
 def _put_on_meta(
     slots: list[TensorSlot], targets: Mapping[str, PlannedTarget], roots: Mapping[str, str]
 ) -> None:
-    """Move tensors to meta, with the dtype to which hooks cast what they read."""
+    """Move tensors to meta, with the dtype to which hooks cast values from the folder."""
     made: dict[str, torch.Tensor] = {}
     for slot in slots:
         root = roots[slot.name]

@@ -58,7 +58,7 @@ def adopt_hook(hook: Any) -> None:
             if not isinstance(inner, OffloadedWeights):
                 each.weights_map = OffloadedWeights(inner)
             if each.execution_device == "cpu":
-                # With the string "cpu", accelerate quantizes int8 weights again, on a GPU.
+                # Given the string "cpu", accelerate quantizes int8 weights again, on a GPU.
                 each.execution_device = torch.device("cpu")
 
 

@@ -18,7 +18,7 @@ from loadstone._adapters.diffusers.diagnosis import (
     trial,
 )
 
-# With fewer disagreements, report each tensor and do not blame the config.
+# Below this count, report each tensor and do not blame the config.
 DISAGREEMENTS_MIN = 4
 
 # Each trial builds a model on meta.

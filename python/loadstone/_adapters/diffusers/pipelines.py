@@ -188,7 +188,7 @@ def _final_device_map(original: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
             classes[name] = (library, class_name)
         else:
-            others[name] = "it is no model"
+            others[name] = "it is not a model"
     empty = {
         name: _empty(name, library, class_name, kwargs)
         for name, (library, class_name) in classes.items()
@@ -284,7 +284,7 @@ def _finish(
     loads = components.loads
     if placing is not None:
         models = {name: each for name, each in models_of(pipe).items() if name not in kwargs}
-        others = {name: "it is no model that is loaded" for name in pipe.components}
+        others = {name: "it is not a loaded model" for name in pipe.components}
         dtypes = {path: dtype for name in loads for path, dtype in _dtypes(name, loads[name])}
         placing.resolve(list(models), others, models, dtypes)
     failures: dict[str, PlanError] = {}

@@ -22,7 +22,7 @@ def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]
 
 
 def quantizing_layers(model: Any) -> dict[str, Any]:
-    """Return the bitsandbytes layers; imports nothing if there are none."""
+    """Return the bitsandbytes layers; a model without them imports nothing."""
     if not has_modules_of(model, "bitsandbytes"):
         return {}
     is_quantizing = resolve(ADAPTERS["bitsandbytes"].quantizer).is_quantizing

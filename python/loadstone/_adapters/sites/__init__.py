@@ -67,7 +67,7 @@ class Site:
         return self.first <= release and (not self.last or release[: len(self.last)] <= self.last)
 
     def lacks(self) -> str:
-        """Return the part that is absent or differs from the table; empty if there is none."""
+        """Return the part that is absent or differs from the table, or ``""``."""
         if self.is_late and self.module not in sys.modules:
             return ""
         if self.needs and importlib.util.find_spec(self.needs) is None:

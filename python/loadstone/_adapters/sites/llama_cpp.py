@@ -54,5 +54,5 @@ class ConverterSites(Sites):
         self.folder = folder
 
     def version(self) -> str:
-        """Returns that of the ``gguf`` package beside the converter, which has none of its own."""
+        """Return the release of the converter's ``gguf`` package: the converter has no version."""
         return self.release

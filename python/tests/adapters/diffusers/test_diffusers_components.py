@@ -201,7 +201,7 @@ def test_room_for_all(folder: Path, wanted: torch.Tensor, strategy: str, load: L
 
 WRONG: list[tuple[Any, str, str]] = [
     ({"unt": "cpu"}, "plan.device_map", "'unt'; expected .*unet"),
-    ({"tokenizer": "cpu"}, "plan.device_map", "it is no model.*'tokenizer'"),
+    ({"tokenizer": "cpu"}, "plan.device_map", "it is not a model.*'tokenizer'"),
     ({"unet.mid": "disk"}, "plan.device_map", "'unet.mid'; expected .*'mid_block'"),
     ({"unet": {"mid": "cpu"}}, "plan.device_map", "UNet2DConditionModel.*'unet.mid'"),
     ({"text_encoder.encoder.layers.2": "disk"}, "plan.device_map", "layers.1"),
