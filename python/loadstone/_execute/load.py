@@ -74,15 +74,16 @@ def load(
 
     Thread safety: loads into one model wait for each other.
     """
-    given = dict(locals())
-    reading = {name: given.pop(name) for name in _OF_EXECUTION}
+    keywords = dict(locals())
+    execution = {name: keywords.pop(name) for name in _OF_EXECUTION}
     with model_lock(model), session(read_once):
-        made = plan(**given)
+        made = plan(**keywords)
         if strict is False:
             _warn_of_nothing(made)
         _warn_of_unexpected(made)
         warn_of_findings(each for each in made.findings if each.code == "format.ignored")
-        report = execute.run(made._planned, model, threads=threads, **reading)
+        options = execute.ExecuteOptions(threads=threads, **execution)
+        report = execute.run(made._planned, model, options)
         prove(model, report)
     return report
 

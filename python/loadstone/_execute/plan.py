@@ -134,22 +134,14 @@ class Plan:
         """
         if model is not None and into is not None:
             raise make("plan.options", "pass the model as model= or as into=", field="into")
-        given = into if into is not None else model
-        subject = given if given is not None else self._model()
+        options = execute.ExecuteOptions(progress, threads, receipt, read_ahead_bytes, interleave)
+        given = model if into is None else into
+        subject = self._model() if given is None else given
         if subject is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
-        with model_lock(subject):
-            report = execute.run(
-                self._planned,
-                subject,
-                progress=progress,
-                threads=threads,
-                receipt=receipt,
-                read_ahead_bytes=read_ahead_bytes,
-                interleave=interleave,
-                in_place=True if into is not None else None,
-            )
-            warn_of_replaced(subject)
+        in_place = True if into is not None else None
+        report = execute.run(self._planned, subject, options, in_place=in_place)
+        warn_of_replaced(subject)
         return report
 
     def _model(self) -> Any:
@@ -351,11 +343,30 @@ def plan(
         Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
             model and checkpoint is never raised here: it is in ``findings``.
     """
+    return Plan(_planned(**locals()))
+
+
+def _planned(
+    model: Any,
+    checkpoint: CheckpointPath,
+    *,
+    rules: Rules | None,
+    dtype: torch.dtype | str | None,
+    quantize: str | Mapping[str, str | Quantization] | None,
+    lora: Weighted,
+    lora_ignore: str | Sequence[str],
+    tie: str,
+    strict: bool | None,
+    staging_bytes_max: int,
+    allow_links: bool,
+    **options: Any,
+) -> PlannedLoad:
     if strict is not None:
-        if missing != "error" or unexpected != "warn":
+        if options["missing"] != "error" or options["unexpected"] != "warn":
             message = "strict replaces missing and unexpected: pass strict, or the other two"
             raise make("plan.options", message, field="strict", found=str(strict))
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
+        options |= {"missing": missing, "unexpected": unexpected}
     traced_by = adapters_with("recipes").get(rules) if isinstance(rules, str) else None
     rank_max = (traced_by and traced_by.gguf_rank_max) or _core.GGUF_RANK_MAX
     catalog = inspect(checkpoint, allow_links=allow_links, gguf_rank_max=rank_max)
@@ -363,29 +374,17 @@ def plan(
     is_traced = isinstance(rules, str) and (traced_by is not None or not is_written)
     with model_lock(model):  # one walk over it
         traced = trace(str(rules), model, catalog, dtype) if is_traced else None
-        traced = extended(traced, model, catalog, dtype, quantize)
-        planned = make_plan(
+        return make_plan(
             model,
             catalog,
-            traced,
+            extended(traced, model, catalog, dtype, quantize),
             adapters=adapters(lora, lora_ignore, allow_links, tie),
             rules=None if is_traced else rules,
             dtype=None if is_traced else dtype,
-            device_map=device_map,
-            max_memory=max_memory,
-            offload_folder=offload_folder,
-            missing=missing,
-            unexpected=unexpected,
-            strip_prefix=strip_prefix,
             staging_bytes_max=count_argument("staging_bytes_max", staging_bytes_max, 2**63 - 1),
-            threads=threads,
-            allow_non_finite=allow_non_finite,
-            mmap=mmap,
             runs_hooks=not is_traced,
-            in_place=in_place,
-            read_once=read_once,
+            **options,
         )
-    return Plan(planned)
 
 
 def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:

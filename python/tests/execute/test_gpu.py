@@ -19,6 +19,7 @@ from gpu_marks import MARKS
 import loadstone
 from loadstone import Quantization
 from loadstone._execute import execute
+from loadstone._execute.same_model import planned_slots
 from loadstone._plan.planning import make_plan
 
 pytestmark = MARKS
@@ -108,7 +109,8 @@ def parts(path: Path, device: str, dialect: str, nested: bool) -> list[Any]:
     plan = make_plan(
         skeleton(), loadstone.inspect(path), None, device_map=device, quantize=quantize
     )
-    values = execute.read_values(plan, skeleton()).values
+    slots = planned_slots(plan, skeleton())
+    values = execute.read_values(plan, slots, execute.ExecuteOptions()).values
     return [each for each in values if isinstance(each, execute.Parts)]
 
 

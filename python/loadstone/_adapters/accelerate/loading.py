@@ -115,14 +115,8 @@ def load_checkpoint_in_model(
             offload.finalize_offload(model, plan, device_map, folder, offload_buffers)
             note_moved(model, report)
 
-    execute.run(
-        plan,
-        model,
-        progress=progress,
-        threads=threads,
-        receipt=receipt,
-        finalize_offload=finalize_offload,
-    )
+    options = execute.ExecuteOptions(progress, threads, receipt)
+    execute.run(plan, model, options, finalize_offload=finalize_offload)
     _warn_unexpected(model, checkpoint, plan)
 
 

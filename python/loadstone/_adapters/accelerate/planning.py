@@ -18,7 +18,7 @@ from loadstone._model.modules import inside
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.from_adapters import trace
-from loadstone._plan.placement import device_of, keep_tied_in_memory
+from loadstone._plan.placement import keep_tied_in_memory, tensor_devices
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes
@@ -72,13 +72,12 @@ def plan_load(
         # accelerate ties these names again
         adjusted = Adjusted(**vars(base) | {"untied": {}, "findings": findings})
     ties = base.ties if base is not None else {}
-    places = placement(slots, ties, device_map, offload_buffers)
     return make_plan(
         model,
         catalog,
         adjusted,
         dtype="auto" if follows_file and base is None else None,
-        device_map=places,
+        device_map=_placement(slots, ties, device_map, offload_buffers),
         offload_folder=offload_folder,
         missing="error" if strict and missing == "keep" else missing,
         unexpected="error" if strict else "warn",
@@ -131,24 +130,19 @@ def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
             )
 
 
-def placement(
+def _placement(
     slots: list[TensorSlot],
     ties: Mapping[str, str],
     device_map: Mapping[str, Any] | None,
     offload_buffers: bool,
 ) -> dict[str, Any] | None:
-    """Extend the device map by the tensors that are not stored with their module.
+    """Extend the map by its tensors; tied ones stay in memory if one of their modules does.
 
-    Buffers of modules on disk stay in memory unless ``offload_buffers``. Tied tensors stay in
-    memory if one of their modules does. ``ties`` lists the ties that are not made yet.
+    ``ties`` lists the ties that are not made yet.
     """
     if device_map is None:
         return None
-    places = dict(device_map)
-    for slot in slots:
-        device = device_of(slot.name, device_map)
-        if device == "disk" and slot.kind != "parameter" and not offload_buffers:
-            places[slot.name] = "cpu"
+    places = {**device_map, **tensor_devices(slots, device_map, offload_buffers)}
     tied = ((slot.name, slot.tie_of or ties.get(slot.name)) for slot in slots)
     keep_tied_in_memory(places, [(name, root) for name, root in tied if root])
     return places

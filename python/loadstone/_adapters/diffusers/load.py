@@ -18,7 +18,7 @@ from loadstone._adapters.diffusers.quantized import parts_of, quantized_weights
 from loadstone._adapters.diffusers.supplements import supplement
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import PlanError, make
-from loadstone._execute import execute
+from loadstone._execute.execute import Filled
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._model.model_lock import model_lock
@@ -118,11 +118,13 @@ class DiffusersSession(LoadSession):
         return {name: "initialise" for name in buffers if name in saved}
 
     def carry_out(self) -> None:
-        assert self.plan is not None
-        with self.reading() as filled:
-            execute.initialise_and_install(self.plan, self.model, filled)
-            _as_planned_on_disk(self.plan, self.model)
+        super().carry_out()
         self._request = self._recipes = None
+
+    def install(self, filled: Filled) -> None:
+        super().install(filled)
+        assert self.plan is not None
+        _as_planned_on_disk(self.plan, self.model)
 
     def dispatch(self) -> None:
         """Attach hooks for offloaded tensors; a no-op before the read."""

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -54,14 +52,14 @@ class FromPretrainedCall(LoadSession):
         self._before = Parameters(model)
         self._ties = recipes.ties if recipes is not None else {}
         chosen = {"initialises": True, "allows_unknown_modules": True}
-        return super().make_plan(model, catalog, recipes, **chosen | arguments)
+        plan = super().make_plan(model, catalog, recipes, **chosen | arguments)
+        plan.library_initialises = True
+        return plan
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[Filled]:
-        with super().reading() as filled:
-            if self.options.adapters is not None and self.plan is not None:
-                ties.follow_plan(self.model, self.plan, self._ties)
-            yield filled
+    def install(self, filled: Filled) -> None:
+        if self.options.adapters is not None and self.plan is not None:
+            ties.follow_plan(self.model, self.plan, self._ties)
+        super().install(filled)
 
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:
         """Return memory with a fill value, to detect whether an initialiser writes to it."""

@@ -30,7 +30,6 @@ from loadstone._adapters.transformers.from_pretrained_call import FromPretrained
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
-from loadstone._execute import execute
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.contents import keep_object
 from loadstone._model.model_lock import model_lock
@@ -75,13 +74,11 @@ class V4Call(FromPretrainedCall):
         recipes.ties = ties
         known = {name: key for key, name in self.names.items()}
         recipes.unexpected = [(name, known.get(name, name)) for name in unexpected]
-        device_map = given.get("device_map")
-        devices, folder = self.devices(model, device_map), given.get("disk_offload_folder")
+        device_map, folder = given.get("device_map"), given.get("disk_offload_folder")
         with model_lock(model):
-            arguments = {"device_map": devices, "offload_folder": folder}
-            plan = self.make_plan(model, catalog, recipes, **arguments)
-            with self.reading() as filled:
-                execute.install(plan, model, filled)
+            devices = self.devices(model, device_map)
+            self.make_plan(model, catalog, recipes, device_map=devices, offload_folder=folder)
+            self.carry_out()
         return self.offload_index if "disk" in (device_map or {}).values() else None
 
 
