@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
 import torch
@@ -354,13 +354,16 @@ def _view(
     return memory.file_view(mappings[shard], offset, target.shape, target.dtype)
 
 
-def give_tensors(plan: PlannedLoad, model: Any, filled: Filled) -> None:
-    """Give the model the tensors that no extension gives it."""
+def give_tensors(
+    plan: PlannedLoad, model: Any, filled: Filled, names: Set[str] | None = None
+) -> None:
+    """Give the model the tensors that no extension gives it, or ``names`` and their ties."""
     slots, values = filled.slots, filled.values
     extended = plan.extension_names()
     installed: dict[str, Any] = {}
     for index, (target, slot) in enumerate(zip(plan.targets, slots, strict=True)):
-        if target.origin == "tie" or target.name in extended:
+        is_left_out = names is not None and target.name not in names
+        if target.origin == "tie" or target.name in extended or is_left_out:
             continue
         new, values[index] = values[index], None
         if new is None and target.origin in ("constructor", "kept"):
@@ -375,9 +378,10 @@ def give_tensors(plan: PlannedLoad, model: Any, filled: Filled) -> None:
         del new  # frees the memory if it was copied
     filled.destinations.commit()
     for target, slot in zip(plan.targets, slots, strict=True):
-        if target.name in extended or target.tie_of in extended:
+        root = target.tie_of or target.name
+        if target.name in extended or root not in installed:
             continue
-        new = filled.destinations.final(installed[target.tie_of or target.name])
+        new = filled.destinations.final(installed[root])
         if new is not slot.tensor:
             note_replaced(model, slot)
             slot.replace(new)

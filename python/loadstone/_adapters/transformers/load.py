@@ -21,11 +21,13 @@ from loadstone._base.adapters import ADAPTERS, resolve
 from loadstone._base.errors import listed, make
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
+from loadstone._execute import execute
 from loadstone._execute.execute import Filled
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._files.weighted import MergedAdapters
 from loadstone._model.contents import keep_object
 from loadstone._model.model_lock import model_lock, slots_of
+from loadstone._model.ranks import shard_of
 from loadstone._model.targets import SAVED
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.options import LoadOptions
@@ -68,15 +70,26 @@ class V5Call(FromPretrainedCall):
         return releases.answer(self._info, self.offload_index if self._is_on_disk else None)
 
     def give_tensors(self, plan: PlannedLoad, model: Any, filled: Filled) -> None:
-        """Set tensors with the library's own function."""
+        """Give the model what was read, marked as the library marks it; it makes the others."""
         extended = plan.extension_names()
-        for target, value in zip(plan.targets, filled.values, strict=True):
-            if target.kind not in SAVED or target.name in extended:
-                continue
-            if value is not None:
-                releases.put(model, target.name, value, self._info, self._config.hf_quantizer)
-            elif target.device == "disk" and target.origin == "checkpoint":
-                self._info.missing_keys.discard(target.name)
+        saved = [
+            (target, value is not None)
+            for target, value in zip(plan.targets, filled.values, strict=True)
+            if target.kind in SAVED and target.name not in extended
+        ]
+        read = {target.name for target, is_read in saved if is_read}
+        execute.give_tensors(plan, model, filled, read)
+        for name in read:
+            tensor = model.get_parameter_or_buffer(name)
+            tensor._is_hf_initialized = True
+            if isinstance(tensor, torch.nn.Parameter) and shard_of(tensor) is None:
+                tensor.requires_grad_(tensor.is_floating_point())
+        on_disk = {
+            target.name
+            for target, _ in saved
+            if target.device == "disk" and target.origin == "checkpoint"
+        }
+        self._info.missing_keys.difference_update(read, on_disk)
 
     def install(self, filled: Filled) -> None:
         super().install(filled)

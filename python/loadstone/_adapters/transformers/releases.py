@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from transformers.core_model_loading import set_param_for_module
 from transformers.modeling_utils import LoadStateDictInfo  # type: ignore[attr-defined]
 
 from loadstone._adapters.sites.transformers import SITES
-from loadstone._model.contents import keep_object
 
 
 def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
@@ -52,13 +50,3 @@ def reportable(model: Any, unexpected: set[str]) -> set[str]:
         return left
     left = model._adjust_missing_and_unexpected_keys(set(), unexpected)[1]
     return left
-
-
-def put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -> None:
-    notes: tuple[Any, ...] = (info,)
-    if not SITES.is_since("5.1"):
-        notes = (info.mismatched_keys, info.missing_keys, info.unexpected_keys)
-    of_distributed_loads = () if SITES.is_since("5.16") else (None,)
-    set_in_module: Any = set_param_for_module
-    arguments = (model, name, value, *notes, *of_distributed_loads, quantizer)
-    keep_object(model, name, lambda: set_in_module(*arguments))
