@@ -85,18 +85,7 @@ def from_pretrained(
     """
     from loadstone._adapters.transformers import hooks
 
-    chosen = LoadOptions.of_call(
-        missing=missing,
-        nested_offset=nested_offset,
-        quantize_experts=quantize_experts,
-        dequantize=dequantize,
-        lora=lora,
-        lora_ignore=lora_ignore,
-        tie=tie,
-        progress=progress,
-        threads=threads,
-        receipt=receipt,
-    )
+    chosen = LoadOptions.of_call(locals())
     with hooked(hooks.hooks()), set_variable(hooks.OPTIONS, chosen):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
 

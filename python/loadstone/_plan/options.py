@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from loadstone._base.errors import unknown
-from loadstone._files.weighted import MergedAdapters, Weighted, adapters
+from loadstone._files.weighted import MergedAdapters, adapters
 
 Missing = str | Mapping[str, str]
 Progress = bool | Callable[[int, int], object]
@@ -50,20 +49,12 @@ class LoadOptions:
     attn_implementation: Any = None
 
     @classmethod
-    def of_call(
-        cls,
-        *,
-        lora: Weighted = (),
-        lora_ignore: str | Sequence[str] = (),
-        tie: str = "split",
-        **named: Any,
-    ) -> LoadOptions:
-        """Return the options that a caller names; open the adapters."""
-        for name in named:
-            if name not in NAMES:
-                raise unknown(name, "option", name, NAMES)
-        merged = adapters(lora, lora_ignore, tie=tie)
-        return cls(adapters=merged, refuses_unsupported=True, **named)
+    def of_call(cls, arguments: Mapping[str, Any]) -> LoadOptions:
+        """Return the options among the arguments of a function; open the adapters."""
+        options = {name: arguments[name] for name in NAMES if name in arguments}
+        lora, lora_ignore = options.pop("lora", ()), options.pop("lora_ignore", ())
+        merged = adapters(lora, lora_ignore, tie=options.pop("tie", "split"))
+        return cls(adapters=merged, refuses_unsupported=True, **options)
 
 
 DEFAULTS = LoadOptions()  # under a patch

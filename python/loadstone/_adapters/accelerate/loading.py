@@ -16,7 +16,6 @@ from loadstone._adapters.accelerate import checkpoint as files
 from loadstone._adapters.accelerate import offload, planning
 from loadstone._adapters.accelerate.dispatch import dispatch_model, note_moved
 from loadstone._adapters.patch import suspended
-from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import counted, listed, make, unknown
 from loadstone._base.keywords import names_keywords
 from loadstone._base.machine import MODES
@@ -76,9 +75,8 @@ def load_checkpoint_in_model(
         PlanError: something is missing or does not fit; all findings are attached.
         FormatError, LoadError: see :func:`loadstone.inspect` and :meth:`loadstone.Plan.execute`.
     """
-    arguments = dict(locals())
-    for ours in ("model", "checkpoint", "missing", "progress", "threads", "receipt"):
-        del arguments[ours]
+    ours = ("model", "checkpoint", "missing", "progress", "threads", "receipt")
+    arguments = {name: value for name, value in locals().items() if name not in ours}
     paths = files.find(checkpoint)
     reason = files.left_to_library(model, arguments)
     catalog = None
@@ -91,22 +89,12 @@ def load_checkpoint_in_model(
         return
     warn_of_findings(catalog.findings)
     if device_map is not None:
-        device_map = expanded(model, device_map)
+        arguments["device_map"] = device_map = expanded(model, device_map)
         if offload_folder is None and "disk" in device_map.values():
             raise make("plan.offload_folder", "tensors are placed on disk", field="offload_folder")
         tied = accelerate.utils.find_tied_parameters(model)
         accelerate.utils.modeling.check_tied_parameters_on_same_device(tied, device_map)
-    plan = planning.plan_load(
-        model,
-        catalog,
-        device_map=device_map,
-        offload_folder=offload_folder,
-        dtype=None if dtype is None else torch_dtype(dtype_argument(dtype)),
-        offload_buffers=offload_buffers,
-        keep_in_fp32_modules=keep_in_fp32_modules,
-        strict=strict,
-        missing=missing,
-    )
+    plan = planning.plan_load(model, catalog, missing, arguments)
 
     def finalize_offload(folder: _core.OffloadFolder, report: Report) -> None:
         _name_kept(plan)
@@ -153,38 +141,22 @@ def load_checkpoint_and_dispatch(
     Returns:
         The same model, with hooks if a device map is given.
     """
+    arguments = dict(locals())
+    for name in ("max_memory", "no_split_module_classes"):
+        del arguments[name]
+    of_hooks = ("skip_keys", "preload_module_classes", "force_hooks")
+    hook_options = {name: arguments.pop(name) for name in of_hooks}
     places = _device_map(
         model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers
     )
     if places is not None:
         offload.require_modules(model, places)
-    load_checkpoint_in_model(
-        model,
-        checkpoint,
-        device_map=places,
-        offload_folder=offload_folder,
-        dtype=dtype,
-        offload_state_dict=bool(offload_state_dict),
-        offload_buffers=offload_buffers,
-        strict=strict,
-        full_state_dict=full_state_dict,
-        broadcast_from_rank0=broadcast_from_rank0,
-        missing=missing,
-        progress=progress,
-        threads=threads,
-        receipt=receipt,
-    )
+    arguments |= {"device_map": places, "offload_state_dict": bool(offload_state_dict)}
+    load_checkpoint_in_model(**arguments)
     if places is None:
         return model
-    return dispatch_model(
-        model,
-        device_map=places,
-        offload_dir=offload_folder,
-        offload_buffers=offload_buffers,
-        skip_keys=skip_keys,
-        preload_module_classes=preload_module_classes,
-        force_hooks=force_hooks,
-    )
+    hook_options |= {"offload_dir": offload_folder, "offload_buffers": offload_buffers}
+    return dispatch_model(model, places, **hook_options)
 
 
 def _device_map(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base.adapters import adapters_with
-from loadstone._base.dtypes import dtype_name, torch_dtype
+from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import inside
@@ -43,20 +42,20 @@ class Adjusted(AdapterRecipes):
 def plan_load(
     model: torch.nn.Module,
     catalog: Catalog,
-    *,
-    device_map: Mapping[str, Any] | None,
-    offload_folder: str | os.PathLike[str] | None,
-    dtype: torch.dtype | None,
-    offload_buffers: bool,
-    keep_in_fp32_modules: list[str] | None,
-    strict: bool,
     missing: str,
+    arguments: Mapping[str, Any],
 ) -> PlannedLoad:
+    """Plan a load by the arguments of accelerate's function."""
     if missing not in _core.MISSING_POLICIES:
         where = {"found": missing, "expected": ", ".join(_core.MISSING_POLICIES)}
         raise make("plan.options", "unknown policy", field="missing", **where)
-    slots = walk(model)
-    keeps = keep_in_fp32_modules if dtype == torch.float16 and device_map is not None else None
+    slots, device_map, dtype = walk(model), arguments["device_map"], arguments["dtype"]
+    dtype = None if dtype is None else torch_dtype(dtype_argument(dtype))
+    keeps = (
+        arguments["keep_in_fp32_modules"]
+        if dtype == torch.float16 and device_map is not None
+        else None
+    )
     # FSDP has a dtype per group, and accelerate keeps fp32 masters: sharded tensors keep theirs.
     is_spread = any(slot.shard is not None for slot in slots)
     follows_file = device_map is None and dtype is None and not is_spread
@@ -72,13 +71,14 @@ def plan_load(
         # accelerate ties these names again
         adjusted = Adjusted(**vars(base) | {"untied": {}, "findings": findings})
     ties = base.ties if base is not None else {}
+    strict = arguments["strict"]
     return make_plan(
         model,
         catalog,
         adjusted,
         dtype="auto" if follows_file and base is None else None,
-        device_map=_placement(slots, ties, device_map, offload_buffers),
-        offload_folder=offload_folder,
+        device_map=_placement(slots, ties, device_map, arguments["offload_buffers"]),
+        offload_folder=arguments["offload_folder"],
         missing="error" if strict and missing == "keep" else missing,
         unexpected="error" if strict else "warn",
         allows_unknown_modules=True,

@@ -70,7 +70,7 @@ class V5Call(FromPretrainedCall):
         return releases.answer(self._info, self.offload_index if self._is_on_disk else None)
 
     def give_tensors(self, plan: PlannedLoad, model: Any, filled: Filled) -> None:
-        """Give the model what was read, marked as the library marks it; it makes the others."""
+        """Give the model the values read, with the library's mark; the library makes others."""
         extended = plan.extension_names()
         saved = [
             (target, value is not None)
