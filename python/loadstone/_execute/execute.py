@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ import torch
 from loadstone import _core
 from loadstone._base import collector
 from loadstone._base.dtypes import element_dtype
-from loadstone._base.errors import FilledWarning, count_argument, listed, make
+from loadstone._base.errors import FilledWarning, count_argument, counted, listed, make
 from loadstone._base.interrupts import held_back
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import ProgressCallback, shown
@@ -41,8 +42,6 @@ from loadstone._skeleton.finish import known
 from loadstone._skeleton.skeleton import recompute
 
 _Result = TypeVar("_Result")
-_Addresses = list[tuple[int, int, str]]  # address, bytes and dtype, by target
-_PartAddresses = list[tuple[int, list[tuple[int, int]]]]  # target; address and bytes by part
 
 
 @dataclasses.dataclass
@@ -246,8 +245,8 @@ def make_report(
         provenance[name] = dataclasses.replace(
             provenance[name], origin="tie", tie_of=root, sources=()
         )
-    given = {entry.target for entry in provenance.values() if entry.origin in WRITTEN}
-    for name in recompute(model, given):
+    written = {entry.target for entry in provenance.values() if entry.origin in WRITTEN}
+    for name in recompute(model, written):
         reason = "recomputed from the model's parameters"
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)
     for extension in plan.extensions:
@@ -267,7 +266,7 @@ def make_report(
     if text is not None:
         report.receipt = Receipt(text).with_held(slots, provenance)
     remember(model, report, slots)
-    half_written.clear(slots, given)
+    half_written.clear(slots, written)
     return report
 
 
@@ -303,11 +302,12 @@ def _read(
 @collector.paused()
 def _make_memory(plan: PlannedLoad, destinations: Destinations, values: list[Any]) -> list[int]:
     """Make views, and allocate memory for the targets that the core writes; return these."""
-    mappings: dict[int, Any] = {}
+    map_shard = functools.cache(functools.partial(_core.map_shard, plan.core))
     wanted: list[int] = []
     for index, target in enumerate(plan.targets):
         if target.delivery == "file_view":
-            values[index] = _view(plan, index, target, mappings)
+            shard, offset = plan.core.view_of(index)
+            values[index] = memory.file_view(map_shard(shard), offset, target.shape, target.dtype)
         elif target.delivery == "memory":
             values[index] = _parts(target) if target.encoding else destinations.memory(index)
             wanted.append(index)
@@ -331,27 +331,18 @@ def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.
 @collector.paused()
 def _addresses(
     values: list[Any], wanted: list[int], copier: devices.Copier
-) -> tuple[_Addresses, _PartAddresses]:
-    """Return one row per target, and the memory of targets with components."""
+) -> tuple[list[tuple[int, int, str]], list[tuple[int, list[tuple[int, int]]]]]:
+    """Return address, bytes and dtype of each target; addresses and bytes of each component."""
     rows = [memory.destination(None)] * len(values)
     parts = []
     for index in wanted:
         value = values[index]
         if isinstance(value, Parts):
-            pieces = [(copier.address(tensor), tensor.nbytes) for tensor in value.values()]
-            parts.append((index, pieces))
+            ranges = [(copier.address(tensor), tensor.nbytes) for tensor in value.values()]
+            parts.append((index, ranges))
         else:
             rows[index] = (copier.address(value), *memory.destination(value)[1:])
     return rows, parts
-
-
-def _view(
-    plan: PlannedLoad, index: int, target: PlannedTarget, mappings: dict[int, Any]
-) -> torch.Tensor:
-    shard, offset = plan.core.view_of(index)
-    if shard not in mappings:
-        mappings[shard] = _core.map_shard(plan.core, shard)
-    return memory.file_view(mappings[shard], offset, target.shape, target.dtype)
 
 
 def give_tensors(
@@ -406,8 +397,8 @@ def install(
 ) -> None:
     """Give the model all tensors, those without an extension by ``give``."""
     for extension in plan.extensions:
-        made = extension.installation(model, plan.targets, filled.values, filled.offload)
-        filled.installations += [] if made is None else [made]
+        installation = extension.installation(model, plan.targets, filled.values, filled.offload)
+        filled.installations += [] if installation is None else [installation]
     give(plan, model, filled)
     for installation in filled.installations:
         installation.install()
@@ -422,13 +413,13 @@ def _warn_of_fills(plan: PlannedLoad) -> None:
     if not targets:
         return
     counts = Counter(_core.ORIGINS[target.origin][1] or target.origin for target in targets)
-    ways = " and ".join(f"{count} {way}" for way, count in counts.items())
-    named = listed(targets, shown=lambda each: f"{each.name} ({human_bytes(each.nbytes)})")
+    origins = " and ".join(f"{count} {origin}" for origin, count in counts.items())
+    named = listed(targets, shown=lambda target: f"{target.name} ({human_bytes(target.nbytes)})")
     size = human_bytes(sum(target.nbytes for target in targets))
-    what = "tensor of the model is" if len(targets) == 1 else "tensors of the model are"
+    count = counted(len(targets), "tensor of the model is", "tensors of the model are")
     warn(
-        f"{len(targets)} {what} not in the checkpoint and got values of another origin ({ways}; "
-        f"{size}): {named}. loadstone.audit(model) and the report name all",
+        f"{count} not in the checkpoint and got values of another origin ({origins}; {size}): "
+        f"{named}. loadstone.audit(model) and the report name all",
         FilledWarning,
         stacklevel=users_level(),
     )

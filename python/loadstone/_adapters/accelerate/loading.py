@@ -28,6 +28,9 @@ from loadstone._plan.options import Progress
 from loadstone._plan.placement import DeviceMap, expanded
 from loadstone._plan.planned_load import PlannedLoad
 
+# Arguments that accelerate's function has not, or that are passed on apart.
+_OWN = ("model", "checkpoint", "missing", "progress", "threads", "receipt")
+
 _logger = logging.getLogger("loadstone.accelerate")
 
 
@@ -75,8 +78,7 @@ def load_checkpoint_in_model(
         PlanError: something is missing or does not fit; all findings are attached.
         FormatError, LoadError: see :func:`loadstone.inspect` and :meth:`loadstone.Plan.execute`.
     """
-    ours = ("model", "checkpoint", "missing", "progress", "threads", "receipt")
-    arguments = {name: value for name, value in locals().items() if name not in ours}
+    arguments = {name: value for name, value in locals().items() if name not in _OWN}
     paths = files.find(checkpoint)
     reason = files.left_to_library(model, arguments)
     catalog = None
