@@ -91,7 +91,7 @@ def findings(regions: list[Region], targets: Sequence[PlannedTarget]) -> Iterato
 
 def _region(slot: TensorSlot) -> Region | None:
     tensor = slot.tensor
-    if slot.tie_of is not None or slot.obstacle or not tensor.numel():
+    if not tensor.numel():
         return None
     try:
         storage = tensor.untyped_storage()

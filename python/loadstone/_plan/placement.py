@@ -22,12 +22,12 @@ Device = int | str | torch.device
 DeviceMap = Mapping[str, Device]
 
 # The alignment of torch's allocator, on which the last bit of a matrix product depends.
-ALIGNMENT = 64
+_ALIGNMENT = 64
 
 _OFFLOADED = ("cpu", "disk")
 
 
-def is_below(path: str, above: str) -> bool:
+def _is_below(path: str, above: str) -> bool:
     """Return whether a path equals another or is inside it; everything is inside ``""``."""
     return not above or path == above or path.startswith(f"{above}.")
 
@@ -63,7 +63,7 @@ def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str,
     """
     device_map = saved_map(model, device_map)
     paths = list(device_map)
-    if not any(path != other and is_below(path, other) for path in paths for other in paths):
+    if not any(path != other and _is_below(path, other) for path in paths for other in paths):
         return device_map
     places = _disjoint(device_map, "", model, None)
     return {path: device for path, device in places if device is not None}
@@ -74,7 +74,7 @@ def _disjoint(
 ) -> Iterator[tuple[str, Any]]:
     """Yield disjoint paths below a module, whose parent is on ``device``."""
     device = places.get(path, device)
-    if not any(other != path and is_below(other, path) for other in places):
+    if not any(other != path and _is_below(other, path) for other in places):
         yield path, device
         return
     module = inside(module)
@@ -152,7 +152,7 @@ def require_device(device: Any, path: str) -> None:
         raise make("plan.device_map", message, field="device_map", found=repr(device)) from None
 
 
-class AlignedWeights(Mapping[str, torch.Tensor]):
+class _AlignedWeights(Mapping[str, torch.Tensor]):
     """Weights for a hook, realigned: tensors that it maps from a file have the file's alignment."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -160,7 +160,7 @@ class AlignedWeights(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         value = self.weights[name]
-        return value.clone() if value.data_ptr() % ALIGNMENT else value
+        return value.clone() if value.data_ptr() % _ALIGNMENT else value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
@@ -182,7 +182,7 @@ def align_offloaded_weights(model: torch.nn.Module) -> None:
             weights: Any = getattr(hook, "weights_map", None)
             inner = getattr(weights, "inner", None)  # of a map that brings quantized weights whole
             if isinstance(inner, Mapping):
-                if not isinstance(inner, AlignedWeights):
-                    weights.inner = AlignedWeights(inner)
-            elif weights is not None and not isinstance(weights, AlignedWeights):
-                hook.weights_map = AlignedWeights(weights)
+                if not isinstance(inner, _AlignedWeights):
+                    weights.inner = _AlignedWeights(inner)
+            elif weights is not None and not isinstance(weights, _AlignedWeights):
+                hook.weights_map = _AlignedWeights(weights)

@@ -28,10 +28,8 @@ def policies_of(
     """Return the policy of each target; ``missing_of`` has those of single targets."""
     default, patterns = missing_policies(missing)
     matches = _core.first_matches([pattern for pattern, _ in patterns], names, "missing")
-    policies = (patterns[index][1] if index >= 0 else default for index in matches)
-    return {
-        name: missing_of.get(name, policy) for name, policy in zip(names, policies, strict=True)
-    }
+    chosen = (patterns[index][1] if index >= 0 else default for index in matches)
+    return {name: missing_of.get(name, policy) for name, policy in zip(names, chosen, strict=True)}
 
 
 def _require_policy(policy: object) -> str:
