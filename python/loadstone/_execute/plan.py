@@ -194,18 +194,15 @@ class Plan:
                 at another time is a warning in ``findings`` (``io.time``).
         """
         roots = [root] if isinstance(root, str | os.PathLike) else list(root)
-        first, *others = [os.fsdecode(each) for each in roots] or [""]
-        core = _core.plan_from_json(
+        planned = _plan_from_json(
             read_text(path),
+            [os.fsdecode(folder) for folder in roots] or [""],
             allow_links=allow_links,
-            root=first,
-            other_roots=others,
             plan_folder=os.fsdecode(Path(path).parent),
             offload_folder="" if offload_folder is None else os.fsdecode(offload_folder),
             allow_remote=allow_remote,
-            storage=remote.storage(),
         )
-        return cls(PlannedLoad(core))
+        return cls(planned)
 
     def __reduce__(self) -> tuple[Any, ...]:
         for extension in self._planned.extensions:
@@ -389,17 +386,18 @@ def _planned(
 
 def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
     """Read a plan as :meth:`Plan.load` does: checked against the shards, without a model."""
-    saved = json.loads(text)
-    checkpoints = [saved, *saved.get("other_checkpoints", [])]
-    roots = [each["root"] for each in checkpoints]
+    plan = json.loads(text)
+    checkpoints = [plan, *plan.get("other_checkpoints", [])]
     # An empty root keeps the URL that the plan names.
-    root, *others = ["" if _core.is_remote(each) else str(Path(folder, each)) for each in roots]
-    core = _core.plan_from_json(
-        text,
-        root=root,
-        other_roots=others,
-        offload_folder=offload_folder,
-        allow_remote=True,
-        storage=remote.storage(),
-    )
-    return Plan(PlannedLoad(core))
+    roots = [
+        "" if _core.is_remote(checkpoint["root"]) else str(Path(folder, checkpoint["root"]))
+        for checkpoint in checkpoints
+    ]
+    return Plan(_plan_from_json(text, roots, offload_folder=offload_folder, allow_remote=True))
+
+
+def _plan_from_json(text: str, roots: list[str], **options: Any) -> PlannedLoad:
+    root, *others = roots
+    storage = remote.storage()
+    core = _core.plan_from_json(text, root=root, other_roots=others, storage=storage, **options)
+    return PlannedLoad(core)

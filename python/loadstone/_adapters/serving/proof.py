@@ -17,7 +17,7 @@ def require_written(
     model: torch.nn.Module,
     writes: WriteTracker,
     path: str,
-    is_exempt: Callable[[str, torch.nn.Module], bool] = lambda name, module: False,
+    is_exempt: Callable[[str, torch.nn.Module], bool],
 ) -> None:
     """Raise ``audit.unaccounted`` if a parameter has unwritten elements.
 
