@@ -148,17 +148,17 @@ def load_checkpoint_and_dispatch(
         del arguments[name]
     of_hooks = ("skip_keys", "preload_module_classes", "force_hooks")
     hook_options = {name: arguments.pop(name) for name in of_hooks}
-    places = _device_map(
+    devices = _device_map(
         model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers
     )
-    if places is not None:
-        offload.require_modules(model, places)
-    arguments |= {"device_map": places, "offload_state_dict": bool(offload_state_dict)}
+    if devices is not None:
+        offload.require_modules(model, devices)
+    arguments |= {"device_map": devices, "offload_state_dict": bool(offload_state_dict)}
     load_checkpoint_in_model(**arguments)
-    if places is None:
+    if devices is None:
         return model
     hook_options |= {"offload_dir": offload_folder, "offload_buffers": offload_buffers}
-    return dispatch_model(model, places, **hook_options)
+    return dispatch_model(model, devices, **hook_options)
 
 
 def _device_map(
@@ -179,10 +179,10 @@ def _device_map(
         max_memory = accelerate.utils.get_balanced_memory(
             model, max_memory=max_memory, low_zero=low_zero, **common
         )
-    places: dict[str, Any] = accelerate.utils.infer_auto_device_map(
+    devices: dict[str, Any] = accelerate.utils.infer_auto_device_map(
         model, max_memory=max_memory, offload_buffers=offload_buffers, **common
     )
-    return places
+    return devices
 
 
 def _leave_to_library(
@@ -214,8 +214,8 @@ def _warn_unexpected(
     model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: PlannedLoad
 ) -> None:
     """Warn through accelerate's own logger, so that its settings apply."""
-    found = (each.sources for each in plan.findings if each.code == "plan.unexpected")
-    names = sorted(name for sources in found for name in sources)
+    findings = (finding for finding in plan.findings if finding.code == "plan.unexpected")
+    names = sorted(name for finding in findings for name in finding.sources)
     if names:
         accelerate.utils.modeling.logger.warning(
             f"Some weights of the model checkpoint at {checkpoint} were not used when "

@@ -60,23 +60,23 @@ def plan_load(
     is_spread = any(slot.shard is not None for slot in slots)
     follows_file = device_map is None and dtype is None and not is_spread
     if follows_file:  # otherwise the state dict is not needed
-        follows_file = any(getattr(each, "is_meta", False) for each in model.state_dict().values())
-    wanted = _only_dtype(catalog) if follows_file else dtype
-    base = _traced(model, catalog, wanted)
-    if base is None:
+        values = model.state_dict().values()
+        follows_file = any(getattr(value, "is_meta", False) for value in values)
+    recipes = _trace(model, catalog, _only_dtype(catalog) if follows_file else dtype)
+    if recipes is None:
         adjusted = Adjusted(cast={} if follows_file else _casts(slots, dtype, keeps))
     else:
         _refuse_keeps(slots, keeps)
-        findings = [each for each in base.findings if each.code != "plan.tie"]
+        findings = [finding for finding in recipes.findings if finding.code != "plan.tie"]
         # accelerate ties these names again
-        adjusted = Adjusted(**vars(base) | {"untied": {}, "findings": findings})
-    ties = base.ties if base is not None else {}
+        adjusted = Adjusted(**vars(recipes) | {"untied": {}, "findings": findings})
+    ties = recipes.ties if recipes is not None else {}
     strict = arguments["strict"]
     return make_plan(
         model,
         catalog,
         adjusted,
-        dtype="auto" if follows_file and base is None else None,
+        dtype="auto" if follows_file and recipes is None else None,
         device_map=_placement(slots, ties, device_map, arguments["offload_buffers"]),
         offload_folder=arguments["offload_folder"],
         missing="error" if strict and missing == "keep" else missing,
@@ -86,20 +86,20 @@ def plan_load(
     )
 
 
-def _traced(
+def _trace(
     model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None
 ) -> AdapterRecipes | None:
-    for base in type(inside(model)).__mro__:
-        package = base.__module__.partition(".")[0]
-        if base.__name__ == "PreTrainedModel" and package in adapters_with("recipes"):
+    for cls in type(inside(model)).__mro__:
+        package = cls.__module__.partition(".")[0]
+        if cls.__name__ == "PreTrainedModel" and package in adapters_with("recipes"):
             return trace("transformers", model, catalog, dtype)
     return None
 
 
 def _only_dtype(catalog: Catalog) -> torch.dtype | None:
     """Return the dtype that all floating-point tensors of the checkpoint share, if any."""
-    found = {encoding for encoding in catalog.encodings().values() if encoding in _FLOATING}
-    return torch_dtype(found.pop()) if len(found) == 1 else None
+    dtypes = set(catalog.encodings().values()).intersection(_FLOATING)
+    return torch_dtype(dtypes.pop()) if len(dtypes) == 1 else None
 
 
 def _casts(
@@ -108,9 +108,8 @@ def _casts(
     casts = {}
     for slot in slots:
         if slot.kind in SAVED and slot.tensor.is_floating_point():
-            wanted = dtype if dtype is not None else slot.tensor.dtype
-            stays = _is_kept_in_fp32(slot.name, keep_in_fp32)
-            casts[slot.name] = dtype_name(torch.float32 if stays else wanted)
+            is_kept = _is_kept_in_fp32(slot.name, keep_in_fp32)
+            casts[slot.name] = dtype_name(torch.float32 if is_kept else dtype or slot.tensor.dtype)
     return casts
 
 
@@ -142,7 +141,7 @@ def _placement(
     """
     if device_map is None:
         return None
-    places = {**device_map, **tensor_devices(slots, device_map, offload_buffers)}
+    devices = {**device_map, **tensor_devices(slots, device_map, offload_buffers)}
     tied = ((slot.name, slot.tie_of or ties.get(slot.name)) for slot in slots)
-    keep_tied_in_memory(places, [(name, root) for name, root in tied if root])
-    return places
+    keep_tied_in_memory(devices, [(name, root) for name, root in tied if root])
+    return devices

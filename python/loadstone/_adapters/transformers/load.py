@@ -54,10 +54,11 @@ class V5Call(FromPretrainedCall):
         warn_of_findings(catalog.findings)
         self.stripped_config.check(catalog)
         keeps = releases.dtype_plan(model, config.dtype)
-        given = config.weight_mapping, config.hf_quantizer
-        result = cache.derive(catalog, ConversionInput(model, config.dtype, keeps, *given))
+        mapping, quantizer = config.weight_mapping, config.hf_quantizer
+        conversion = ConversionInput(model, config.dtype, keeps, mapping, quantizer)
+        result = cache.derive(catalog, conversion)
         _warn_once_of(result.decoded, _DECODED)
-        model._weight_conversions = [config.weight_mapping[at] for at in result.used]
+        model._weight_conversions = [mapping[index] for index in result.used]
         self._config, self._info = config, _loading_info(model, result)
         recipes = as_recipes(model, catalog, result, config.ignore_mismatched_sizes, self.options)
         with model_lock(model):
@@ -147,13 +148,13 @@ def as_recipes(
         findings.append(quantized.unneeded_finding(result.unneeded))
     for name, found, expected in result.mismatched:
         findings.append(mismatch(name, found, expected, ignores_mismatches))
-    left = releases.reportable(model, {name for name, _ in result.unexpected})
+    reportable = releases.reportable(model, {name for name, _ in result.unexpected})
     failed = {finding.target for finding in result.findings} | {*result.explained}
     return AdapterRecipes(
         recipes=result.recipes,
         dtypes=result.dtypes,
         ties=_ties(model, result.dtypes.keys(), failed, options.adapters),
-        unexpected=[each for each in result.unexpected if each[0] in left],
+        unexpected=[(name, key) for name, key in result.unexpected if name in reportable],
         already_reported=sorted(failed),
         findings=findings,
         extensions=_quantized_weights(model, catalog, result, options),
