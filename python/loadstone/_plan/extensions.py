@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from loadstone import _core
@@ -10,15 +10,6 @@ from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.model_targets import ModelTargets
 from loadstone._plan.provenance import Provenance
-
-
-class Installation(Protocol):
-    """New state of a model for one load, prepared before the model changes."""
-
-    def install(self) -> None:
-        """Change the model; :meth:`undo` reverts that, even after a partial failure."""
-
-    def undo(self) -> None: ...
 
 
 class TargetExtension(Protocol):
@@ -36,7 +27,7 @@ class TargetExtension(Protocol):
         return slots
 
     def installed_targets(self) -> set[str]:
-        """Return the targets that :meth:`installation` gives to the model."""
+        """Return the targets that :meth:`prepare` takes over."""
         return set()
 
     def devices(self, devices: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -50,14 +41,18 @@ class TargetExtension(Protocol):
         """Raise the errors that can be detected before memory is allocated."""
         return
 
-    def installation(
+    def prepare(
         self,
         model: Any,
         targets: Sequence[PlannedTarget],
         values: Sequence[Any],
         offload: _core.OffloadFolder,
-    ) -> Installation | None:
-        """Prepare the model's new state from the values; ``offload`` is not committed yet."""
+    ) -> Callable[[], None] | None:
+        """Prepare the model's new state from the values; return the function that installs it.
+
+        That function may change any module of the model: if it or the rest of the load fails, the
+        load restores all modules. ``offload`` is not committed yet.
+        """
         return None
 
     def prepare_hooks(self, model: Any, device_map: Mapping[str, Any]) -> None:
@@ -65,7 +60,7 @@ class TargetExtension(Protocol):
         return
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
-        """Add entries for tensors that :meth:`installation` gave to the model."""
+        """Add entries for tensors that :meth:`prepare` has installed."""
         return
 
     def require_savable(self, is_pickled: bool) -> None:

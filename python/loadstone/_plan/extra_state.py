@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loadstone import _core
@@ -11,7 +11,7 @@ from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import TensorReader
 from loadstone._model.model_lock import slots_of
-from loadstone._model.modules import ModuleStates, named_modules, submodule
+from loadstone._model.modules import named_modules, submodule
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.provenance import Provenance
@@ -42,35 +42,28 @@ class ExtraState(TargetExtension):
                     Provenance.kept(slot), origin="checkpoint", reason="made by set_extra_state"
                 )
 
-    def installation(
+    def prepare(
         self,
         model: Any,
         targets: Sequence[PlannedTarget],
         values: Sequence[Any],
         offload: _core.OffloadFolder,
-    ) -> _Installation:
+    ) -> Callable[[], None]:
         reader = TensorReader(self._catalog, decodes=False)
         dtypes = {name: reader.entry(name).dtype for name in self._names.values()}
         tensors = reader.read_all(dtypes, "cpu", 1)
-        return _Installation(model, {path: tensors[name] for path, name in self._names.items()})
+
+        def install() -> None:
+            for path, name in self._names.items():
+                _set_extra_state(submodule(model, path), path, tensors[name])
+
+        return install
 
 
-class _Installation:
-    def __init__(self, model: Any, states: Mapping[str, Any]) -> None:
-        self._model = model
-        self._states = states
-        self._before = ModuleStates()
-
-    def install(self) -> None:
-        for path, state in self._states.items():
-            module = submodule(self._model, path)
-            self._before.keep(module)
-            try:
-                module.set_extra_state(state)
-            except Exception as error:
-                what = f"set_extra_state() of '{path}' ({type(module).__name__}) failed"
-                message = f"{what}: {type(error).__name__}: {error}"
-                raise make("plan.extra_state", message, tensor=path) from error
-
-    def undo(self) -> None:
-        self._before.undo()
+def _set_extra_state(module: Any, path: str, state: Any) -> None:
+    try:
+        module.set_extra_state(state)
+    except Exception as error:
+        failed = f"set_extra_state() of '{path}' ({type(module).__name__}) failed"
+        message = f"{failed}: {type(error).__name__}: {error}"
+        raise make("plan.extra_state", message, tensor=path) from error

@@ -22,10 +22,10 @@ def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> AdapterReci
     return made
 
 
-def extended(
+def extend(
     recipes: AdapterRecipes | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> AdapterRecipes:
-    """Add the extensions that ``quantize`` or the model's modules need."""
+    """Add the extensions that ``quantize`` or the model's modules need, for every entry point."""
     dtype = dtype if recipes is None else None  # a trace has it
     recipes = recipes or AdapterRecipes(None)
     for library, adapter in adapters.adapters_with("extend").items():

@@ -18,13 +18,13 @@ from loadstone._model import modules
 from loadstone._model.ranks import local_ranks, mesh_device
 from loadstone._plan import load_hooks, ties
 from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.from_adapters import extend
 from loadstone._plan.load_code import has_code
 from loadstone._plan.load_hooks import Effect
 from loadstone._plan.model_memory import held_bytes
 from loadstone._plan.model_targets import ModelTargets, targets_of
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.policies import missing_policies
-from loadstone._plan.quantization import Quantization
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.rules import Rules, rules_or_recipes
 from loadstone._plan.shared_read import SharedReadPlan
@@ -41,6 +41,7 @@ def make_plan(
     rules: Rules | None = None,
     dtype: Any = None,
     device_map: Any = None,
+    maps_tensors: bool = False,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     missing: str | Mapping[str, str] = "error",
@@ -49,7 +50,7 @@ def make_plan(
     threads: int | None = None,
     allow_non_finite: bool = True,
     initialises: bool = False,
-    quantize: Mapping[str, Quantization] | None = None,
+    quantize: Any = None,
     strip_prefix: str | Sequence[str] = (),
     runs_hooks: bool = False,
     in_place: bool = False,
@@ -59,16 +60,19 @@ def make_plan(
     """Plan as :func:`loadstone.plan`, for an open checkpoint and recipes of an adapter.
 
     Args:
+        maps_tensors: ``device_map`` has the device of every tensor.
         missing_of: policies of single targets, by name.
-        quantize: targets that become :class:`loadstone._execute.execute.Parts`.
         allow_non_finite: the default, because libraries quantize NaN too.
         initialises: the caller runs the initialisers itself.
         runs_hooks: hooks and overrides of ``load_state_dict`` take effect.
         options: for the core: ``mmap`` ...; with ``allows_unknown_modules`` an unknown module in a
             device map is only a warning.
     """
-    traced, merged = traced or AdapterRecipes(None), adapters or MergedAdapters()
-    model_targets = _expanded_targets(model, traced, merged.keeps_ties, quantize or {})
+    traced, merged = extend(traced, model, catalog, dtype, quantize), adapters or MergedAdapters()
+    model_targets = _expanded_targets(model, traced, merged.keeps_ties)
+    if maps_tensors:
+        for extension in traced.extensions:
+            device_map = extension.devices(device_map)
     if model_targets.keeps_dtypes and dtype != "auto":
         dtype = None
     model_targets.findings += traced.findings + traced.unexpected_findings(unexpected)
@@ -115,15 +119,12 @@ def make_plan(
     return _finished(core, model_targets, extensions, in_place, shared, policies)
 
 
-def _expanded_targets(
-    model: Any, traced: AdapterRecipes, keeps_ties: bool, quantize: Mapping[str, Quantization]
-) -> ModelTargets:
-    made = targets_of(model)
-    traced.adjust(made.targets, keeps_ties)
-    made.quantize = dict(quantize)
+def _expanded_targets(model: Any, traced: AdapterRecipes, keeps_ties: bool) -> ModelTargets:
+    model_targets = targets_of(model)
+    traced.adjust(model_targets.targets, keeps_ties)
     for extension in traced.extensions:
-        extension.expand(made)
-    return made
+        extension.expand(model_targets)
+    return model_targets
 
 
 def _effect_of_hooks(

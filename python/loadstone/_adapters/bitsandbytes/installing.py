@@ -12,7 +12,7 @@ from loadstone._adapters.bitsandbytes import experts
 from loadstone._adapters.bitsandbytes.modules import heal_all, is_self_contained
 from loadstone._adapters.bitsandbytes.parameters import adopt
 from loadstone._model.holders import Parameters
-from loadstone._model.modules import ModuleStates, owner_of
+from loadstone._model.modules import owner_of
 
 # Outlier threshold for activations, as in LLM.int8 and in transformers.
 THRESHOLD = 6.0
@@ -66,7 +66,7 @@ def put(module: Any, leaf: str, parameter: Any) -> None:
         module.quant_state = parameter.quant_state
 
 
-class Installation:
+class NewLayers:
     """New layers, prepared before the model changes."""
 
     def __init__(
@@ -80,7 +80,6 @@ class Installation:
         self.parameters = dict(parameters)
         self.new: dict[int, torch.nn.Module] = {}
         self.old: list[torch.nn.Linear] = []
-        self._before = ModuleStates()
         for name, parameter in self.parameters.items():
             module = owner_of(model, name)
             if type(module) is torch.nn.Linear and id(module) not in self.new:
@@ -90,8 +89,6 @@ class Installation:
     def install(self) -> None:
         """Swap layers; reads and computes nothing, and should not fail."""
         replaced = Parameters(self.model)
-        for module in self.model.modules():
-            self._before.keep(module)
         for name, parameter in self.parameters.items():
             module = owner_of(self.model, name)
             if id(module) not in self.new:
@@ -105,9 +102,6 @@ class Installation:
         if any(parameter.is_meta for parameter in self.parameters.values()):
             prepare_hooks(self.model, self.offsets)
         replaced.note_replaced(self.model)
-
-    def undo(self) -> None:
-        self._before.undo()
 
 
 def moves_weights(device_map: Mapping[str, Any] | None) -> bool:
