@@ -353,10 +353,7 @@ def providers(libraries: Iterable[str]) -> list[Hooks]:
 
 @functools.cache
 def _provider(name: str) -> Hooks:
-    adapter = importlib.import_module(f"loadstone.{name}")
-    if not hasattr(adapter, "patches"):
-        raise _refused("this library cannot be patched", name)
-    hooks: Hooks = adapter.patches()
+    hooks: Hooks = importlib.import_module(f"loadstone.{name}").patches()
     return hooks
 
 

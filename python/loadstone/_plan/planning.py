@@ -69,16 +69,13 @@ def make_plan(
             device map is only a warning.
     """
     traced, merged = extend(traced, model, catalog, dtype, quantize), adapters or MergedAdapters()
-    model_targets = _expanded_targets(model, traced, merged.keeps_ties)
-    if maps_tensors:
-        for extension in traced.extensions:
-            device_map = extension.devices(device_map)
+    model_targets = _expanded_targets(model, traced, merged.keeps_ties, unexpected)
     if model_targets.keeps_dtypes and dtype != "auto":
         dtype = None
-    model_targets.findings += traced.findings + traced.unexpected_findings(unexpected)
     default, patterns = missing_policies(missing)
     single = dict.fromkeys(model_targets.not_in_state_dict, "keep") | dict(missing_of or {})
     prefixes, (text, recipes) = _prefixes(strip_prefix), rules_or_recipes(rules, catalog._core)
+    mapping = traced.extensions if maps_tensors else ()
     make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
         merged.behind(catalog),
@@ -98,7 +95,7 @@ def make_plan(
         quantize=[(name, *astuple(how)) for name, how in model_targets.quantize.items()],
         adapters=list(merged.rows),
         tie=merged.tie,
-        **_devices(model_targets, device_map, max_memory),
+        **_devices(model_targets, device_map, max_memory, mapping),
         **options,
     )
     given = recipes or traced.recipes
@@ -113,17 +110,19 @@ def make_plan(
         last = {"missing_of": list(single.items()), **effect.arguments(unexpected)}
         core = make_core(model_targets.targets, **last)
         extensions += [] if effect.extra is None else [effect.extra]
-    again = functools.partial(make_core, **last)
-    shared = _shared_read(again, model_targets, catalog) if read_once else None
+    shared = _shared_read(make_core, last, model_targets, catalog) if read_once else None
     policies = set() if initialises else {default, *single.values(), *dict(patterns).values()}
     return _finished(core, model_targets, extensions, in_place, shared, policies)
 
 
-def _expanded_targets(model: Any, traced: AdapterRecipes, keeps_ties: bool) -> ModelTargets:
+def _expanded_targets(
+    model: Any, traced: AdapterRecipes, keeps_ties: bool, unexpected: str
+) -> ModelTargets:
     model_targets = targets_of(model)
     traced.adjust(model_targets.targets, keeps_ties)
     for extension in traced.extensions:
         extension.expand(model_targets)
+    model_targets.findings += traced.findings + traced.unexpected_findings(unexpected)
     return model_targets
 
 
@@ -144,8 +143,13 @@ def _effect_of_hooks(
 
 
 def _devices(
-    model_targets: ModelTargets, device_map: Any, max_memory: Mapping[Any, int | str] | None
+    model_targets: ModelTargets,
+    device_map: Any,
+    max_memory: Mapping[Any, int | str] | None,
+    extensions: Sequence[TargetExtension],
 ) -> dict[str, Any]:
+    for extension in extensions:
+        device_map = extension.devices(device_map)
     if device_map is None:
         device_map = mesh_device(
             slot.shard for slot in model_targets.slots if slot.shard is not None
@@ -163,15 +167,19 @@ def _devices(
 
 
 def _shared_read(
-    core_of: Callable[..., _core.Plan], model_targets: ModelTargets, catalog: Catalog
+    make_core: Callable[..., _core.Plan],
+    arguments: Mapping[str, Any],
+    model_targets: ModelTargets,
+    catalog: Catalog,
 ) -> SharedReadPlan:
     """Plan the same load for whole tensors, which ranks read for each other."""
     if model_targets.module is None:
         message = "ranks that read together need the model, not a file about it"
         raise make("plan.options", message, field="read_once")
-    made = SharedReadPlan(core_of([target.whole() for target in model_targets.targets]), catalog)
-    made.require_possible()
-    return made
+    core = make_core([target.whole() for target in model_targets.targets], **arguments)
+    shared = SharedReadPlan(core, catalog)
+    shared.require_possible()
+    return shared
 
 
 def _finished(

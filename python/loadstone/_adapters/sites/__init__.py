@@ -26,10 +26,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from loadstone._base.adapters import adapters_with
 from loadstone._base.errors import Error, listed, make
 from loadstone._base.terminal import warn
 
-LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt", "peft")
+LIBRARIES = tuple(adapters_with("is_patchable"))
 
 _ABSENT = object()
 
