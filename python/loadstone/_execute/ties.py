@@ -29,7 +29,8 @@ def unlist_ties(model: Any, names: Sequence[str]) -> None:
 
 def _listed(model: Any) -> dict[str, str]:
     """Return the list of ties of the model's library; a new dict if the model has none."""
-    lists = (getattr(model, each.tie_list, None) for each in adapters_with("tie_list").values())
+    attributes = (adapter.tie_list for adapter in adapters_with("tie_list").values())
+    lists = (getattr(model, attribute, None) for attribute in attributes)
     return next((listed for listed in lists if isinstance(listed, dict)), {})
 
 

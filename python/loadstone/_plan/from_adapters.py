@@ -18,8 +18,8 @@ def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> AdapterReci
         raise unknown("rules", "library or file", library, tuple(traced))
     if isinstance(model, str | os.PathLike):
         raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")
-    made: AdapterRecipes = adapters.resolve(traced[library].recipes)(model, catalog, dtype=dtype)
-    return made
+    recipes: AdapterRecipes = adapters.resolve(traced[library].recipes)(model, catalog, dtype=dtype)
+    return recipes
 
 
 def extend(

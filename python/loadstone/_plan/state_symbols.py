@@ -36,8 +36,8 @@ class StateSymbols:
         self._whole: dict[int, str] = {}
         for name, shape, dtype, sources, is_whole in _rows(catalog, rules):
             planned = targets.get(name)
-            is_numbers = planned is not None and planned.origin == "checkpoint"
-            if planned is not None and is_numbers and planned.shape != shape:
+            is_read = planned is not None and planned.origin == "checkpoint"
+            if planned is not None and is_read and planned.shape != shape:
                 shape, dtype, is_whole = planned.shape, planned.dtype, False
             symbol = trace.source(sources[0]) if is_whole else _whole(trace, shape, dtype, name)
             self.state[name] = symbol
@@ -64,8 +64,8 @@ class StateSymbols:
 
 
 def _whole(trace: Trace, shape: tuple[int, ...], dtype: str, name: str) -> WholeSymbol:
-    kind = torch_dtype(dtype) if is_dtype(dtype) else torch.uint8
-    return WholeSymbol(trace, -1, trace.form(shape, kind), (), name)
+    element = torch_dtype(dtype) if is_dtype(dtype) else torch.uint8
+    return WholeSymbol(trace, -1, trace.form(shape, element), (), name)
 
 
 def _rows(catalog: Catalog, rules: str) -> Iterator[_Row]:
@@ -86,8 +86,8 @@ def _after_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
         threads=1,
         allow_non_finite=True,
     )
-    made = json.loads(conversion.to_json())["tensors"]
-    targets = [_core.Target(name, row["shape"], row["dtype"]) for name, row in made.items()]
+    tensors = json.loads(conversion.to_json())["tensors"]
+    targets = [_core.Target(name, row["shape"], row["dtype"]) for name, row in tensors.items()]
     options = {"rules": rules, "missing": "zeros", "unexpected": "ignore"}
     plan = _core.make_plan(catalog._core, targets=targets, values_known=False, **options)
     document = json.loads(plan.to_json())
@@ -113,4 +113,4 @@ def _renamed(
     """Remove the prefix from module paths that a rule removed from all names."""
     first, name = next(iter(catalog.tensors), ""), next(iter(state), "")
     prefix = first.removesuffix(name) if first.endswith(name) else ""
-    return {path.removeprefix(prefix): own for path, own in modules.items()}
+    return {path.removeprefix(prefix): entry for path, entry in modules.items()}
