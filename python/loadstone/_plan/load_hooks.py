@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,14 +208,12 @@ class LoadHookTracer:
             return Effect([self._finding_at(error.tensor.rpartition(".")[0], reason)])
         extra, findings = self._extra_state(missing)
         effect.extra, effect.findings = ExtraState(self.catalog, extra) if extra else None, findings
-        absent = {
-            finding.target for finding in self.core.findings if finding.code == "plan.missing"
-        }
+        absent = {finding.target for finding in self._reported("plan.missing")}
         effect.kept |= absent - {*self.missing, *changed}
         if changed:
             effect.recipes = self.trace.finish()
         unexpected = self._unexpected()
-        if effect.dropped or {source for _, source in unexpected} != self._reported_unexpected():
+        if effect.dropped or {key for _, key in unexpected} != self._reported_unexpected():
             effect.unexpected = unexpected
         elif not (changed or effect.kept or extra or findings):
             return None
@@ -295,32 +293,27 @@ class LoadHookTracer:
             name = f"{path}._extra_state".lstrip(".")
             state = self.extra.get(path)
             source = self.symbols.whole_source(state) if isinstance(state, Symbol) else None
-            message = ""
+            problem = ""
             if name in self.symbols.objects:
-                message = "is no tensor in the checkpoint, and cannot be loaded"
+                problem = "is no tensor in the checkpoint, and cannot be loaded"
             elif source is not None:
                 extra[path] = source
             elif state is not None:
-                message = "is made of tensors of the checkpoint by a hook, and cannot be loaded"
+                problem = "is made of tensors of the checkpoint by a hook, and cannot be loaded"
             elif name in self.missing and policies_of([name], missing, {})[name] == "error":
-                message = "is not in the checkpoint"
-            if message:
-                message = (
-                    f"the extra state of '{path}' ({type(module).__name__}.set_extra_state) "
-                    f"{message}"
-                )
+                problem = "is not in the checkpoint"
+            if problem:
+                owner = f"the extra state of '{path}' ({type(module).__name__}.set_extra_state)"
                 hint = "load this model with load_state_dict"
-                code = "plan.extra_state"
-                findings.append(_core.Finding("error", code, name, [], message, hint))
+                head = ("error", "plan.extra_state", name, [])
+                findings.append(_core.Finding(*head, f"{owner} {problem}", hint))
         return extra, findings
 
     def _reported_unexpected(self) -> set[str]:
-        return {
-            name
-            for finding in self.core.findings
-            if finding.code == "plan.unexpected"
-            for name in finding.sources
-        }
+        return {key for finding in self._reported("plan.unexpected") for key in finding.sources}
+
+    def _reported(self, code: str) -> Iterator[_core.Finding]:
+        return (finding for finding in self.core.findings if finding.code == code)
 
     def _unexpected(self) -> list[tuple[str, str]]:
         """Return unexpected names, without components of quantized tensors."""

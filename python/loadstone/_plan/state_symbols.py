@@ -39,11 +39,14 @@ class StateSymbols:
             is_read = planned is not None and planned.origin == "checkpoint"
             if planned is not None and is_read and planned.shape != shape:
                 shape, dtype, is_whole = planned.shape, planned.dtype, False
-            symbol = trace.source(sources[0]) if is_whole else _whole(trace, shape, dtype, name)
+            if is_whole:
+                symbol: Symbol = trace.source(sources[0])
+                self._whole[symbol.value] = sources[0]
+            else:
+                form = trace.form(shape, torch_dtype(dtype) if is_dtype(dtype) else torch.uint8)
+                symbol = WholeSymbol(trace, -1, form, (), name)
             self.state[name] = symbol
             self._sources[id(symbol)] = sources
-            if is_whole:
-                self._whole[symbol.value] = sources[0]
         metadata = metadata_of(catalog)
         self.objects = frozenset(metadata.objects)
         self._metadata = metadata.modules and _renamed(metadata.modules, catalog, self.state)
@@ -61,11 +64,6 @@ class StateSymbols:
     def whole_source(self, symbol: Symbol) -> str | None:
         """Return the tensor of the checkpoint if the value is that tensor, unchanged."""
         return self._whole.get(symbol.value)
-
-
-def _whole(trace: Trace, shape: tuple[int, ...], dtype: str, name: str) -> WholeSymbol:
-    element = torch_dtype(dtype) if is_dtype(dtype) else torch.uint8
-    return WholeSymbol(trace, -1, trace.form(shape, element), (), name)
 
 
 def _rows(catalog: Catalog, rules: str) -> Iterator[_Row]:

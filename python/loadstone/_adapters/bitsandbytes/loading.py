@@ -21,9 +21,9 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, Shape, 
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
 from loadstone._adapters.bitsandbytes.installing import (
-    NewLayers,
     moves_weights,
     prepare_hooks,
+    prepare_layers,
 )
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._adapters.bitsandbytes.stored_weights import StoredWeight, require_finite
@@ -265,7 +265,7 @@ class QuantizedWeights(TargetExtension):
         offload: _core.OffloadFolder,
     ) -> Callable[[], None]:
         self.complete_folder(model, targets, offload)
-        return NewLayers(model, self.parameters(model, targets, values), self.offsets).install
+        return prepare_layers(model, self.parameters(model, targets, values), self.offsets)
 
     def complete_folder(
         self,
