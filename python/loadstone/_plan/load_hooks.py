@@ -305,8 +305,8 @@ class LoadHookTracer:
             if problem:
                 owner = f"the extra state of '{path}' ({type(module).__name__}.set_extra_state)"
                 hint = "load this model with load_state_dict"
-                head = ("error", "plan.extra_state", name, [])
-                findings.append(_core.Finding(*head, f"{owner} {problem}", hint))
+                message, code = f"{owner} {problem}", "plan.extra_state"
+                findings.append(_core.Finding("error", code, name, [], message, hint))
         return extra, findings
 
     def _reported_unexpected(self) -> set[str]:
