@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from loadstone import _core
 from loadstone._model.targets import PlannedTarget
@@ -12,7 +12,7 @@ from loadstone._plan.model_targets import ModelTargets
 from loadstone._plan.provenance import Provenance
 
 
-class TargetExtension(Protocol):
+class TargetExtension:
     """Base class of extensions, which a plan calls in turn; each overrides the methods it needs.
 
     Adapters make the extensions of their libraries: see ``_base/adapters.py``.
@@ -20,7 +20,6 @@ class TargetExtension(Protocol):
 
     def expand(self, targets: ModelTargets) -> None:
         """Replace targets of the model's tensors with those that the core reads or makes."""
-        return
 
     def slots(self, slots: list[TensorSlot]) -> list[TensorSlot]:
         """Return the model's tensors with the same replacements."""
@@ -39,7 +38,6 @@ class TargetExtension(Protocol):
 
     def before_read(self) -> None:
         """Raise the errors that can be detected before memory is allocated."""
-        return
 
     def prepare(
         self,
@@ -57,12 +55,9 @@ class TargetExtension(Protocol):
 
     def prepare_hooks(self, model: Any, device_map: Mapping[str, Any]) -> None:
         """Prepare the new state for hooks that a library attaches to the modules of a map."""
-        return
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
         """Add entries for tensors that :meth:`prepare` has installed."""
-        return
 
     def require_savable(self, is_pickled: bool) -> None:
         """Raise if the plan could not be executed after it is read back."""
-        return

@@ -17,17 +17,17 @@ from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.provenance import Provenance
 
 
+@dataclasses.dataclass
 class ExtraState(TargetExtension):
     """Extra state of modules; ``names`` maps their paths to names in the checkpoint."""
 
-    def __init__(self, catalog: Catalog, names: Mapping[str, str]) -> None:
-        self._catalog = catalog
-        self._names = dict(names)
+    catalog: Catalog
+    names: Mapping[str, str]
 
     def require_savable(self, is_pickled: bool) -> None:
         """Raise: the file of a plan cannot store extra state."""
         message = "a plan that hands over extra state (set_extra_state) is tied to its model"
-        raise make("plan.extra_state", message, tensor=next(iter(self._names.values())))
+        raise make("plan.extra_state", message, tensor=next(iter(self.names.values())))
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
         """Add the tensors of modules that took extra state, but not of their submodules."""
@@ -36,7 +36,7 @@ class ExtraState(TargetExtension):
             path = slot.name
             while path not in paths:
                 path = path.rpartition(".")[0]
-            is_own = slot.kind == "attribute" and not slot.may_be_kept and path in self._names
+            is_own = slot.kind == "attribute" and not slot.may_be_kept and path in self.names
             if is_own and slot.name not in provenance:
                 provenance[slot.name] = dataclasses.replace(
                     Provenance.kept(slot), origin="checkpoint", reason="made by set_extra_state"
@@ -49,12 +49,12 @@ class ExtraState(TargetExtension):
         values: Sequence[Any],
         offload: _core.OffloadFolder,
     ) -> Callable[[], None]:
-        reader = TensorReader(self._catalog, decodes=False)
-        dtypes = {name: reader.entry(name).dtype for name in self._names.values()}
+        reader = TensorReader(self.catalog, decodes=False)
+        dtypes = {name: reader.entry(name).dtype for name in self.names.values()}
         tensors = reader.read_all(dtypes, "cpu", 1)
 
         def install() -> None:
-            for path, name in self._names.items():
+            for path, name in self.names.items():
                 _set_extra_state(submodule(model, path), path, tensors[name])
 
         return install

@@ -24,7 +24,6 @@ from loadstone._files.catalog import Catalog
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import named_modules, saved_path
 from loadstone._model.targets import SAVED, planned_targets
-from loadstone._model.walk import TensorSlot
 from loadstone._plan.extra_state import ExtraState
 from loadstone._plan.load_code import LOAD_HOOK, is_filled, is_overridden, is_own, refusal
 from loadstone._plan.own_symbol import OwnSymbol, WholeSymbol
@@ -122,7 +121,7 @@ class LoadHookTracer:
     def run(self) -> _core.Finding | None:
         """Return the finding that rejects the code, or ``None``."""
         try:
-            copy = stand_in(self.model, self._own)
+            copy = stand_in(self.model, lambda slot: OwnSymbol(self.trace, slot, self.copied))
         except Exception as error:
             reason = f"it cannot be copied to be examined ({type(error).__name__}: {error})"
             return refusal("", self.model, reason)
@@ -162,9 +161,6 @@ class LoadHookTracer:
         used = set(sources_of(symbols_in([*self.extra.values(), *copies])))
         state = self.symbols.state.items()
         self.unexpected = [name for name, symbol in state if symbol.source not in used]
-
-    def _own(self, slot: TensorSlot) -> torch.Tensor:
-        return OwnSymbol(self.trace, slot, self.copied)
 
     def _prepare(self, copy: _Module) -> tuple[str, ...]:
         """Remove modules that an adapter fills and return their prefixes; record extra state."""

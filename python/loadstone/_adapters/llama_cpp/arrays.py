@@ -63,14 +63,11 @@ def array_class(gguf: Any, numpy: Any) -> Any:
 
 def symbol_in(array: Any, array_type: Any) -> ConverterSymbol | None:
     """Return an array's symbol, or ``None``; gguf wraps quantized arrays in a lazy array."""
-    if isinstance(array, array_type):
-        symbol: ConverterSymbol = array.symbol
-        return symbol
-    is_quantized = isinstance(array, array_type.__base__) and len(array._args) == 1
-    if is_quantized and isinstance(array._args[0], array_type):
-        symbol = array._args[0].symbol
-        return symbol
-    return None
+    is_lazy = isinstance(array, array_type.__base__) and not isinstance(array, array_type)
+    if is_lazy and len(array._args) == 1:
+        array = array._args[0]
+    symbol: ConverterSymbol | None = array.symbol if isinstance(array, array_type) else None
+    return symbol
 
 
 def constant(name: str, array: Any, encoding: str, numpy: Any) -> torch.Tensor:
