@@ -30,10 +30,10 @@ from loadstone._model import devices, half_written, memory
 from loadstone._model.half_written import WRITTEN
 from loadstone._model.holders import Own, note_replaced
 from loadstone._model.model_lock import model_lock, slots_of
+from loadstone._model.modules import ModuleStates
 from loadstone._model.ranks import renew
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
-from loadstone._plan.extensions import Installation
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.ties import is_split, may_split, untied_by
@@ -155,8 +155,7 @@ class ModelState:
             if filled.offload.is_committed:
                 return
             filled.offload.abandon()
-            for installation in reversed(filled.installations):
-                installation.undo()
+            filled.modules.undo()
             filled.destinations.undo()
             for slot, tensor in zip(self._slots, self._tensors, strict=True):
                 slot.put_back(tensor)
@@ -190,14 +189,14 @@ class Filled:
     Attributes:
         slots: in the plan's order.
         values: for each slot a finished tensor, :class:`Parts`, or ``None`` if no bytes move.
-        installations: of the plan's extensions, once they are prepared.
+        modules: their states before the plan's extensions change the model.
     """
 
     slots: list[TensorSlot]
     values: list[Any]
     core: _core.Report
     destinations: Destinations
-    installations: list[Installation] = dataclasses.field(default_factory=list)
+    modules: ModuleStates = dataclasses.field(default_factory=ModuleStates)
 
     @property
     def offload(self) -> _core.OffloadFolder:
@@ -396,12 +395,16 @@ def install(
     give: Callable[[PlannedLoad, Any, Filled], None] = give_tensors,
 ) -> None:
     """Give the model all tensors, those without an extension by ``give``."""
-    for extension in plan.extensions:
-        installation = extension.installation(model, plan.targets, filled.values, filled.offload)
-        filled.installations += [] if installation is None else [installation]
+    prepared = [
+        extension.prepare(model, plan.targets, filled.values, filled.offload)
+        for extension in plan.extensions
+    ]
     give(plan, model, filled)
-    for installation in filled.installations:
-        installation.install()
+    installers = [installer for installer in prepared if installer is not None]
+    for module in model.modules() if installers else ():
+        filled.modules.keep(module)
+    for installer in installers:
+        installer()
     renew(model)
     if not plan.library_initialises:
         _warn_of_fills(plan)

@@ -25,7 +25,7 @@ from loadstone._files.catalog import CheckpointPath, inspect
 from loadstone._files.weighted import Weighted, adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
-from loadstone._plan.from_adapters import extended, trace
+from loadstone._plan.from_adapters import trace
 from loadstone._plan.placement import Device, DeviceMap
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
@@ -374,8 +374,9 @@ def _planned(
         return make_plan(
             model,
             catalog,
-            extended(traced, model, catalog, dtype, quantize),
+            traced,
             adapters=adapters(lora, lora_ignore, allow_links, tie),
+            quantize=quantize,
             rules=None if is_traced else rules,
             dtype=None if is_traced else dtype,
             staging_bytes_max=count_argument("staging_bytes_max", staging_bytes_max, 2**63 - 1),
