@@ -30,8 +30,8 @@ register(
         tensor_classes=(
             "bitsandbytes.nn.modules.Params4bit",
             "bitsandbytes.nn.modules.Int8Params",
-            "loadstone._adapters.bitsandbytes.parameters.Params4bit",
-            "loadstone._adapters.bitsandbytes.parameters.Int8Params",
+            "loadstone.bitsandbytes.Params4bit",
+            "loadstone.bitsandbytes.Int8Params",
         ),
         filled_modules=("bitsandbytes.nn.modules",),
     ),
@@ -40,7 +40,7 @@ register(
         "modelopt",
         tensor_classes=(
             "modelopt.torch.quantization.qtensor.base_qtensor.QTensorWrapper",
-            "loadstone._adapters.modelopt.experts.PackedExperts",
+            "loadstone.modelopt.PackedExperts",
         ),
     ),
 )
