@@ -31,6 +31,10 @@ COMPONENTS = {
     "weight.nested_quant_map": "nested_code",
 }
 
+# The state's fields; the core allows others.
+_FIELDS = {"quant_type", "blocksize", "dtype", "shape"}
+_NESTED_FIELDS = {"nested_blocksize", "nested_dtype", "nested_offset"}
+
 Shape = tuple[int, ...]
 Entries = Mapping[str, tuple[str, Shape]]
 
@@ -43,35 +47,18 @@ class QuantStateMetadata:
         quant_type: ``"nf4"`` or ``"fp4"``.
         blocksize: weights per scale.
         dtype, shape: of the original weight, such as ``"bfloat16"``.
-        nested_blocksize, nested_dtype, nested_offset: of the scales, if they are quantized too.
+        nested_offset: to add to the decoded scales; ``None`` if these are not quantized.
     """
 
     quant_type: str
     blocksize: int
     dtype: str
     shape: Shape
-    nested_blocksize: int | None = None
-    nested_dtype: str | None = None
     nested_offset: float | None = None
 
     @property
     def nested(self) -> bool:
         return self.nested_offset is not None
-
-    @property
-    def offset(self) -> float:
-        """Return the offset to add to the decoded scales."""
-        return float(self.nested_offset or 0.0)
-
-    def with_nested(self, offset: float, blocksize: int) -> QuantStateMetadata:
-        return QuantStateMetadata(
-            self.quant_type, self.blocksize, self.dtype, self.shape, blocksize, "float32", offset
-        )
-
-    def to_bytes(self) -> bytes:
-        """Return the blob, byte for byte as bitsandbytes writes it."""
-        fields = {name: value for name, value in vars(self).items() if value is not None}
-        return json.dumps(fields).encode()
 
     @classmethod
     def parse(cls, name: str, blob: bytes) -> QuantStateMetadata:
@@ -84,13 +71,11 @@ class QuantStateMetadata:
             FormatError: ``q.quant_state``, ``q.group_size``.
         """
         shape, dtype, blocksize, offset = _core.bnb.parse_state(name, blob)
-        metadata = cls(name.rpartition("bitsandbytes__")[2], blocksize, dtype, shape)
-        if offset is not None:
-            metadata = metadata.with_nested(offset, NESTED_BLOCK)
-        state, expected = json.loads(blob), json.loads(metadata.to_bytes())
-        rounded = {"nested_offset": offset}
-        if state | rounded != expected | rounded:
-            message, found = "the state has other fields", str(state)
+        metadata = cls(name.rpartition("bitsandbytes__")[2], blocksize, dtype, shape, offset)
+        state: dict[str, Any] = json.loads(blob)
+        fields = _FIELDS if offset is None else _FIELDS | _NESTED_FIELDS
+        if state.keys() != fields or state.get("nested_dtype", "float32") != "float32":
+            message, found, expected = "the state has other fields", str(state), sorted(fields)
             raise make("q.quant_state", message, tensor=name, found=found, expected=str(expected))
         return metadata
 
@@ -174,13 +159,6 @@ def component_names(metadata: QuantStateMetadata | None) -> set[str]:
         return {"weight", "SCB", "weight_format"}
     names = {"weight", "weight.absmax", "weight.quant_map", STATE + metadata.quant_type}
     return names | set(NESTED) if metadata.nested else names
-
-
-def scales_name(metadata: QuantStateMetadata | None) -> str:
-    """Return the name of the float32 scales inside the module; ``None``: an 8-bit weight."""
-    if metadata is None:
-        return "SCB"
-    return NESTED[0] if metadata.nested else "weight.absmax"
 
 
 def require_finite_scales(name: str, scales: Any) -> None:

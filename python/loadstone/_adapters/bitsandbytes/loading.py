@@ -236,7 +236,7 @@ class QuantizedWeights(TargetExtension):
     ) -> None:
         """Add the components that hooks need, before the folder is committed."""
         self.offsets = {
-            stored.name: torch.tensor(stored.metadata.offset, dtype=torch.float32)
+            stored.name: torch.tensor(stored.metadata.nested_offset, dtype=torch.float32)
             for stored in self.stored.values()
             if stored.metadata is not None and stored.metadata.nested
         }

@@ -23,6 +23,7 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import join_name
 from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, weights_map_of
 from loadstone._adapters.bitsandbytes.parameters import (
     adopt,
+    components_of,
     is_incomplete,
     is_packed,
     lost_scales,
@@ -88,7 +89,8 @@ class SelfContainedModule(torch.nn.Module):
     def _require_scales(self) -> None:
         if torch.compiler.is_compiling():
             return
-        if is_packed(self.weight) and is_incomplete(self.weight):
+        weight = self.weight
+        if is_packed(weight) and (is_incomplete(weight) or not components_of(weight)):
             raise lost_scales(self.weight.shape)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -245,14 +247,7 @@ class SelfContainedEmbedding4bit(SelfContained4bit):
         return torch.nn.functional.embedding(input, table).to(self.dtype)
 
 
-class SelfContained8bit(SelfContainedModule):
-    def _require_scales(self) -> None:
-        super()._require_scales()
-        if is_packed(self.weight) and self.weight.SCB is None:
-            raise lost_scales(self.weight.shape)
-
-
-class SelfContainedLinear8bitLt(SelfContained8bit):
+class SelfContainedLinear8bitLt(SelfContainedModule):
     """A ``Linear8bitLt`` whose weight keeps the scales; its state borrows them."""
 
     state: Any
@@ -289,7 +284,7 @@ _MIXINS: tuple[tuple[type, type], ...] = (
     (bnb.nn.Linear4bit, SelfContainedLinear4bit),
     (bnb.nn.Linear8bitLt, SelfContainedLinear8bitLt),
     (bnb.nn.Embedding4bit, SelfContainedEmbedding4bit),
-    (bnb.nn.Embedding8bit, SelfContained8bit),
+    (bnb.nn.Embedding8bit, SelfContainedModule),
 )
 
 

@@ -13,7 +13,7 @@ from bitsandbytes.functional import QuantState
 
 from loadstone._adapters.bitsandbytes.checkpoint_format import (
     NESTED,
-    STATE,
+    NESTED_BLOCK,
     STATES,
     QuantStateMetadata,
     Shape,
@@ -21,7 +21,6 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
     join_name,
     missing,
     require_finite_scales,
-    scales_name,
 )
 from loadstone._adapters.bitsandbytes.layout import rowwise
 from loadstone._base.dtypes import dtype_name
@@ -63,17 +62,6 @@ class QuantizedWeight:
     def device(self) -> torch.device:
         """The device of all components."""
         return self.data.device
-
-    @property
-    def metadata(self) -> QuantStateMetadata | None:
-        """The contents of the state blob; ``None`` for int8."""
-        if self.quant_type == "int8":
-            return None
-        dtype = str(self.dtype).removeprefix("torch.")
-        metadata = QuantStateMetadata(self.quant_type, self.blocksize, dtype, self.shape)
-        if self.offset is None:
-            return metadata
-        return metadata.with_nested(self.offset.item(), self.nested_blocksize)
 
     @classmethod
     def from_parameter(cls, weight: Any, scb: torch.Tensor | None = None) -> QuantizedWeight:
@@ -162,16 +150,11 @@ class QuantizedWeight:
     def state_dict(self, prefix: str = "") -> dict[str, torch.Tensor]:
         """The tensors that a checkpoint has of it, in bitsandbytes' order, by their full names."""
         tensors = {"weight": self.data}
-        metadata = self.metadata
-        if metadata is None:
+        if self.quant_type == "int8":
             tensors |= {"SCB": self.absmax, "weight_format": torch.tensor(0, dtype=torch.uint8)}
         else:
-            assert self.code is not None
-            tensors |= {"weight.absmax": self.absmax, "weight.quant_map": self.code}
-            if self.nested_absmax is not None and self.nested_code is not None:
-                tensors |= dict(zip(NESTED, (self.nested_absmax, self.nested_code), strict=True))
-            blob = bytearray(metadata.to_bytes())
-            tensors[STATE + self.quant_type] = torch.frombuffer(blob, dtype=torch.uint8)
+            components = self.state().as_dict(packed=True)
+            tensors |= {f"weight.{name}": tensor for name, tensor in components.items()}
         return {join_name(prefix, name): tensor for name, tensor in tensors.items()}
 
     @classmethod
@@ -213,10 +196,11 @@ class QuantizedWeight:
         weight = cls(data, tensors["weight.absmax"], metadata.quant_type, metadata.shape)
         weight.dtype, weight.blocksize = getattr(torch, metadata.dtype), metadata.blocksize
         weight.code = tensors["weight.quant_map"]
-        if metadata.nested_blocksize is not None:
+        if metadata.nested_offset is not None:
             weight.nested_absmax, weight.nested_code = (tensors[name] for name in NESTED)
-            weight.nested_blocksize = metadata.nested_blocksize
-            weight.offset = torch.tensor(metadata.offset, dtype=torch.float32, device=data.device)
+            weight.nested_blocksize = NESTED_BLOCK
+            offset, device = metadata.nested_offset, data.device
+            weight.offset = torch.tensor(offset, dtype=torch.float32, device=device)
         return weight
 
     def check(self, prefix: str = "") -> None:
@@ -231,5 +215,6 @@ class QuantizedWeight:
         tensors = weight.state_dict(prefix)
         QuantizedWeight.from_state_dict(tensors, prefix)
         if not self.data.is_meta:
-            name = join_name(prefix, scales_name(self.metadata))
+            scales = NESTED[0] if self.nested else "weight.absmax"
+            name = join_name(prefix, "SCB" if self.quant_type == "int8" else scales)
             require_finite_scales(name, tensors[name])

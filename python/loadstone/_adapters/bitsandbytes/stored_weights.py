@@ -13,6 +13,7 @@ import torch
 
 from loadstone import _core
 from loadstone._adapters.bitsandbytes.checkpoint_format import (
+    NESTED,
     STATE,
     Entries,
     QuantStateMetadata,
@@ -21,7 +22,6 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
     component_names,
     join_name,
     require_finite_scales,
-    scales_name,
 )
 from loadstone._base.errors import Error, make
 from loadstone._files.catalog import Catalog
@@ -59,6 +59,13 @@ class StoredWeight:
     @property
     def encoding(self) -> str:
         return self.metadata.quant_type if self.metadata is not None else "int8"
+
+    @property
+    def scales(self) -> str:
+        """Return the name of the float32 scales inside the module."""
+        if self.metadata is None:
+            return "SCB"
+        return NESTED[0] if self.metadata.nested else "weight.absmax"
 
     @property
     def state(self) -> str:
@@ -183,7 +190,7 @@ def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str
 
 def require_finite(catalog: Catalog, weights: Iterable[StoredWeight]) -> None:
     """Reject non-finite scales (``q.nan``); reads no codes."""
-    names = [weight.sources[scales_name(weight.metadata)] for weight in weights]
+    names = [weight.sources[weight.scales] for weight in weights]
     for group in _groups_by_size(catalog, names):
         for name, scales in _read(catalog, group).items():
             require_finite_scales(name, scales)

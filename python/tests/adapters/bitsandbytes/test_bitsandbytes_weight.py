@@ -58,9 +58,12 @@ def test_bytes_stored_as_floats_keep_their_dtype(kind, storage):
 def test_the_state_has_the_known_length():
     for kind, length in (("nf4", 78), ("fp4", 78), ("nf4+double", 167)):
         _, unit = form_of(kind, dtype=torch.bfloat16)
-        assert len(unit.metadata.to_bytes()) == length
         name = f"x.weight.quant_state.bitsandbytes__{unit.quant_type}"
-        assert QuantStateMetadata.parse(name, unit.metadata.to_bytes()) == unit.metadata
+        state = unit.state_dict("x")[name].numpy().tobytes()
+        assert len(state) == length
+        offset = None if unit.offset is None else unit.offset.item()
+        expected = QuantStateMetadata(unit.quant_type, 64, "bfloat16", (96, 96), offset)
+        assert QuantStateMetadata.parse(name, state) == expected
 
 
 @kinds
@@ -240,14 +243,11 @@ def test_sizes_are_checked_without_a_tensor_and_without_bitsandbytes():
         "weight.quant_state.bitsandbytes__nf4": ("U8", (78,)),
         "bias": ("F32", (96,)),
     }
-    state = QuantStateMetadata("nf4", 64, "bfloat16", (96, 96)).to_bytes()
-    assert check_components("x", entries, blob=state) == QuantStateMetadata(
-        "nf4", 64, "bfloat16", (96, 96)
-    )
+    state = b'{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [96, 96]}'
+    expected = QuantStateMetadata("nf4", 64, "bfloat16", (96, 96))
+    assert check_components("x", entries, blob=state) == expected
     with pytest.raises(loadstone.FormatError, match=r"x\.weight\.absmax.*\[144\].*\[72\]"):
-        check_components(
-            "x", entries, blob=QuantStateMetadata("nf4", 128, "bfloat16", (96, 96)).to_bytes()
-        )
+        check_components("x", entries, blob=state.replace(b"64", b"128"))
     assert check_components("", {"weight": ("I8", (3, 5)), "SCB": ("F32", (3,))}) is None
     script = (
         "import sys; sys.modules['bitsandbytes'] = None; "
