@@ -15,7 +15,7 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, NESTED_
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.loading import QuantizedWeights
 from loadstone._adapters.bitsandbytes.stored_weights import (
-    StoredWeight,
+    StoredWeights,
     find_weights,
     groups_by_path,
 )
@@ -52,25 +52,22 @@ def extend(
         return
     for extension in recipes.extensions:
         if isinstance(extension, QuantizedWeights):
-            known = extension.installed_targets()
-            extension.quantize |= {n: how for n, how in requested.items() if n not in known}
+            extension.quantize |= _without(requested, extension.installed_targets())
             return
     paths = {name.rpartition(".")[0] for name in requested} | layers.keys()
     stored = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
     blank = {join_name(path, "weight") for path, layer in layers.items() if layer.weight.is_meta}
-    required = _required(model, sorted(blank - stored.names))
+    required = _required(model, sorted(blank - stored.names), {})
     _require_agreement(requested, required)
-    quantize = {
-        name: how for name, how in (requested | required).items() if name not in stored.names
-    }
-    weights = QuantizedWeights(catalog, stored.weights, quantize, stored.broken, dtype=dtype)
-    weights.aliases = _aliases(model, weights.weights())
-    weights.problems = [
-        *stored.findings,
-        *_wrong_shapes(model, stored.weights.values()),
-        *_disagreements(stored.weights.values(), requested),
-    ]
+    quantize = _without(requested | required, stored.names)
+    weights = QuantizedWeights(catalog, stored, quantize, dtype=dtype)
+    weights.aliases = _aliases(model, stored.weights.keys() | quantize.keys())
+    weights.problems = [*_wrong_shapes(model, stored), *_disagreements(stored, requested)]
     recipes.extensions.append(weights)
+
+
+def _without(quantize: dict[str, Quantization], names: set[str]) -> dict[str, Quantization]:
+    return {name: quantize[name] for name in quantize if name not in names}
 
 
 def traced_weights(
@@ -95,17 +92,13 @@ def traced_weights(
     """
     groups = stored if isinstance(stored, Mapping) else groups_by_path(catalog, stored)
     found = find_weights(catalog, groups)
-    free = (name for name in names if name not in found.names)
-    quantize = _required(model, free, nested_offset)
+    offsets = nested_offset or {}
+    quantize = _required(model, (name for name in names if name not in found.names), offsets)
     if experts is not None:
-        quantize |= _required_of_experts(model, experts, quantize, nested_offset)
-    weights = QuantizedWeights(catalog, found.weights, quantize, found.broken)
+        quantize |= _required_of_experts(model, experts, quantize, offsets)
+    weights = QuantizedWeights(catalog, found, quantize)
     known = {*weights.installed_targets(), *found.broken, *tied}
-    weights.problems = [
-        *found.findings,
-        *_wrong_shapes(model, found.weights.values()),
-        *_unfilled(model, known),
-    ]
+    weights.problems = [*_wrong_shapes(model, found), *_unfilled(model, known)]
     return weights
 
 
@@ -131,9 +124,9 @@ def _requested(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]
     if quantize is None:
         return {}
     if not isinstance(quantize, Mapping):
-        how = _how(quantize)
-        return dict.fromkeys(_default_weights(model), how)
-    patterns, hows = list(quantize), [_how(value) for value in quantize.values()]
+        quantization = _quantization(quantize)
+        return dict.fromkeys(_default_weights(model), quantization)
+    patterns, quantizations = list(quantize), [_quantization(value) for value in quantize.values()]
     linears = [join_name(path, "weight") for path, _ in _linears(model)]
     named = model.named_parameters(remove_duplicate=False)
     parameters = (saved_path(model, name) for name, _ in named)
@@ -148,14 +141,14 @@ def _requested(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]
         matching = [index for index in matches if index >= 0]
         used.update(matching)
         if matching:
-            requested[weight] = hows[min(matching)]
+            requested[weight] = quantizations[min(matching)]
     for index, pattern in enumerate(patterns):
         if index not in used:
             raise _refused("the pattern matches no weight of a linear layer", pattern)
     return requested
 
 
-def _how(value: Any) -> Quantization:
+def _quantization(value: Any) -> Quantization:
     if isinstance(value, Quantization):
         return value
     if value not in ENCODINGS:
@@ -205,12 +198,9 @@ def _aliases(model: torch.nn.Module, names: set[str]) -> frozenset[str]:
 
 
 def _required(
-    model: torch.nn.Module,
-    names: Iterable[str],
-    nested_offset: Mapping[str, float] | None = None,
+    model: torch.nn.Module, names: Iterable[str], offsets: Mapping[str, float]
 ) -> dict[str, Quantization]:
     """Return the quantization that each weight's bitsandbytes module requires."""
-    offsets = nested_offset or {}
     required = {}
     for name in names:
         if name.rpartition(".")[2] != "weight":
@@ -233,25 +223,25 @@ def _required_of_experts(
     model: torch.nn.Module,
     names: Iterable[str],
     quantize: Mapping[str, Quantization],
-    nested_offset: Mapping[str, float] | None = None,
+    offsets: Mapping[str, float],
 ) -> dict[str, Quantization]:
     """Return the quantization of expert stacks, as in the model's layers.
 
     Raises ``plan.options`` if the layers are not quantized to 4 bits.
     """
-    how = next(iter(quantize.values()), None)
-    if how is None or how.encoding not in FOUR_BIT:
+    of_layers = next(iter(quantize.values()), None)
+    if of_layers is None or of_layers.encoding not in FOUR_BIT:
         raise make(
             "plan.options",
             "experts are quantized as the linear layers are, which have no 4-bit encoding",
             field="quantize_experts",
-            found="not at all" if how is None else how.encoding,
+            found="not at all" if of_layers is None else of_layers.encoding,
             expected=", ".join(FOUR_BIT),
         )
-    offsets = nested_offset or {}
+    if not of_layers.nested:
+        return dict.fromkeys(stacks(model, names), replace(of_layers, nested_offset=None))
     return {
-        name: replace(how, nested_offset=offsets.get(name) if how.nested else None)
-        for name in stacks(model, names)
+        name: replace(of_layers, nested_offset=offsets.get(name)) for name in stacks(model, names)
     }
 
 
@@ -266,38 +256,38 @@ def _unfilled(model: torch.nn.Module, known: set[str]) -> list[_core.Finding]:
     return findings
 
 
-def _wrong_shapes(model: torch.nn.Module, weights: Iterable[StoredWeight]) -> list[_core.Finding]:
+def _wrong_shapes(model: torch.nn.Module, stored: StoredWeights) -> list[_core.Finding]:
     findings = []
-    for stored in weights:
-        module = submodule(model, stored.path)
+    for name, weight in stored.weights.items():
+        module = submodule(model, weight.path)
         expected = (module.out_features, module.in_features)
-        if stored.shape != expected:
-            sources = sorted(stored.sources.values())
-            findings.append(shape_mismatch(stored.name, stored.shape, expected, sources))
+        if weight.shape != expected:
+            sources = sorted(weight.sources.values())
+            findings.append(shape_mismatch(name, weight.shape, expected, sources))
     return findings
 
 
 def _require_agreement(
     requested: Mapping[str, Quantization], required: Mapping[str, Quantization]
 ) -> None:
-    for name, how in required.items():
-        found = requested.get(name, how).encoding
-        if found != how.encoding:
+    for name, quantization in required.items():
+        found = requested.get(name, quantization).encoding
+        if found != quantization.encoding:
             message = f"the module of '{name}' is made for another encoding"
-            raise _refused(message, found, how.encoding)
+            raise _refused(message, found, quantization.encoding)
 
 
 def _disagreements(
-    weights: Iterable[StoredWeight], requested: Mapping[str, Quantization]
+    stored: StoredWeights, requested: Mapping[str, Quantization]
 ) -> list[_core.Finding]:
     findings = []
-    for stored in weights:
-        how = requested.get(stored.name)
-        if how is not None and how.encoding != stored.encoding:
+    for name, weight in stored.weights.items():
+        encoding = requested[name].encoding if name in requested else weight.encoding
+        if encoding != weight.encoding:
             message = (
-                f"'{stored.name}' is stored as {stored.encoding}, but {how.encoding} was "
-                "requested: quantized weights are not quantized again"
+                f"'{name}' is stored as {weight.encoding}, but {encoding} was requested: quantized "
+                "weights are not quantized again"
             )
-            sources = sorted(stored.sources.values())
-            findings.append(_core.Finding("error", "plan.quantize", stored.name, sources, message))
+            sources = sorted(weight.sources.values())
+            findings.append(_core.Finding("error", "plan.quantize", name, sources, message))
     return findings

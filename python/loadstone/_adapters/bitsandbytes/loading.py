@@ -24,7 +24,11 @@ from loadstone._adapters.bitsandbytes.installing import (
     prepare_hooks,
 )
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
-from loadstone._adapters.bitsandbytes.stored_weights import StoredWeight, require_finite
+from loadstone._adapters.bitsandbytes.stored_weights import (
+    StoredWeight,
+    StoredWeights,
+    require_finite,
+)
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import owner_of, submodule
@@ -53,32 +57,36 @@ class QuantizedWeights(TargetExtension):
     """The quantized weights of a model to load.
 
     Attributes:
-        stored: weights that the checkpoint stores quantized, by module path.
+        checkpoint: weights that the checkpoint stores quantized.
         quantize: weights that the load quantizes, by name.
-        broken: dtype and shape of weights that cannot be loaded.
         aliases: other names of these weights, if a module has several paths.
         problems: findings about these weights.
         dtype: of the other floating-point tensors; ``None``: unchanged.
+        offsets: of the scales of offloaded weights.
     """
 
     catalog: Catalog
-    stored: dict[str, StoredWeight] = field(default_factory=dict)
-    quantize: dict[str, Quantization] = field(default_factory=dict)
-    broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
+    checkpoint: StoredWeights
+    quantize: dict[str, Quantization]
     aliases: frozenset[str] = frozenset()
     problems: list[_core.Finding] = field(default_factory=list)
     dtype: Any = None
+    offsets: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.offsets: dict[str, torch.Tensor] = {}  # of the scales of offloaded weights
-        self._by_weight = {stored.name: stored for stored in self.stored.values()}
+    @property
+    def stored(self) -> dict[str, StoredWeight]:
+        return self.checkpoint.weights
+
+    @property
+    def broken(self) -> dict[str, tuple[str, Shape] | None]:
+        return self.checkpoint.broken
 
     # --- the plan --------------------------------------------------------------------------------
 
     def expand(self, targets: ModelTargets) -> None:
         targets.targets = self._expanded(targets.targets)
         findings = [f for f in targets.findings if not self.is_component(f.target)]
-        targets.findings = findings + self.problems
+        targets.findings = findings + self.checkpoint.findings + self.problems
         targets.quantize |= self.quantize
         targets.already_reported += self.broken
         targets.keeps_dtypes = bool(self.stored)  # a dtype argument would cast the scales
@@ -93,7 +101,7 @@ class QuantizedWeights(TargetExtension):
             if self.is_component(target.tie_of):
                 target.tie_of = ""  # its root is not a model tensor here
             weight = target.tie_of or target.name
-            stored = self._by_weight.get(weight)
+            stored = self.stored.get(weight)
             if stored is None:
                 if cast and _is_cast(target):
                     target.dtype = cast
@@ -113,7 +121,7 @@ class QuantizedWeights(TargetExtension):
         for slot in slots:
             if slot.name in self.aliases or self.is_component(slot.name):
                 continue
-            stored = self._by_weight.get(slot.tie_of or slot.name)
+            stored = self.stored.get(slot.tie_of or slot.name)
             if stored is None:
                 result.append(slot)
                 continue
@@ -136,13 +144,10 @@ class QuantizedWeights(TargetExtension):
                 result[name] = "cpu" if is_metadata and device != "disk" else device
         return result
 
-    def weights(self) -> set[str]:
-        return self._by_weight.keys() | self.quantize.keys()
-
     def is_component(self, name: str) -> bool:
         """Return whether a tensor is a component; modules may have it on meta before the load."""
         weight, _ = _split(name)
-        return weight in self._by_weight or weight in self.quantize or weight in self.broken
+        return weight in self.quantize or weight in self.checkpoint.names
 
     def findings(self, targets: Iterable[PlannedTarget]) -> list[_core.Finding]:
         """Return an error for each expert stack on disk, because hooks cannot load it whole."""
@@ -201,18 +206,18 @@ class QuantizedWeights(TargetExtension):
     def _quantized(
         self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any
     ) -> QuantizedWeight:
-        how = self.quantize[target.name]
+        quantization = self.quantize[target.name]
         if parts is None:
             parts = {name: _on_meta(dtype, shape) for name, shape, dtype in target.parts}
         data = parts["data"]
-        weight = QuantizedWeight(data, parts["absmax"], how.encoding, target.shape)
-        if how.encoding == "int8":
+        weight = QuantizedWeight(data, parts["absmax"], quantization.encoding, target.shape)
+        if quantization.encoding == "int8":
             return weight
-        weight.dtype, weight.blocksize = torch_dtype(target.dtype), how.block_size
+        weight.dtype, weight.blocksize = torch_dtype(target.dtype), quantization.block_size
         storage = getattr(module, "quant_storage", None) or torch.uint8
         weight.data = data.view(-1).view(storage).view(-1, 1)
-        weight.code = functional.get_4bit_type(how.encoding, device=data.device)
-        if how.nested:
+        weight.code = functional.get_4bit_type(quantization.encoding, device=data.device)
+        if quantization.nested:
             weight.nested_absmax, weight.offset = parts["nested_absmax"], parts["nested_offset"]
             weight.nested_blocksize = NESTED_BLOCK
             weight.nested_code = functional.create_dynamic_map().to(data.device)
@@ -266,8 +271,8 @@ class QuantizedWeights(TargetExtension):
                     sources=(),
                     tie_of=slot.tie_of,
                 )
-            elif weight in self._by_weight:
-                stored = self._by_weight[weight]
+            elif weight in self.stored:
+                stored = self.stored[weight]
                 source = join_name(stored.path, _COMPONENTS[component] or stored.state)
                 provenance[slot.name] = _entry_for(slot, provenance[source])
             elif weight in self.quantize:

@@ -280,12 +280,13 @@ class SelfContainedLinear8bitLt(SelfContainedModule):
         return result
 
 
-_MIXINS: tuple[tuple[type, type], ...] = (
-    (bnb.nn.Linear4bit, SelfContainedLinear4bit),
-    (bnb.nn.Linear8bitLt, SelfContainedLinear8bitLt),
-    (bnb.nn.Embedding4bit, SelfContainedEmbedding4bit),
-    (bnb.nn.Embedding8bit, SelfContainedModule),
-)
+_MIXINS: dict[type, type] = {
+    bnb.nn.Linear4bit: SelfContainedLinear4bit,
+    bnb.nn.Linear8bitLt: SelfContainedLinear8bitLt,
+    bnb.nn.Embedding4bit: SelfContainedEmbedding4bit,
+    bnb.nn.Embedding8bit: SelfContainedModule,
+}
+MODULES = tuple(_MIXINS)
 
 
 def _restore_rowwise(weight: Any) -> None:
@@ -295,7 +296,7 @@ def _restore_rowwise(weight: Any) -> None:
 
 @functools.cache
 def _self_contained_class(base: type) -> type:
-    mixin = next(mixin for kind, mixin in _MIXINS if issubclass(base, kind))
+    mixin = next(mixin for library, mixin in _MIXINS.items() if issubclass(base, library))
     body = {"__doc__": base.__doc__, "__module__": "loadstone.bitsandbytes"}
     return type(base.__name__, (mixin, base), body)
 
@@ -311,7 +312,7 @@ _rebuilt = rebuild_module  # in pickles of earlier releases
 
 
 def is_quantized(module: Any) -> bool:
-    return isinstance(module, tuple(kind for kind, _ in _MIXINS))
+    return isinstance(module, MODULES)
 
 
 def is_self_contained(module: Any) -> bool:

@@ -101,9 +101,8 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
         **kwargs: Any,
     ) -> Params4bit:
         """Take the state from ``data``: libraries recreate a weight from its moved data."""
-        own = getattr(data, "quant_state", None)
-        if own is not None:
-            quant_state = own
+        if getattr(data, "quant_state", None) is not None:
+            quant_state = data.quant_state  # type: ignore[union-attr]
             kwargs["bnb_quantized"] = True
         scales = getattr(quant_state, "absmax", None)
         if data is not None and scales is not None and scales.is_meta and not data.is_meta:
@@ -152,9 +151,9 @@ class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[mi
         **kwargs: Any,
     ) -> Int8Params:
         """Take the scales from ``data``, for the same reason as in :class:`Params4bit`."""
-        own = getattr(data, "SCB", None)
         if data is not None and data.dtype == torch.int8:
-            SCB = own if own is not None else SCB  # noqa: N806
+            scales = getattr(data, "SCB", None)
+            SCB = scales if scales is not None else SCB  # noqa: N806
             if SCB is not None and SCB.device != data.device:
                 SCB = None  # noqa: N806  (of the weight before)
         weight: Int8Params = super().__new__(

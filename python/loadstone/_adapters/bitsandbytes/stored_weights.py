@@ -83,7 +83,7 @@ class StoredWeights:
     """The quantized weights of a checkpoint.
 
     Attributes:
-        weights: valid weights, by path.
+        weights: valid weights, by name.
         broken: dtype and shape in the checkpoint by the weight's name; ``None`` if it is absent.
         findings: an error for each broken weight.
     """
@@ -94,7 +94,7 @@ class StoredWeights:
 
     @property
     def names(self) -> set[str]:
-        return {stored.name for stored in self.weights.values()} | self.broken.keys()
+        return self.weights.keys() | self.broken.keys()
 
 
 def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> StoredWeights:
@@ -136,7 +136,8 @@ def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> S
             continue
         kept = {name: own[name] for name in own if name in component_names(metadata)}
         kept_sources = {name: sources[name] for name in kept}
-        result.weights[path] = StoredWeight(path, kept_sources, kept, metadata)
+        weight = StoredWeight(path, kept_sources, kept, metadata)
+        result.weights[weight.name] = weight
     return result
 
 
