@@ -123,25 +123,28 @@ def check_components(
 
 
 def _check_sizes(prefix: str, entries: Entries, metadata: QuantStateMetadata | None) -> None:
-    required = component_names(metadata) & COMPONENTS.keys()
+    known = component_names(metadata)
+    parts = {}
     for name in COMPONENTS:
-        if name in required and name not in entries:
+        if name not in known:
+            continue
+        if name not in entries:
             raise missing(prefix, name)
-        if name in required - {"weight"} and len(entries[name][1]) != 1:
+        if name != "weight" and len(entries[name][1]) != 1:
             message, found = "a component has one dimension", str(list(entries[name][1]))
             raise make("q.scale_shape", message, tensor=join_name(prefix, name), found=found)
-    parts = {name: (COMPONENTS[name], *entries[name]) for name in required}
+        parts[name] = (COMPONENTS[name], *entries[name])
     if metadata is None:
-        check = ("int8", entries["weight"][1], 0)
+        layout = ("int8", entries["weight"][1], 0)
     else:
-        known = {*required, STATE + metadata.quant_type}
-        extra = [name for name in entries if name.startswith("weight.") and name not in known]
-        parts |= {name: (name, *entries[name]) for name in extra}
+        layout = (metadata.quant_type, metadata.shape, metadata.blocksize)
+        for name in entries:
+            if name.startswith("weight.") and name not in known:
+                parts[name] = (name, *entries[name])
         if metadata.nested:
             parts["offset"] = ("nested_offset", "F32", ())
-        check = (metadata.quant_type, metadata.shape, metadata.blocksize)
     try:
-        _core.bnb.check_parts(*check, list(parts.values()))
+        _core.bnb.check_parts(*layout, list(parts.values()))
     except Error as error:
         name = next((name for name, part in parts.items() if part[0] == error.field), "weight")
         raise make(

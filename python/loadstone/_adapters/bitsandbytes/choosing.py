@@ -91,14 +91,14 @@ def traced_weights(
         tied: weights that may be missing.
     """
     groups = stored if isinstance(stored, Mapping) else groups_by_path(catalog, stored)
-    found = find_weights(catalog, groups)
+    checkpoint = find_weights(catalog, groups)
     offsets = nested_offset or {}
-    quantize = _required(model, (name for name in names if name not in found.names), offsets)
+    quantize = _required(model, (name for name in names if name not in checkpoint.names), offsets)
     if experts is not None:
         quantize |= _required_of_experts(model, experts, quantize, offsets)
-    weights = QuantizedWeights(catalog, found, quantize)
-    known = {*weights.installed_targets(), *found.broken, *tied}
-    weights.problems = [*_wrong_shapes(model, found), *_unfilled(model, known)]
+    weights = QuantizedWeights(catalog, checkpoint, quantize)
+    known = {*weights.installed_targets(), *checkpoint.broken, *tied}
+    weights.problems = [*_wrong_shapes(model, checkpoint), *_unfilled(model, known)]
     return weights
 
 
@@ -124,8 +124,7 @@ def _requested(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]
     if quantize is None:
         return {}
     if not isinstance(quantize, Mapping):
-        quantization = _quantization(quantize)
-        return dict.fromkeys(_default_weights(model), quantization)
+        return dict.fromkeys(_default_weights(model), _quantization(quantize))
     patterns, quantizations = list(quantize), [_quantization(value) for value in quantize.values()]
     linears = [join_name(path, "weight") for path, _ in _linears(model)]
     named = model.named_parameters(remove_duplicate=False)

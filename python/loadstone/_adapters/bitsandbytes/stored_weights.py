@@ -38,8 +38,8 @@ class StoredWeight:
 
     Attributes:
         path: of the module in the model.
-        sources: names in the checkpoint, by the names inside the module (``"weight.absmax"``).
-        entries: dtype and shape of each, by the names inside the module.
+        sources: names in the checkpoint by component (``"weight.absmax"``).
+        entries: dtype and shape by component.
         metadata: the contents of the state blob; ``None`` for an 8-bit weight.
     """
 
@@ -74,8 +74,8 @@ class StoredWeight:
 
     def targets(self) -> dict[str, tuple[str, Shape]]:
         """Return dtypes and shapes by full name in the model, the weight first."""
-        inside = {"weight": self.entries["weight"]} | self.entries
-        return {join_name(self.path, name): entry for name, entry in inside.items()}
+        weight_first = {"weight": self.entries["weight"]} | self.entries
+        return {join_name(self.path, name): entry for name, entry in weight_first.items()}
 
 
 @dataclass
