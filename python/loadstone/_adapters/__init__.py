@@ -7,7 +7,7 @@ register(
     Adapter(
         "transformers",
         recipes="loadstone.transformers:trace",
-        rules="loadstone._adapters.transformers.export:export",
+        rules="loadstone._adapters.transformers.rule_export:export_rules",
         skeleton_builder="loadstone.transformers:skeleton_builder",
     ),
     Adapter(

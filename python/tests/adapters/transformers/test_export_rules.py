@@ -19,7 +19,7 @@ pytest.importorskip("transformers", minversion="5.0")
 
 from transformers_models import CASES, randomise_all
 
-from loadstone._adapters.transformers import export
+from loadstone._adapters.transformers import rule_export
 
 TYPES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "olmoe", "phimoe",
@@ -36,7 +36,7 @@ def test_there_are_enough_model_types():
 
 def saved(case, folder: Path):
     """A random model with other numbers of layers and experts than the rules were found with."""
-    model = randomise_all(case.cls(export.resized(case.config(), 5, 6)).eval(), seed=3)
+    model = randomise_all(case.cls(rule_export.resize(case.config(), 5, 6)).eval(), seed=3)
     model.save_pretrained(folder / "model")
     config = case.config()
     config.architectures = [case.class_name]
@@ -123,21 +123,21 @@ def bound(rules: list[dict]) -> None:
 
 @pytest.mark.parametrize("change", [broken, bound])
 def test_rules_that_do_otherwise_are_refused(change, mixtral: Path, monkeypatch, tmp_path: Path):
-    found = export._found
+    find_rules = rule_export._find_rules
 
     def changed(sample):
-        rules = found(sample)
+        rules = find_rules(sample)
         change(rules)
         return rules
 
-    monkeypatch.setattr(export, "_found", changed)
+    monkeypatch.setattr(rule_export, "_find_rules", changed)
     with pytest.raises(loadstone.PlanError, match=r"layers\.0\.mlp\.experts\.gate_up") as caught:
-        export.export("mixtral")
+        rule_export.export_rules("mixtral")
     assert caught.value.code == "plan.rules"
 
 
 def test_nothing_is_written_where_rules_are_refused(monkeypatch, tmp_path: Path, capsys):
-    monkeypatch.setattr(export, "_found", lambda _: [])
+    monkeypatch.setattr(rule_export, "_find_rules", lambda _: [])
     words = ["--library", "transformers", "--model-type", "mixtral", "-o", str(tmp_path / "r")]
     assert main(["export-rules", *words]) == 2
     assert "[plan.rules]" in capsys.readouterr().err

@@ -31,13 +31,13 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_recipes_are_cached_privately_and_used(
     mixtral: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from loadstone._adapters.transformers import rules
+    from loadstone._adapters.transformers import derivation
 
     cls = by_name("mixtral").cls
     first = ours(cls, mixtral)
     (file,) = cache_folder.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    monkeypatch.setattr(rules, "derive", None)  # only the cache is left
+    monkeypatch.setattr(derivation, "derive", None)  # only the cache is left
     second, info = ours(cls, mixtral, output_loading_info=True)
     assert_same_state(second, first, None, None)
     library = library_load(cls, mixtral)
@@ -48,7 +48,7 @@ def test_the_key_has_the_code_of_the_adapter_and_of_the_tracer():
     from loadstone._adapters.transformers import cache
 
     names = {f"{file.parent.name}/{file.name}" for file in cache.own_code()}
-    assert {"transformers/rules.py", "tracing/_trace.py"} <= names
+    assert {"transformers/derivation.py", "tracing/_trace.py"} <= names
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "foreign"])

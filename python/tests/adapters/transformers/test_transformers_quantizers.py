@@ -105,7 +105,7 @@ def test_a_direct_call_is_refused_and_its_advice_works(folder: Path) -> None:
 def test_control_modules_of_the_quantizer_are_not_filled_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(v5, "_READ_HERE", (*v5._READ_HERE, "bitnet"))
+    monkeypatch.setattr(v5, "_SUPPORTED_METHODS", (*v5._SUPPORTED_METHODS, "bitnet"))
     section = json.loads((folder / "config.json").read_text())["quantization_config"]
     if section["linear_class"] != "bitlinear":
         pytest.skip("plain layers")

@@ -14,7 +14,7 @@ from transformers import conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
 from loadstone._adapters.patch import hooked
-from loadstone._adapters.transformers import conversions
+from loadstone._adapters.transformers import registry
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(model_type: str) -> Any:
     """Through the place where the library's loader asks."""
-    with hooked(conversions.hooks()):
+    with hooked(registry.hooks()):
         return conversion_mapping.get_checkpoint_conversion_mapping(model_type)
 
 
