@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import PeftModel, peft_model
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import transformers_weight_conversion
 
 from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
 from loadstone._adapters.peft.offloaded import bring_weights_for, has_offloaded, offloading_hooks
-from loadstone._adapters.transformers.for_peft import hook_loading, weight_renaming
 from loadstone._base.errors import Error, counted, make
 
 
 def hooks() -> Hooks:
+    pretrained_model: Any = peft_model.PreTrainedModel  # type: ignore[attr-defined]
     functions: list[tuple[Any, str, Callable[..., Any]]] = [
+        (pretrained_model, "_load_pretrained_model", _load_into),
         (BaseTunerLayer, "_get_base_layer_device_and_dtype", _device_and_dtype),
         (BaseTuner, "inject_adapter", _inject),
         (PeftModel, "from_pretrained", _load_peft_model),
@@ -28,11 +29,8 @@ def hooks() -> Hooks:
         (transformers_weight_conversion, "convert_peft_config_for_transformers", _convert_config),
         *((cls, "_replace_module", _replace_module) for cls in _tuner_classes(BaseTuner)),
     ]
-    hooks = [
-        Hook(owner, name, wrap_if_active("peft", replacement))
-        for owner, name, replacement in functions
-    ]
-    return Hooks([*hooks, hook_loading(_load_into)], "peft")
+    hooks = (Hook(owner, name, wrap_if_active("peft", call)) for owner, name, call in functions)
+    return Hooks(hooks, "peft")
 
 
 def _device_and_dtype(original: Any, layer: Any, base_layer: Any) -> tuple[Any, Any]:
@@ -112,7 +110,8 @@ def _weight_mapping(
     mapping.adapter = adapter_name
     name = f"lora_magnitude_vector.{adapter_name}"
     if mapping:
-        mapping.append(weight_renaming(f"{re.escape(name)}$", f"{name}.weight"))
+        renaming: Any = transformers_weight_conversion.WeightRenaming  # type: ignore[attr-defined]
+        mapping.append(renaming(f"{re.escape(name)}$", f"{name}.weight"))
     return mapping
 
 

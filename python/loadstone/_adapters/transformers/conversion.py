@@ -1,7 +1,4 @@
-"""The input and result of the library's conversion code.
-
-Separate from the tracing code, which cached recipes do not import.
-"""
+"""The input and result of the library's conversion code."""
 
 from __future__ import annotations
 
@@ -39,7 +36,9 @@ class ConversionInput:
 
     @property
     def decodes(self) -> bool:
-        return not self.is_quantized_already or self._is_of_bitsandbytes
+        if not self.is_quantized_already:
+            return True
+        return getattr(self.quantizer.quantization_config, "quant_method", "") == "bitsandbytes"
 
     def takes_codes(self, target: str) -> bool:
         """Exclude experts that share one tensor: bitsandbytes replaces only linear layers."""
@@ -50,11 +49,6 @@ class ConversionInput:
     @property
     def is_quantized_already(self) -> bool:
         return self.quantizer is not None and bool(self.quantizer.pre_quantized)
-
-    @property
-    def _is_of_bitsandbytes(self) -> bool:
-        method = getattr(self.quantizer.quantization_config, "quant_method", "")
-        return str(getattr(method, "value", method)) == "bitsandbytes"
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,16 +37,6 @@ from loadstone.tracing import Trace
 
 # A weight of one expert; quantization gives the experts of all models these names.
 _SINGLE_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(?:gate_proj|up_proj|down_proj)\.weight")
-
-
-class _Slice:
-    """The part of a safetensors slice that the library's loader uses."""
-
-    def __init__(self, encoding: str) -> None:
-        self._encoding = encoding
-
-    def get_dtype(self) -> str:
-        return self._encoding
 
 
 def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
@@ -80,9 +71,8 @@ class _Derivation:
         self.renamings = self._of_type(library.WeightRenaming)
         self.converters = self._of_type(library.WeightConverter)
         self.keys = self._keys()
-        self.converters = (
-            self._single_expert_converters() + self.converters
-        )  # the first match counts
+        # The first match counts.
+        self.converters = self._single_expert_converters() + self.converters
         self.converter_of = {
             pattern: converter
             for converter in self.converters
@@ -157,12 +147,10 @@ class _Derivation:
 
     def rename(self, key: str) -> tuple[str, str | None]:
         """Return the first target of a key, and the pattern of its converter."""
-        prefix = self.model.base_model_prefix
-        renamed, pattern = library.rename_source_key(
-            key, self.renamings, self.converters, prefix, self.state
-        )
+        names = self.model.base_model_prefix, self.state
+        renamed, pattern = library.rename_source_key(key, self.renamings, self.converters, *names)
         if renamed not in self.state and key in self.state:
-            renamed, pattern = library.rename_source_key(key, [], [], prefix, self.state)
+            return library.rename_source_key(key, [], [], *names)
         return renamed, pattern
 
     def _add_to_group(self, key: str, encoding: str) -> None:
@@ -172,16 +160,14 @@ class _Derivation:
                 self.result.unexpected.append((name, self.keys.data.get(key, key)))
             return
         if renamed not in self.groups:  # one converter per target; the library: one per key
-            mapping = (
-                copy.deepcopy(self.converter_of[pattern])
-                if pattern is not None
-                else library.WeightRenaming(key, renamed)
-            )
-            if pattern is not None:
+            if pattern is None:
+                mapping: Any = library.WeightRenaming(key, renamed)
+            else:
+                mapping = copy.deepcopy(self.converter_of[pattern])
                 kernels.substitute(mapping, self.trace)
             self.groups[renamed] = (mapping, {})
         mapping, members = self.groups[renamed]
-        if self.is_quantized_now(renamed) and mapping.quantization_operation is None:
+        if self._is_quantized_now(renamed) and mapping.quantization_operation is None:
             mapping.quantization_operation = kernels.quantize_operation(self.quantizer, self.trace)
         pattern = pattern if pattern is not None else key
         members.setdefault(pattern, []).append(key)
@@ -221,11 +207,12 @@ class _Derivation:
             match = pattern.search(target)
         if match is not None:
             dtype = plan[globs[match.lastgroup]]
-        elif not self._is_cast(self.state[target].dtype) and not self.is_quantized_now(target):
+        elif not self._is_cast(self.state[target].dtype) and not self._is_quantized_now(target):
             dtype = self.state[target].dtype
         if self.conversion.is_quantized_already:
             if SITES.is_since("5.21"):
-                dtype = self.quantizer.get_new_dtype(mapping, _Slice(encoding), dtype)
+                tensor_slice = types.SimpleNamespace(get_dtype=lambda: encoding)
+                dtype = self.quantizer.get_new_dtype(mapping, tensor_slice, dtype)
             elif key != target or not encoding.startswith(("F", "BF")):
                 return None
         return dtype
@@ -236,7 +223,7 @@ class _Derivation:
             return built in PLAIN_FLOATS
         return built in (conversion.dtype, conversion.built_dtype)
 
-    def is_quantized_now(self, target: str) -> bool:
+    def _is_quantized_now(self, target: str) -> bool:
         if self.quantizer is None or self.quantizer.pre_quantized:
             return False
         return bool(self.quantizer.param_needs_quantization(self.model, target))
@@ -272,7 +259,7 @@ class _Derivation:
             else:
                 self.trace.add(name, value)
                 self.result.dtypes[name] = dtype_name(value.dtype)
-                if self.is_quantized_now(name):
+                if self._is_quantized_now(name):
                     self.result.quantized.append(name)
 
     def _is_stored_weight(self, first: str) -> bool:
