@@ -61,7 +61,7 @@ class ConversionResult:
         unexpected: (the name that the library reports, the checkpoint's own).
         mismatched: (target, shape found, shape expected).
         used: positions in ``ConversionInput.conversions`` of the transforms that matched.
-        units: checkpoint tensors of each module with a quantized weight, by name in the module.
+        stored_weights: the checkpoint tensors of quantized weights, by module and name in it.
         quantized: targets that the load quantizes.
         decoded: targets that the load dequantizes, while others stay quantized.
         unneeded: tensors that only codes need, such as activation scales.
@@ -75,7 +75,7 @@ class ConversionResult:
     unexpected: list[tuple[str, str]] = field(default_factory=list)
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
-    units: dict[str, dict[str, str]] = field(default_factory=dict)
+    stored_weights: dict[str, dict[str, str]] = field(default_factory=dict)
     quantized: list[str] = field(default_factory=list)
     decoded: list[str] = field(default_factory=list)
     unneeded: list[str] = field(default_factory=list)

@@ -276,7 +276,9 @@ class _Derivation:
             name = f"{path}.{component}" if path else component
             self.trace.add(name, symbol)
             self.result.dtypes[name] = dtype_name(symbol.dtype)
-        self.result.units[path] = {name: symbol.source for name, symbol in components.items()}
+        self.result.stored_weights[path] = {
+            name: symbol.source for name, symbol in components.items()
+        }
 
     def _lacks_keys(self, first: str) -> bool:
         """Note the keys that a group lacks, if their names can be derived."""

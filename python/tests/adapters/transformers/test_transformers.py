@@ -46,12 +46,6 @@ class Toy(transformers.PreTrainedModel):
         self.post_init()
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "loadstone" / "recipes"
-
-
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     folder = tmp_path / "toy"

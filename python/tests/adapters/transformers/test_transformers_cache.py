@@ -17,12 +17,6 @@ pytest.importorskip("transformers")
 ours = loadstone.transformers.from_pretrained
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "loadstone" / "recipes"
-
-
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(by_name("mixtral"), tmp_path_factory.mktemp("mixtral"), "public")

@@ -44,11 +44,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Source], Path
     return of
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def folder(sources: Callable[[Source], Path], tmp_path: Path) -> Path:
     """Experts in nvfp4 and the rest in fp8, as ModelOpt exports."""

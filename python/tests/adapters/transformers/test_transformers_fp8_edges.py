@@ -61,11 +61,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def parts(name: str) -> tuple[Any, Any]:
     cls, config, sizes = MODELS[name]
     return getattr(transformers, cls), getattr(transformers, config)(**SMALL, **sizes)

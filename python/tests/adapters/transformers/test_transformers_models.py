@@ -54,12 +54,6 @@ def marked(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recipes of other tests are not found."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def refuse(*_: Any, **__: Any) -> Any:
     raise AssertionError("a library's own reader or converter ran")
 

@@ -20,11 +20,6 @@ ours = loadstone.transformers.from_pretrained
 TOKENS = torch.arange(12).reshape(2, 6)
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def disk_map(model: torch.nn.Module) -> dict[str, str]:
     """Every layer on disk, the rest on the cpu."""
     places = {name: "cpu" for name, _ in model.named_parameters()}
