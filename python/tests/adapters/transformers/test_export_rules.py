@@ -61,17 +61,17 @@ def test_a_model_of_another_size_loads_by_the_rules_alone(case, tmp_path: Path):
     plan = loadstone.plan(model, tmp_path / "model", rules=rules, unexpected="error")
     plan.require_ok()
     plan.execute()
-    found = model.state_dict()
-    assert found.keys() == expected.keys()
+    state = model.state_dict()
+    assert state.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(state[name], value), name
 
 
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory) -> Path:
     """A checkpoint, the skeleton of its model, and rules that were found without its config."""
     folder = tmp_path_factory.mktemp("mixtral")
-    case = next(each for each in CASES if each.name == "mixtral")
+    case = next(case for case in CASES if case.name == "mixtral")
     saved(case, folder)
     rules_of("mixtral", folder)
     with loadstone.skeleton():
@@ -83,16 +83,18 @@ def mixtral(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("end", ["file", "pipe"])
 def test_the_command_plans_and_loads_with_the_rules(mixtral: Path, end: str):
     rules = mixtral / "rules.json"
-    given = {"input": rules.read_text()} if end == "pipe" else {"stdin": subprocess.DEVNULL}
+    stdin = {"input": rules.read_text()} if end == "pipe" else {"stdin": subprocess.DEVNULL}
     for name in ("plan", "load"):
         words = [name, mixtral / "model", "--skeleton", mixtral / "skeleton.json", "--json"]
         words += ["--rules", "-" if end == "pipe" else rules]
         done = subprocess.run(
-            [COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **given
+            [COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **stdin
         )
         assert done.returncode == 0, done.stderr
         assert not [
-            each for each in json.loads(done.stdout)["findings"] if each["severity"] != "info"
+            finding
+            for finding in json.loads(done.stdout)["findings"]
+            if finding["severity"] != "info"
         ]
 
 

@@ -84,10 +84,10 @@ def test_under_the_patch_a_model_is_the_librarys(folder: Path) -> None:
     library = own(folder)
     with loadstone.patch("transformers"):
         model = own(folder)
-    expected, found = library.state_dict(), model.state_dict()
-    assert list(found) == list(expected)
+    expected, state = library.state_dict(), model.state_dict()
+    assert list(state) == list(expected)
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+        assert state[name].dtype == value.dtype and torch.equal(state[name], value), name
     assert torch.equal(model(TOKENS).logits, library(TOKENS).logits)
 
 
