@@ -66,7 +66,7 @@ def _shards_of(index: Path) -> str | list[str]:
     return [str(index.parent / name) for name in names]
 
 
-def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
+def reason_against(model: Any, arguments: dict[str, Any]) -> str:
     """Return why accelerate must do this load; "" if loadstone does it."""
     if arguments["offload_8bit_bnb"]:
         return "offload_8bit_bnb quantizes on the way"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from transformers import core_model_loading, modeling_gguf_pytorch_utils
 
 from loadstone._adapters.transformers.kernels import with_globals
@@ -65,7 +66,7 @@ def _in_model_names(
     return {name: _to_tensor(value, name) for name, value in state.items()}
 
 
-class Array:
+class Array(NDArrayOperatorsMixin):
     """Applies the array operations of the library's code to a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -108,15 +109,6 @@ class Array:
         if method != "__call__" or kwargs or not hasattr(torch, ufunc.__name__):
             return NotImplemented
         return Array(getattr(torch, ufunc.__name__)(*_unwrap(args)))
-
-    def __neg__(self) -> Array:
-        return Array(-self.tensor)
-
-    def __sub__(self, other: Any) -> Array:
-        return Array(self.tensor - _unwrap(other))
-
-    def __add__(self, other: Any) -> Array:
-        return Array(self.tensor + _unwrap(other))
 
 
 class Canvas:
