@@ -51,17 +51,16 @@ def _replace_module(
     original: Any, tuner: Any, parent: Any, child_name: str, new_module: Any, child: Any
 ) -> None:
     """Undo PEFT's move of the new adapter to meta, the device of an offloaded weight."""
-    registries = [
-        registry
+    tensors = [
+        (registry, name, tensor)
         for module in new_module.modules()
         for registry in (module._parameters, module._buffers)
+        for name, tensor in registry.items()
     ]
-    copies = [dict(registry) for registry in registries]
     original(tuner, parent, child_name, new_module, child)
-    for registry, before in zip(registries, copies, strict=True):
-        for name, tensor in before.items():
-            if tensor is not None and not tensor.is_meta and registry[name].is_meta:
-                registry[name] = tensor
+    for registry, name, tensor in tensors:
+        if tensor is not None and not tensor.is_meta and registry[name].is_meta:
+            registry[name] = tensor
 
 
 def _inject(original: Any, tuner: Any, model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -28,14 +28,10 @@ def hooks() -> tuple[Hook, ...]:
 
 @functools.cache
 def _hooks_on(cls: Any) -> tuple[Hook, ...]:
-    replacements: dict[str, Any] = {
-        "_load_from_checkpoint": _load_from_checkpoint,
-        "_load_best_model": _load_best_model,
-    }
     return tuple(
-        Hook(cls, name, wrap_if_active("transformers", replacement))
-        for name, replacement in replacements.items()
-        if hasattr(cls, name)
+        Hook(cls, function.__name__, wrap_if_active("transformers", function))
+        for function in (_load_from_checkpoint, _load_best_model)
+        if hasattr(cls, function.__name__)
     )
 
 
