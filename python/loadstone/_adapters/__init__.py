@@ -9,7 +9,7 @@ register(
         "transformers",
         is_patchable=True,
         recipes="loadstone.transformers:trace",
-        rules="loadstone._adapters.transformers.export:export",
+        rules="loadstone._adapters.transformers.rule_export:export_rules",
         skeleton_builder="loadstone.transformers:skeleton_builder",
         tie_list="all_tied_weights_keys",
         tie_option="tie_word_embeddings",
