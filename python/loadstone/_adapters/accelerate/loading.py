@@ -80,7 +80,7 @@ def load_checkpoint_in_model(
     """
     arguments = {name: value for name, value in locals().items() if name not in _OWN}
     paths = files.find(checkpoint)
-    reason = files.left_to_library(model, arguments)
+    reason = files.reason_against(model, arguments)
     catalog = None
     if not reason:
         catalog, reason = readable(paths)
