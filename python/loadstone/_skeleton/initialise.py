@@ -22,7 +22,7 @@ from loadstone._base.errors import make
 from loadstone._model.modules import owner_of, submodule
 from loadstone._model.targets import PlannedTarget
 from loadstone._skeleton import stand_in
-from loadstone._skeleton.constructor import model_builder, parameter_values
+from loadstone._skeleton.constructor import find_builder, parameter_values
 
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
@@ -96,7 +96,7 @@ def _has_initialiser(model: Any, name: str) -> bool:
 
 def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
     wanted = list(names)
-    build = model_builder(model) if wanted else None
+    build = find_builder(model) if wanted else None
     return {} if build is None else parameter_values(build, wanted)
 
 
@@ -117,7 +117,7 @@ class _Initialisers:
             if self._stand_in is None:
                 self._stand_in = stand_in.stand_in(self.model)
             module = submodule(self._stand_in, owner)
-            with stand_in.with_memory(module, real, fresh), stand_in.Writes(self.model):
+            with stand_in.temporary_memory(module, real, fresh), stand_in.WriteGuard(self.model):
                 module.reset_parameters()
                 made = {name: module._parameters.get(name) for name in fresh}
         except Exception as error:

@@ -11,7 +11,7 @@ import torch
 from loadstone._adapters.bitsandbytes import experts
 from loadstone._adapters.bitsandbytes.modules import heal_all, is_self_contained
 from loadstone._adapters.bitsandbytes.parameters import adopt
-from loadstone._model.holders import Parameters
+from loadstone._model.holders import MetaParameters
 from loadstone._model.modules import ModuleStates, owner_of
 
 # Outlier threshold for activations, as in LLM.int8 and in transformers.
@@ -89,7 +89,7 @@ class Installation:
 
     def install(self) -> None:
         """Swap layers; reads and computes nothing, and should not fail."""
-        replaced = Parameters(self.model)
+        replaced = MetaParameters(self.model)
         for module in self.model.modules():
             self._before.keep(module)
         for name, parameter in self.parameters.items():

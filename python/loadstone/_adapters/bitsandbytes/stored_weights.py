@@ -28,7 +28,7 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
 )
 from loadstone._base.errors import Error, make
 from loadstone._files.catalog import Catalog
-from loadstone._model import devices, memory
+from loadstone._model import devices, tensor_memory
 from loadstone._model.targets import planned_targets
 
 # A state blob has fewer than 200 bytes; a much larger tensor is not one.
@@ -186,7 +186,7 @@ def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tens
         for each in targets
         if each.name in wanted
     }
-    rows = [memory.destination(tensors.get(each.name)) for each in targets]
+    rows = [tensor_memory.destination(tensors.get(each.name)) for each in targets]
     _core.execute(plan, rows, threads=1, partial=True)
     return tensors
 

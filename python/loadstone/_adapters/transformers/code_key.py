@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from loadstone._model.walk import attribute_names, attribute_value
+from loadstone._model.walk import attributes_of
 
 # The key contains the versions of these modules.
 _VERSIONED = frozenset({"torch", "numpy", "loadstone", *sys.stdlib_module_names}) - {"__main__"}
@@ -98,9 +98,9 @@ class CodeKey:
         if hidden:
             raise UndescribedError(f"what a {hidden[0].__qualname__} holds is not seen")
         self._add_class(cls)
-        names = sorted(set(attribute_names(value)) - _NOT_DESCRIBED)
-        attributes = {name: attribute_value(value, name) for name in names}
-        return [cls.__module__, cls.__qualname__, attributes]
+        attributes = attributes_of(value)
+        names = sorted(attributes.keys() - _NOT_DESCRIBED)
+        return [cls.__module__, cls.__qualname__, {name: attributes[name] for name in names}]
 
     def _qualified_name(self, value: Any) -> list[str]:
         """Describe a function or class by its name in its module, which excludes closures."""

@@ -10,7 +10,7 @@ from transformers.core_model_loading import set_param_for_module
 from transformers.modeling_utils import LoadStateDictInfo  # type: ignore[attr-defined]
 
 from loadstone._adapters.sites.transformers import SITES
-from loadstone._model.contents import keep_object
+from loadstone._model.tensor_swap import preserve_identity
 
 
 def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
@@ -61,4 +61,4 @@ def put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -
     of_distributed_loads = () if SITES.is_since("5.16") else (None,)
     set_in_module: Any = set_param_for_module
     arguments = (model, name, value, *notes, *of_distributed_loads, quantizer)
-    keep_object(model, name, lambda: set_in_module(*arguments))
+    preserve_identity(model, name, lambda: set_in_module(*arguments))
