@@ -236,7 +236,7 @@ class _Search:
 def _surroundings(holders: UncountedList, modules: set[int]) -> dict[int, tuple[str, bool]]:
     searches = {id(holder): _Search(holder, modules) for holder in holders}
     for _ in range(_STEPS_MAX):
-        level = UncountedList(each for search in searches.values() for each in search.level)
+        level = UncountedList(value for search in searches.values() for value in search.level)
         if not level:
             break
         referrers = _referrers(level)

@@ -83,8 +83,8 @@ class LocalShard:
             return "this rank is not in its mesh"
         shape, begin = compute_local_shape_and_global_offset(self.shape, mesh, placements)
         if tuple(shape) != tuple(self.local.shape):
-            held, expected = list(self.local.shape), list(shape)
-            return f"this rank holds {held} of it, where its placements say {expected}"
+            actual, expected = list(self.local.shape), list(shape)
+            return f"this rank holds {actual} of it, where its placements say {expected}"
         self.begin = tuple(begin)
         if _is_in_one_piece(self.shape, mesh.shape, placements):
             return ""

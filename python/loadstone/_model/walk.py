@@ -221,7 +221,11 @@ class _Walk:
                         yield from self._enter_tensor(name.child(leaf), tensor)
             for attribute, value in list(module.__dict__.items()):
                 if attribute not in _MODULE_INTERNALS and not self._is_leaf(value):
-                    yield _Place(name.child(attribute), value, _in_dict(module.__dict__, attribute))
+                    yield _Place(
+                        name.child(attribute),
+                        value,
+                        functools.partial(module.__dict__.__setitem__, attribute),
+                    )
 
     def _add_registered(self, path: _Name, module: torch.nn.Module, is_registered: bool) -> None:
         parameters, buffers = module._parameters, module._buffers
@@ -296,7 +300,9 @@ class _Walk:
         self._keep.append(tensor)
         for attribute, value in list(own.items()):
             if not self._is_leaf(value):
-                yield _Place(name.child(attribute), value, _in_dict(own, attribute))
+                yield _Place(
+                    name.child(attribute), value, functools.partial(own.__setitem__, attribute)
+                )
 
     def _add_slot(
         self,
@@ -400,7 +406,3 @@ def _instance_dict(value: Any) -> dict[str, Any]:
     except (AttributeError, TypeError):
         return {}
     return attributes if isinstance(attributes, dict) else {}
-
-
-def _in_dict(owner: dict[str, Any], name: str) -> Callable[[Any], None]:
-    return functools.partial(owner.__setitem__, name)

@@ -26,8 +26,8 @@ from loadstone._skeleton.op_log import (
     OpLog,
     StorageHistory,
     StorageView,
-    TensorMeta,
     UnreplayableError,
+    meta_like,
 )
 from loadstone._skeleton.schema import (
     FACTORIES,
@@ -476,14 +476,14 @@ def _any_large(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def _without_content(value: Any) -> Any:
-    return TensorMeta(value) if isinstance(value, torch.Tensor) else value
+    return meta_like(value) if isinstance(value, torch.Tensor) else value
 
 
 def _on_meta(value: Any) -> Any:
     if isinstance(value, torch.device):
         return META
     if isinstance(value, torch.Tensor) and not value.is_meta:
-        return TensorMeta(value).make()
+        return meta_like(value)
     return value
 
 

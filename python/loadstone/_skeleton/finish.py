@@ -88,10 +88,10 @@ class Derivation:
 
     def _view_of_parameter(self, ref: StorageView) -> torch.Tensor:
         """Return a view of a loaded parameter, in its dtype."""
-        for whole, parameter in self._loaded_parameters(self.history):
-            if whole.dtype == ref.dtype and whole.stride == parameter.stride():
-                start = ref.offset - whole.offset
-                if start >= 0 and start + _extent(ref) <= _extent(whole):
+        for view, parameter in self._loaded_parameters(self.history):
+            if view.dtype == ref.dtype and view.stride == parameter.stride():
+                start = ref.offset - view.offset
+                if start >= 0 and start + _extent(ref) <= _extent(view):
                     start += int(parameter.storage_offset())
                     return parameter.as_strided(ref.size, ref.stride, start)
         return ref.bind(self._current_storage(self.history))

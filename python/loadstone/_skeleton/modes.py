@@ -27,21 +27,16 @@ _COPY_PARAMETER = torch.nn.Parameter.__deepcopy__.__code__
 # ``is_meta`` stays true in here: initialisers that check their draws then return at once.
 _INIT_GLOBALS = torch.nn.init.__dict__
 
+
+def _methods(names: str) -> frozenset[Any]:
+    return frozenset(getattr(torch.Tensor, name) for name in names.split())
+
+
 # Access to a tensor's memory that bypasses the dispatcher: functions that read it or point to it.
-_READS = frozenset(getattr(torch.Tensor, name) for name in ("__array__", "numpy", "tolist"))
-_POINTS = frozenset(
-    getattr(torch.Tensor, name)
-    for name in (
-        "__dlpack__",
-        "__reduce_ex__",
-        "__repr__",
-        "_typed_storage",
-        "data_ptr",
-        "is_shared",
-        "share_memory_",
-        "storage",
-        "untyped_storage",
-    )
+_READS = _methods("__array__ numpy tolist")
+_POINTS = _methods(
+    """__dlpack__ __reduce_ex__ __repr__ _typed_storage data_ptr is_shared share_memory_ storage
+    untyped_storage"""
 )
 _DEVICE_GETTERS = ("device", "is_cpu", "is_cuda", "is_meta")
 

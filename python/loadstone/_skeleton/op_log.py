@@ -75,16 +75,9 @@ class StorageView:
         return torch._neg_view(tensor) if self.neg else tensor
 
 
-class TensorMeta:
-    """A tensor of which an operation uses only shape, strides and dtype."""
-
-    __slots__ = ("dtype", "size", "stride")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.size, self.stride, self.dtype = tuple(tensor.size()), tensor.stride(), tensor.dtype
-
-    def make(self) -> torch.Tensor:
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=META)
+def meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on meta, for operations that use only shape, strides and dtype."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
 
 
 @dataclass(eq=False, slots=True)
@@ -145,7 +138,7 @@ class OpLog:
         device: torch.device,
         random: bool,
     ) -> DeferredOp | None:
-        """Log an operation whose arguments are views, forms and constants instead of tensors."""
+        """Log an operation whose arguments are views and constants, not the build's tensors."""
         reads, writes = set(read), set(written)
         outputs: list[StorageView | None] = []
         for tensor in tensors_in(result):
@@ -192,13 +185,15 @@ class OpLog:
                 self._forget(oldest)
 
     def _forget(self, history: StorageHistory) -> None:
-        disposable = [op for op in history.ops if all(near.is_parameter for near in op.touched)]
+        disposable = [
+            op for op in history.ops if all(neighbour.is_parameter for neighbour in op.touched)
+        ]
         if disposable:
             history.lost = True
         for op in disposable:
-            for near in op.touched:
-                near.lost = near.lost or near in op.writes
-                near.ops.remove(op)
+            for neighbour in op.touched:
+                neighbour.lost = neighbour.lost or neighbour in op.writes
+                neighbour.ops.remove(op)
 
     def overwritten(self, history: StorageHistory) -> None:
         """Drop earlier operations that only wrote to a storage about to be overwritten."""
@@ -226,12 +221,12 @@ class OpLog:
             if op.seq in chosen:
                 continue
             chosen[op.seq] = op
-            for near in op.touched:
-                if near.is_parameter and not through_parameters:
+            for neighbour in op.touched:
+                if neighbour.is_parameter and not through_parameters:
                     continue
-                for other in near.ops:
+                for other in neighbour.ops:
                     if other.seq < op.seq and not other.done and (
-                        near in other.writes or near in op.writes
+                        neighbour in other.writes or neighbour in op.writes
                     ):  # fmt: skip
                         open_ops.append(other)
         return [chosen[seq] for seq in sorted(chosen)]
@@ -269,9 +264,11 @@ class OpLog:
         history.ops.remove(op)
 
     def _commit(self, op: DeferredOp) -> None:
-        storages = {near: near.real for near in op.touched if near.real is not None}
+        storages = {
+            neighbour: neighbour.real for neighbour in op.touched if neighbour.real is not None
+        }
         run(op, storages)
-        tainted = op.random or any(near.tainted for near in op.reads)
+        tainted = op.random or any(neighbour.tainted for neighbour in op.reads)
         for written in op.writes:
             written.real = storages[written]
             written.tainted = written.tainted or tainted
@@ -285,13 +282,13 @@ class OpLog:
         ops = self.needed(history)
         storages: dict[StorageHistory, Any] = {}
         random = history.tainted
-        for near in {history, *(near for op in ops for near in op.touched)}:
-            if near.lost:
+        for neighbour in {history, *(neighbour for op in ops for neighbour in op.touched)}:
+            if neighbour.lost:
                 raise UnreplayableError("it depends on a parameter's value that is not kept")
-            source = near.real if near.real is not None else near.initial
+            source = neighbour.real if neighbour.real is not None else neighbour.initial
             if source is not None:
-                storages[near] = source.clone()
-            random = random or near.tainted
+                storages[neighbour] = source.clone()
+            random = random or neighbour.tainted
         for op in ops:
             run(op, storages)
             random = random or op.random
@@ -302,15 +299,19 @@ class OpLog:
     def is_settled(self, history: StorageHistory) -> bool:
         """Return whether a parameter's content follows from the log without a random draw."""
         ops = self.needed(history)
-        touched = {near for op in ops for near in op.touched} | {history}
-        if any(op.random for op in ops) or any(near.lost or near.tainted for near in touched):
+        touched = {neighbour for op in ops for neighbour in op.touched} | {history}
+        if any(op.random for op in ops) or any(
+            neighbour.lost or neighbour.tainted for neighbour in touched
+        ):
             return False
         unwritten = touched.difference(*(op.writes for op in ops))
-        return all(near.initial is not None or near.real is not None for near in unwritten)
+        return all(
+            neighbour.initial is not None or neighbour.real is not None for neighbour in unwritten
+        )
 
     def depends_on_parameters(self, history: StorageHistory) -> bool:
         return history.is_parameter or any(
-            near.is_parameter for op in self.needed(history) for near in op.touched
+            neighbour.is_parameter for op in self.needed(history) for neighbour in op.touched
         )
 
 
@@ -333,8 +334,6 @@ def run(op: DeferredOp, storages: dict[StorageHistory, Any]) -> None:
             if value.history not in storages:
                 storages[value.history] = content_before(value.history)
             return value.bind(storages[value.history])
-        if isinstance(value, TensorMeta):
-            return value.make()
         if isinstance(value, torch.device) and value.type == "meta":
             return op.device
         return value
@@ -350,8 +349,8 @@ def run(op: DeferredOp, storages: dict[StorageHistory, Any]) -> None:
 def _storage_for(ref: StorageView, tensor: torch.Tensor) -> Any:
     """Return the result's storage, in the layout of its stand-in on meta."""
     same = tensor.storage_offset() == ref.offset and all(
-        mine == planned or extent < 2
-        for mine, planned, extent in zip(tensor.stride(), ref.stride, ref.size, strict=True)
+        actual == expected or extent < 2
+        for actual, expected, extent in zip(tensor.stride(), ref.stride, ref.size, strict=True)
     )
     if same and tensor.untyped_storage().nbytes() >= ref.history.nbytes:
         return tensor.untyped_storage()
