@@ -9,7 +9,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,12 @@ class _Name:
     def child(self, attribute: str) -> _Name:
         return _Name(self, ".{}" if self.last or self.above is not None else "{}", attribute)
 
+    def index(self, index: int) -> _Name:
+        return _Name(self, "[{}]", index)
+
+    def key(self, key: Any) -> _Name:
+        return _Name(self, "[{!r}]", key)
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -219,13 +225,9 @@ class _Walk:
                 for leaf, tensor in list(registry.items()):
                     if tensor is not None and getattr(tensor, "__dict__", None):
                         yield from self._enter_tensor(name.child(leaf), tensor)
-            for attribute, value in list(module.__dict__.items()):
-                if attribute not in _MODULE_INTERNALS and not self._is_leaf(value):
-                    yield _Place(
-                        name.child(attribute),
-                        value,
-                        functools.partial(module.__dict__.__setitem__, attribute),
-                    )
+            own = module.__dict__
+            attributes = [item for item in own.items() if item[0] not in _MODULE_INTERNALS]
+            yield from self._places(attributes, name.child, own.__setitem__)
 
     def _add_registered(self, path: _Name, module: torch.nn.Module, is_registered: bool) -> None:
         parameters, buffers = module._parameters, module._buffers
@@ -241,29 +243,32 @@ class _Walk:
                 kind = "persistent_buffer" if persistent else "non_persistent_buffer"
                 self._add_slot(prefix + name, kind, tensor, module, name, is_registered)
 
+    def _places(
+        self,
+        items: Iterable[tuple[Any, Any]],
+        name_item: Callable[[Any], _Name],
+        set_item: Callable[[Any, Any], None],
+        within: _Tuple | None = None,
+    ) -> Iterator[_Place]:
+        for key, value in list(items):
+            if not self._is_leaf(value):
+                yield _Place(name_item(key), value, functools.partial(set_item, key), within)
+
     def _enter_object(self, name: _Name, value: Any) -> Iterator[_Place]:
         cls = type(value)
         if issubclass(cls, dict):
             mapping = OrderedDict if issubclass(cls, OrderedDict) else dict
-            for key, item in list(mapping.items(value)):
-                if not self._is_leaf(item):
-                    setter = functools.partial(value.__setitem__, key)
-                    yield _Place(_Name(name, "[{!r}]", key), item, setter)
+            yield from self._places(mapping.items(value), name.key, value.__setitem__)
         elif issubclass(cls, list | deque):
             sequence: Any = list if issubclass(cls, list) else deque
-            for index, item in enumerate(list(sequence.__iter__(value))):
-                if not self._is_leaf(item):
-                    setter = functools.partial(value.__setitem__, index)
-                    yield _Place(_Name(name, "[{}]", index), item, setter)
+            items = enumerate(sequence.__iter__(value))
+            yield from self._places(items, name.index, value.__setitem__)
         if may_hold_tensors(cls):
-            instance_dict = _instance_dict(value)
-            for attribute, item in attributes_of(value).items():
-                if not self._is_leaf(item):
-                    if attribute in instance_dict:
-                        setter = functools.partial(instance_dict.__setitem__, attribute)
-                    else:
-                        setter = functools.partial(object.__setattr__, value, attribute)
-                    yield _Place(name.child(attribute), item, setter)
+            own = _instance_dict(value)
+            yield from self._places(own.items(), name.child, own.__setitem__)
+            slots = [item for item in attributes_of(value).items() if item[0] not in own]
+            setter = functools.partial(object.__setattr__, value)
+            yield from self._places(slots, name.child, setter)
 
     def _enter_tuple(self, place: _Place) -> Iterator[_Place] | None:
         value = place.value
@@ -278,17 +283,8 @@ class _Walk:
             entry.parents.append(place.within)
         if entry.visits > _TUPLE_VISITS_MAX:
             return None
-        return iter(
-            [
-                _Place(
-                    _Name(place.name, "[{}]", index),
-                    item,
-                    functools.partial(entry.replace, index),
-                    entry,
-                )
-                for index, item in enumerate(tuple.__iter__(value))
-                if not self._is_leaf(item)
-            ]
+        return self._places(
+            enumerate(tuple.__iter__(value)), place.name.index, entry.replace, entry
         )
 
     def _enter_tensor(self, name: _Name, tensor: torch.Tensor) -> Iterator[_Place]:
@@ -298,11 +294,7 @@ class _Walk:
             return
         self._seen.add(id(tensor))
         self._keep.append(tensor)
-        for attribute, value in list(own.items()):
-            if not self._is_leaf(value):
-                yield _Place(
-                    name.child(attribute), value, functools.partial(own.__setitem__, attribute)
-                )
+        yield from self._places(own.items(), name.child, own.__setitem__)
 
     def _add_slot(
         self,

@@ -62,8 +62,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise refusal("plan.untraceable", name, symbols, why) from None
     name = packet.__name__
     if isinstance(values, int):
-        return trace.made(values, result, symbols, name)
-    parts = [trace.made(*pair, symbols, name) for pair in zip(values, result, strict=True)]
+        return trace.make_symbol(values, result, symbols, name)
+    parts = [trace.make_symbol(*pair, symbols, name) for pair in zip(values, result, strict=True)]
     return type(result)(parts)
 
 

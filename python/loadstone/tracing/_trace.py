@@ -184,7 +184,9 @@ class Trace:
         """Return the recipes of all targets, and end the trace."""
         return self.builder.finish()
 
-    def made(self, value: int, meta: torch.Tensor, parents: list[Symbol], operation: str) -> Symbol:
+    def make_symbol(
+        self, value: int, meta: torch.Tensor, parents: list[Symbol], operation: str
+    ) -> Symbol:
         """Return a symbol for an operation's result, of the class of its first parent."""
         symbol = type(parents[0])(self, value, meta, tuple(parents))
         symbol.inherit(parents, operation)
