@@ -46,7 +46,10 @@ void bind_collection_pause(nb::module_& module) {
   nb::class_<CollectionPause>(module, "CollectionPause")
       .def(nb::init<>())
       .def("__enter__", &CollectionPause::begin)
-      .def("__exit__", [](CollectionPause& pause, const nb::args&) { pause.end(); });
+      .def(
+          "__exit__",
+          [](CollectionPause& pause, nb::handle, nb::handle, nb::handle) { pause.end(); },
+          nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none());
   module.def("end_pauses_of_parent", &end_pauses_of_parent);
 }
 
