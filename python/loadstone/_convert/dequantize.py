@@ -11,7 +11,7 @@ from loadstone import _core
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
 from loadstone._convert import quantize
-from loadstone._model.memory import bytes_of
+from loadstone._model.tensor_memory import bytes_of
 
 
 def dequantize(

@@ -26,19 +26,19 @@ from loadstone._execute.destinations import Destinations
 from loadstone._execute.report import Report, filled_findings, human_bytes
 from loadstone._execute.same_model import planned_slots
 from loadstone._files.receipt import Receipt
-from loadstone._model import devices, half_written, memory
+from loadstone._model import devices, half_written, tensor_memory
 from loadstone._model.half_written import WRITTEN
-from loadstone._model.holders import Own, note_replaced
+from loadstone._model.holders import UncountedList, note_replaced
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.modules import ModuleStates
-from loadstone._model.ranks import renew
+from loadstone._model.ranks import refresh_fsdp
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.ties import is_split, may_split, untied_by
 from loadstone._skeleton import initialise
-from loadstone._skeleton.finish import known
+from loadstone._skeleton.finish import facts
 from loadstone._skeleton.skeleton import recompute
 
 _Result = TypeVar("_Result")
@@ -146,7 +146,7 @@ class ModelState:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._slots = slots_of(model)
-        self._tensors = Own(slot.tensor for slot in self._slots)
+        self._tensors = UncountedList(slot.tensor for slot in self._slots)
         self._records = LoadRecords(model)
 
     def restore(self, filled: Filled, error: BaseException) -> None:
@@ -161,7 +161,7 @@ class ModelState:
                 slot.put_back(tensor)
             self._records.restore()
             filled.destinations.report_half_written(error)
-            renew(self._model)
+            refresh_fsdp(self._model)
 
 
 def _require_modules(plan: PlannedLoad) -> None:
@@ -265,7 +265,7 @@ def make_report(
     if text is not None:
         report.receipt = Receipt(text).with_held(slots, provenance)
     remember(model, report, slots)
-    half_written.clear(slots, written)
+    half_written.unmark(slots, written)
     return report
 
 
@@ -306,7 +306,9 @@ def _make_memory(plan: PlannedLoad, destinations: Destinations, values: list[Any
     for index, target in enumerate(plan.targets):
         if target.delivery == "file_view":
             shard, offset = plan.core.view_of(index)
-            values[index] = memory.file_view(map_shard(shard), offset, target.shape, target.dtype)
+            values[index] = tensor_memory.view_file(
+                map_shard(shard), offset, target.shape, target.dtype
+            )
         elif target.delivery == "memory":
             values[index] = _parts(target) if target.encoding else destinations.memory(index)
             wanted.append(index)
@@ -332,7 +334,7 @@ def _addresses(
     values: list[Any], wanted: list[int], copier: devices.Copier
 ) -> tuple[list[tuple[int, int, str]], list[tuple[int, list[tuple[int, int]]]]]:
     """Return address, bytes and dtype of each target; addresses and bytes of each component."""
-    rows = [memory.destination(None)] * len(values)
+    rows = [tensor_memory.destination(None)] * len(values)
     parts = []
     for index in wanted:
         value = values[index]
@@ -340,7 +342,7 @@ def _addresses(
             ranges = [(copier.address(tensor), tensor.nbytes) for tensor in value.values()]
             parts.append((index, ranges))
         else:
-            rows[index] = (copier.address(value), *memory.destination(value)[1:])
+            rows[index] = (copier.address(value), *tensor_memory.destination(value)[1:])
     return rows, parts
 
 
@@ -379,7 +381,7 @@ def give_tensors(
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
     """Return the constructor's value on its planned device and dtype; None: it is there."""
-    if value.is_meta or known.is_computed(value):
+    if value.is_meta or facts.is_computed(value):
         return None  # computed from parameters after the load
     with devices.memory_for(target.name, target.device):
         moved = value.to(device=target.device, dtype=element_dtype(target.dtype))
@@ -405,7 +407,7 @@ def install(
         filled.modules.keep(module)
     for installer in installers:
         installer()
-    renew(model)
+    refresh_fsdp(model)
     if not plan.library_initialises:
         _warn_of_fills(plan)
 

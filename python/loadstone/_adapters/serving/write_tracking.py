@@ -50,7 +50,9 @@ class WriteTracker(DispatchMode):
 
     is_over = False
 
-    def __init__(self, before: Callable[[Any, Any, Any], None]) -> None:
+    def __init__(
+        self, before: Callable[[Any, Any, Any], None] = lambda func, args, kwargs: None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._before = before
         self._runs: dict[int, list[_Runs]] = defaultdict(list)
