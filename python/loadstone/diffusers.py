@@ -161,25 +161,13 @@ def trace(
     """
     import diffusers
 
-    from loadstone._adapters.diffusers import checkpoint as files
-    from loadstone._adapters.diffusers import expected_keys, hooks, load
+    from loadstone._adapters.diffusers import recipes
 
     if not isinstance(model, diffusers.ModelMixin):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of diffusers", field="rules", found=found)
-    checkpoint = files.SymbolicCheckpoint(catalog)
-    checkpoint.decode()
-    wanted = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
-    keeps = hooks.kept_in_float32(model, wanted)
-    missing = None
-    for _ in range(2):
-        made, used, conversion = load.convert(model, checkpoint, missing)
-        request = load.Request(model, made, used, wanted, keeps, conversion=conversion)
-        try:
-            return load.DiffusersSession(LoadOptions()).trace(request)
-        except expected_keys.RetryError as retry:
-            missing = retry.missing_keys
-    raise AssertionError("a converter passes over tensors again and again")
+    target_dtype = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
+    return recipes.trace_model(model, catalog, target_dtype)
 
 
 def _config_fields(cls: Any, source: Any, subfolder: str | None) -> Iterable[str]:
@@ -192,7 +180,7 @@ def _config_fields(cls: Any, source: Any, subfolder: str | None) -> Iterable[str
 def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
     import diffusers
 
-    from loadstone._adapters.diffusers import call, hooks
+    from loadstone._adapters.diffusers import hooks, load
     from loadstone._adapters.transformers import hooks as encoders
 
     if kwargs.get("custom_pipeline") is None:  # whose components are not known yet
@@ -209,7 +197,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
         hooked(encoders.hooks()),
         hooked(hooks.hooks()),
         set_variable(encoders.OPTIONS, of_encoders),
-        set_variable(call.OPTIONS, options),
+        set_variable(load.OPTIONS, options),
     ):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 

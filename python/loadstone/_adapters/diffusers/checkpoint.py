@@ -2,22 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from loadstone._adapters.diffusers.missing_keys import Assumed, MissingKeys, refusal
+from loadstone import _core
 from loadstone._base.dtypes import is_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import Error, listed, make
 from loadstone._base.warn import warn_of_findings
 from loadstone._files.catalog import RANK_MAX, Catalog, inspect
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._absent_symbol import AbsentSymbol
 
+Shape = tuple[int, ...]
+
 # Suffixes of the files that loadstone opens; others are the library's.
 READABLE = (".safetensors", ".gguf")
+
+
+class MissingShape(NamedTuple):
+    """The shape of a missing tensor; a guess if no tensor of the file shows it."""
+
+    shape: Shape
+    is_guess: bool
+
+
+@dataclass
+class MissingKeys:
+    """The tensors that a file lacks, as its converter sees it.
+
+    Attributes:
+        requested: names that the converter requests.
+        iterated: names that the converter would find by iterating over the file.
+    """
+
+    requested: dict[str, MissingShape] = field(default_factory=dict)
+    iterated: dict[str, MissingShape] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.requested or self.iterated)
+
+    def __getitem__(self, key: str) -> MissingShape:
+        return self.requested[key] if key in self.requested else self.iterated[key]
+
+    def names(self) -> list[str]:
+        return [*self.requested, *self.iterated]
+
+    def with_iterated(self, shapes: Mapping[str, MissingShape]) -> MissingKeys:
+        return MissingKeys(dict(self.requested), {**self.iterated, **shapes})
+
+    def set_shape(self, key: str, shape: Shape) -> None:
+        shapes = self.requested if key in self.requested else self.iterated
+        shapes[key] = MissingShape(shape, False)
+
+
+def missing_keys_error(keys: Iterable[str]) -> Error:
+    names = list(dict.fromkeys(keys))
+    why = "the library's converter of this class asks for it by name"
+    findings = [
+        _core.Finding("error", "plan.missing", "", [name], f"the checkpoint lacks {name!r}: {why}")
+        for name in names
+    ]
+    reason = why if len(names) == 1 else why.replace("it", "them")
+    message = f"the checkpoint lacks {listed(names, shown=repr)}, and {reason}"
+    error = make("plan.missing", message, tensor=names[0])
+    error.findings = findings
+    return error
 
 
 class SymbolicCheckpoint(dict[str, torch.Tensor]):
@@ -27,17 +80,18 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
     Attributes:
         missing_keys: names that converters request and the files lack.
-        assume: during a search, returns the shape of a name that is not in ``missing_keys``.
+        shape_of_missing: during a search, returns the shape of a name that is not in
+            ``missing_keys``.
         prefix: the prefix that a converter removed from the files' names.
     """
 
     def __init__(
-        self, catalog: Catalog, missing: MissingKeys | None = None, trace: Trace | None = None
+        self, catalog: Catalog, missing_keys: MissingKeys | None = None, trace: Trace | None = None
     ) -> None:
         super().__init__()
         self.catalog = catalog
-        self.missing_keys = MissingKeys() if missing is None else missing
-        self.assume: Callable[[str], Assumed] | None = None
+        self.missing_keys = MissingKeys() if missing_keys is None else missing_keys
+        self.shape_of_missing: Callable[[str], MissingShape] | None = None
         self.prefix = ""
         self.trace = Trace(catalog) if trace is None else trace
         if trace is None:
@@ -45,22 +99,22 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         for name, encoding in catalog.encodings().items():
             is_plain = is_dtype(encoding)
             self[name] = self.trace.source(name) if is_plain else _packed(self.trace, catalog, name)
-        for name in self.missing_keys.assumed:
+        for name in self.missing_keys.iterated:
             self[name] = self._absent(name)
 
     @classmethod
-    def open(cls, files: list[str]) -> SymbolicCheckpoint:
+    def open(cls, files: list[str], missing_keys: MissingKeys | None = None) -> SymbolicCheckpoint:
         catalog = inspect(files, allow_links=True, gguf_rank_max=RANK_MAX)
         warn_of_findings(catalog.findings)
-        return cls(catalog)
+        return cls(catalog, missing_keys)
 
-    def fresh(self, missing: MissingKeys | None = None) -> SymbolicCheckpoint:
-        return SymbolicCheckpoint(self.catalog, missing)
+    def fresh(self, missing_keys: MissingKeys | None = None) -> SymbolicCheckpoint:
+        return SymbolicCheckpoint(self.catalog, missing_keys)
 
-    def decoded(self, missing: MissingKeys | None = None) -> SymbolicCheckpoint:
-        made = self.fresh(missing)
-        made.decode()
-        return made
+    def decoded(self, missing_keys: MissingKeys | None = None) -> SymbolicCheckpoint:
+        checkpoint = self.fresh(missing_keys)
+        checkpoint.decode()
+        return checkpoint
 
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
         """Record the prefix that a converter removes from a name."""
@@ -70,11 +124,12 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
     def __missing__(self, key: str) -> torch.Tensor:
         """Return an absent tensor if converters are known to request this name."""
-        if key not in self.missing_keys.requested and self.assume is not None:
-            self.missing_keys.requested[key] = self.assume(key)
-        if key in self.missing_keys.requested:
+        requested = self.missing_keys.requested
+        if key not in requested and self.shape_of_missing is not None:
+            requested[key] = self.shape_of_missing(key)
+        if key in requested:
             return self._absent(key)
-        raise refusal([key])
+        raise missing_keys_error([key])
 
     def pop(self, key: str, *default: Any) -> Any:
         """Reject a missing name without a default."""
@@ -82,17 +137,17 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
     def file_key(self, key: str) -> str:
         """Return the name in the file of a key that a converter requests."""
-        is_whole = key.startswith(self.prefix) or key in self.missing_keys.assumed
-        return key if is_whole else self.prefix + key
+        is_complete = key.startswith(self.prefix) or key in self.missing_keys.iterated
+        return key if is_complete else self.prefix + key
 
     def _absent(self, key: str) -> AbsentSymbol:
         return AbsentSymbol.make(self.trace, key, *self.missing_keys[key])
 
-    def as_numbers(self) -> SymbolicCheckpoint:
+    def decoded_to_half(self) -> SymbolicCheckpoint:
         """Return a copy in the same trace, dequantized in diffusers' own half precision."""
-        same = SymbolicCheckpoint(self.catalog, self.missing_keys, self.trace)
-        same.decode("gguf_half")
-        return same
+        checkpoint = SymbolicCheckpoint(self.catalog, self.missing_keys, self.trace)
+        checkpoint.decode("gguf_half")
+        return checkpoint
 
     def decode(self, kernel: str = "gguf") -> None:
         """Dequantize block formats to float32; casts come after."""
@@ -108,6 +163,21 @@ def is_readable(files: list[str]) -> bool:
 
 def is_packed(value: Any) -> bool:
     return isinstance(value, Symbol) and hasattr(value, "quant_type")
+
+
+def shape_of(value: Any) -> Shape:
+    return tuple(value.quant_shape if is_packed(value) else value.shape)
+
+
+def source_name(value: Any) -> str:
+    """Return the checkpoint's name of a symbol, or of its first operand."""
+    while isinstance(value, Symbol) and not value.source and value.parents:
+        value = value.parents[0]
+    return value.source if isinstance(value, Symbol) else ""
+
+
+def shapes_of(state: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def _packed(trace: Trace, catalog: Catalog, name: str) -> Symbol:

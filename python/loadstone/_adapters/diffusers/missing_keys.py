@@ -1,4 +1,4 @@
-"""Keys that a converter requests by name and the file lacks.
+"""Search for the keys that a converter requests by name and the file lacks.
 
 Some converters stop at the first missing name. Dry runs on tensors without data find all missing
 names at once: each request gets an absent tensor, whose shape follows from the model's targets. A
@@ -7,19 +7,15 @@ policy for missing tensors can then fill these targets.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from loadstone import _core
-from loadstone._base.errors import Error, listed, make
-from loadstone._files.catalog import Catalog
+from loadstone._adapters.diffusers.checkpoint import MissingKeys, Shape, missing_keys_error
+from loadstone._adapters.diffusers.conversion import NUMBER, Conversion
+from loadstone._base.errors import Error
 from loadstone.tracing._absent_symbol import AbsentSymbol, ShapeGuess, leaves
-
-Shape = tuple[int, ...]
 
 # Each run of the converter finds one fact; loadstone rejects a file that needs more runs.
 RUNS_MAX = 64
@@ -27,198 +23,141 @@ RUNS_MAX = 64
 # Prefixes to try for a name that the converter's own dictionary lacks.
 PREFIXES_MAX = 8
 
-# Placeholder for an unknown shape: tall, not square, and divisible into many equal parts.
-_GUESS: Shape = (5040, 10080)
+# Reasons to retry a load: a different config, keys that the converter requests in vain, and tensors
+# that it ignores (twice, because a different config selects a different converter).
+ATTEMPTS_MAX = 6
 
-NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
-
-
-class Assumed(NamedTuple):
-    """The shape of a missing tensor; a guess if no tensor of the file shows it."""
-
-    shape: Shape
-    is_guess: bool
+Loaded = TypeVar("Loaded")
 
 
-@dataclass
-class MissingKeys:
-    """The tensors that a file lacks, as its converter sees it.
+class RetryError(Exception):
+    """Load again: with missing keys, whose absence stops the converter, or with another config."""
 
-    Attributes:
-        requested: names that the converter requests.
-        assumed: names that the converter finds by iterating.
-    """
-
-    requested: dict[str, Assumed] = field(default_factory=dict)
-    assumed: dict[str, Assumed] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.requested or self.assumed)
-
-    def __getitem__(self, key: str) -> Assumed:
-        return self.requested[key] if key in self.requested else self.assumed[key]
-
-    def with_assumed(self, assumed: Mapping[str, Assumed]) -> MissingKeys:
-        return MissingKeys(dict(self.requested), {**self.assumed, **assumed})
-
-    def set_shape(self, key: str, shape: Shape) -> None:
-        (self.requested if key in self.requested else self.assumed)[key] = Assumed(shape, False)
+    def __init__(
+        self, missing_keys: MissingKeys | None = None, config: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.missing_keys = MissingKeys() if missing_keys is None else missing_keys
+        self.config = config
 
 
-@dataclass
-class Conversion:
-    """A repeatable run of a converter.
-
-    Attributes:
-        function: takes ``checkpoint`` and ``arguments``.
-        wanted: shapes of the model's tensors.
-        open: returns a new checkpoint of dequantized tensors, plus the missing ones.
-    """
-
-    catalog: Catalog
-    function: Callable[..., Mapping[str, Any]]
-    arguments: Mapping[str, Any]
-    wanted: Mapping[str, Shape]
-    open: Callable[[MissingKeys], Any]
-
-    def run(self, missing: MissingKeys, is_search: bool = False) -> Mapping[str, Any]:
-        """Convert the file with absent tensors; a search adds requested names to ``missing``."""
-        checkpoint = self.open(missing)
-        checkpoint.assume = self.assume if is_search else None
-        return self.function(checkpoint=checkpoint, **self.arguments)
-
-    def assume(self, key: str) -> Assumed:
-        """Return the shape of the same tensor in other blocks, or a guess."""
-        shapes = self._patterns.get(NUMBER.sub("#", key))
-        return Assumed(shapes.most_common(1)[0][0], False) if shapes else Assumed(_GUESS, True)
-
-    @functools.cached_property
-    def _patterns(self) -> dict[str, Counter[Shape]]:
-        """Return shapes by name pattern: without numbers, with and without prefixes."""
-        patterns: dict[str, Counter[Shape]] = {}
-        for name, info in self.catalog.tensors.items():
-            pattern = NUMBER.sub("#", name)
-            at = 0
-            while True:
-                patterns.setdefault(pattern[at:], Counter())[tuple(info.shape)] += 1
-                at = pattern.find(".", at) + 1
-                if at == 0 or "#" in pattern[:at]:
-                    break
-        return patterns
+def load_with_retries(load: Callable[[MissingKeys, dict[str, Any] | None], Loaded]) -> Loaded:
+    """Call ``load`` with the missing keys and the config that its earlier calls asked for."""
+    missing_keys, config = MissingKeys(), None
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            return load(missing_keys, config)
+        except RetryError as retry:
+            missing_keys, config = retry.missing_keys, retry.config or config
+    raise AssertionError("a converter skips tensors again and again")
 
 
-def find_missing_keys(conversion: Conversion, missing: MissingKeys | None = None) -> MissingKeys:
+def retry_with_missing_keys(conversion: Conversion | None, known: MissingKeys) -> None:
+    """Raise RetryError if a failed converter requests keys that the file lacks."""
+    if conversion is not None and not known:
+        missing_keys = find_missing_keys(conversion)
+        if missing_keys:
+            raise RetryError(missing_keys) from None
+
+
+def find_missing_keys(conversion: Conversion, known: MissingKeys | None = None) -> MissingKeys:
     """Find all names that the converter requests and the file lacks.
 
     Raises ``plan.missing``, with all names, if the targets are unknown.
     """
-    search = _Search(conversion, MissingKeys() if missing is None else missing)
+    search = _Search(conversion, MissingKeys() if known is None else known)
     for _ in range(RUNS_MAX):
-        if search.step():
-            return search.missing
-    raise search.refusal()
+        if search.run():
+            return search.missing_keys
+    raise search.error()
 
 
 class _Search:
-    def __init__(self, conversion: Conversion, missing: MissingKeys) -> None:
+    def __init__(self, conversion: Conversion, missing_keys: MissingKeys) -> None:
         self.conversion = conversion
-        self.missing = missing
-        self._trials: list[str] = []  # candidate names for `_stumbled`
-        self._tried: str = ""  # the last candidate, until a run confirms it
-        self._stumbled: str = ""  # the name that a converter's own dictionary lacks
+        self.missing_keys = missing_keys
+        self._candidates: list[str] = []  # names in the file for `_looked_up`
+        self._candidate: str = ""  # the last one, until a run confirms it
+        self._looked_up: str = ""  # the name that a converter's own dictionary lacks
 
-    def step(self) -> bool:
-        """Run once; return ``True`` if nothing is left to find."""
+    def run(self) -> bool:
+        """Run the converter once; return ``True`` if nothing is left to find."""
         try:
-            made = self.conversion.run(self.missing, is_search=True)
+            converted = self.conversion.run(self.missing_keys, is_search=True)
         except ShapeGuess as guess:
-            self.missing.set_shape(guess.key, guess.shape)
+            self.missing_keys.set_shape(guess.key, guess.shape)
             return False
         except KeyError as reason:
-            self._stumble(str(reason.args[0]) if reason.args else "")
+            self._try_name(str(reason.args[0]) if reason.args else "")
             return False
         except Error:
             raise
         except Exception as reason:  # caused by a guess: its message would mislead
-            if not self.missing:
+            if not self.missing_keys:
                 raise
-            raise self.refusal() from reason
-        return self._fits(made)
+            raise self.error() from reason
+        return self._has_target_shapes(converted)
 
-    def refusal(self) -> Error:
-        keys = sorted({*self.missing.requested, *self.missing.assumed})
-        return refusal(keys or [self._stumbled])
+    def error(self) -> Error:
+        return missing_keys_error(sorted(self.missing_keys.names()) or [self._looked_up])
 
     # --- lookups in a converter's own dictionary -------------------------------------------------
 
-    def _stumble(self, key: str) -> None:
+    def _try_name(self, key: str) -> None:
         """Add a tensor to the file under a name from which the converter may derive the key."""
-        if key != self._stumbled or not self._tried:
-            self._stumbled = key
-            self._trials = self._names_for(key)
+        if key != self._looked_up or not self._candidate:
+            self._looked_up = key
+            self._candidates = self._names_for(key)
         else:  # the last candidate was wrong
-            self.missing.assumed.pop(self._tried)
-        if not self._trials:
-            raise refusal([key, *self.missing.requested, *self.missing.assumed])
-        self._tried = self._trials.pop(0)
-        self.missing.assumed[self._tried] = self.conversion.assume(key)
+            self.missing_keys.iterated.pop(self._candidate)
+        if not self._candidates:
+            raise missing_keys_error([key, *self.missing_keys.names()])
+        self._candidate = self._candidates.pop(0)
+        self.missing_keys.iterated[self._candidate] = self.conversion.shape_of_missing(key)
 
     def _names_for(self, key: str) -> list[str]:
         """Return the key with each prefix of the file's names, most likely first."""
-        head = key.partition(".")[0] + "."
+        module = key.partition(".")[0] + "."
+        names = self.conversion.checkpoint.catalog.tensors
         counts: Counter[str] = Counter()
-        for name in self.conversion.catalog.tensors:
-            at = name.find(head)
+        for name in names:
+            at = name.find(module)
             if at == 0 or (at > 0 and name[at - 1] == "."):
-                counts[name[:at]] += len(self.conversion.catalog.tensors)
+                counts[name[:at]] += len(names)
             for dot in (match.end() for match in re.finditer(r"\.", name)):
                 if not NUMBER.search(name[:dot]):
                     counts[name[:dot]] += 1
-        best = sorted(counts, key=lambda prefix: (-counts[prefix], -len(prefix)))
-        return [f"{prefix}{key}" for prefix in best[:PREFIXES_MAX]]
+        prefixes = sorted(counts, key=lambda prefix: (-counts[prefix], -len(prefix)))
+        return [f"{prefix}{key}" for prefix in prefixes[:PREFIXES_MAX]]
 
     # --- shapes of missing tensors ---------------------------------------------------------------
 
-    def _fits(self, made: Mapping[str, Any]) -> bool:
-        """Return whether all targets of absent keys have the model's shapes."""
-        self._tried = ""
-        uses: dict[str, list[tuple[Shape, Shape]]] = {}  # targets' (shape, wanted shape)
-        for name, value in made.items():
-            if isinstance(value, AbsentSymbol) and name in self.conversion.wanted:
+    def _has_target_shapes(self, converted: Mapping[str, Any]) -> bool:
+        """Correct shapes of missing keys; ``True`` if their targets have the model's shapes."""
+        self._candidate = ""
+        uses: dict[str, list[tuple[Shape, Shape]]] = {}  # each target's (shape, expected shape)
+        for name, value in converted.items():
+            if isinstance(value, AbsentSymbol) and name in self.conversion.target_shapes:
                 for key in leaves(value)[1]:
-                    shapes = tuple(value.shape), self.conversion.wanted[name]
+                    shapes = tuple(value.shape), self.conversion.target_shapes[name]
                     uses.setdefault(key, []).append(shapes)
-        fits = True
+        has_target_shapes = True
         for key, targets in uses.items():
-            shape = _shape_for(self.missing[key].shape, targets)
+            shape = _shape_for(self.missing_keys[key].shape, targets)
             if shape is not None:  # else the shapes conflict, and the target is missing
-                fits &= shape == self.missing[key].shape
-                self.missing.set_shape(key, shape)
-        return fits
+                has_target_shapes &= shape == self.missing_keys[key].shape
+                self.missing_keys.set_shape(key, shape)
+        return has_target_shapes
 
 
-def _shape_for(assumed: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | None:
+def _shape_for(shape: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | None:
     """Return the shape of a key that gives its targets the model's shapes."""
-    if all(found == wanted for found, wanted in targets):
-        return assumed
-    found, first = targets[0]
+    if all(converted == expected for converted, expected in targets):
+        return shape
+    converted, first = targets[0]
     if len(targets) == 1:
-        is_transposed = len(assumed) > 1 and found == assumed[::-1] != assumed
+        is_transposed = len(shape) > 1 and converted == shape[::-1] != shape
         return first[::-1] if is_transposed else first
-    if first and len({wanted[1:] for _, wanted in targets}) == 1:
-        return (sum(wanted[0] for _, wanted in targets), *first[1:])  # parts of one
+    if first and len({expected[1:] for _, expected in targets}) == 1:
+        return (sum(expected[0] for _, expected in targets), *first[1:])  # parts of one
     return None
-
-
-def refusal(keys: Iterable[str]) -> Error:
-    names = list(dict.fromkeys(keys))
-    why = "the library's converter of this class asks for it by name"
-    findings = [
-        _core.Finding("error", "plan.missing", "", [name], f"the checkpoint lacks {name!r}: {why}")
-        for name in names
-    ]
-    reason = why if len(names) == 1 else why.replace("it", "them")
-    message = f"the checkpoint lacks {listed(names, shown=repr)}, and {reason}"
-    error = make("plan.missing", message, tensor=names[0])
-    error.findings = findings
-    return error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,15 +11,18 @@ import torch
 from loadstone._base.adapters import ADAPTERS, has_modules_of, resolve
 from loadstone._files.catalog import Catalog
 
+# A component's name, with the prefix of its weight.
+_COMPONENT = re.compile(r"((?:.*\.)?)(?:SCB|weight_format|weight\..*)")
+
 
 def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Any:
     """Return a model's ``QuantizedWeights``, or ``None`` without bitsandbytes layers."""
     paths = quantizing_layers(model).keys()
     if not paths:
         return None
-    names = (f"{path}.weight" if path else "weight" for path in paths)
-    free = [name for name in names if name in converted]
-    return resolve(ADAPTERS["bitsandbytes"].quantizer).traced_weights(model, catalog, paths, free)
+    unquantized = [name for name in map(_weight_name, paths) if name in converted]
+    quantizer = resolve(ADAPTERS["bitsandbytes"].quantizer)
+    return quantizer.traced_weights(model, catalog, paths, unquantized)
 
 
 def quantizing_layers(model: Any) -> dict[str, Any]:
@@ -31,23 +35,23 @@ def quantizing_layers(model: Any) -> dict[str, Any]:
 
 def size_of_weight(model: torch.nn.Module, path: str) -> int:
     """Return the bytes of a quantized weight, including its scales."""
-    name = f"{path}.weight" if path else "weight"
-    nbytes: int = resolve(ADAPTERS["bitsandbytes"].quantizer).quantized_bytes(model, name)
+    quantizer = resolve(ADAPTERS["bitsandbytes"].quantizer)
+    nbytes: int = quantizer.quantized_bytes(model, _weight_name(path))
     return nbytes
 
 
-def parts_of(weights: Any, names: Mapping[str, Any]) -> set[str]:
+def component_names(weights: Any, names: Iterable[str]) -> set[str]:
     """Return the names of tensors that are components of quantized weights."""
     if weights is None:
         return set()
-    stored = {each.name for each in weights.stored.values()} | weights.broken.keys()
-    return {name for name in names if stored & {name, *_weights_of(name)}}
+    quantized = {stored.name for stored in weights.stored.values()} | weights.broken.keys()
+    components = ((name, _COMPONENT.fullmatch(name)) for name in names)
+    return {
+        name
+        for name, match in components
+        if name in quantized or (match is not None and f"{match[1]}weight" in quantized)
+    }
 
 
-def _weights_of(name: str) -> Iterator[str]:
-    path, _, leaf = f".{name}".rpartition(".")
-    if leaf in ("SCB", "weight_format"):
-        yield f"{path}.weight"[1:]
-    path, dot, _ = f".{name}".rpartition(".weight.")
-    if dot:
-        yield f"{path}.weight"[1:]
+def _weight_name(path: str) -> str:
+    return f"{path}.weight" if path else "weight"
