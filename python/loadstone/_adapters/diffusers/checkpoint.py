@@ -76,7 +76,7 @@ def missing_keys_error(keys: Iterable[str]) -> Error:
 class SymbolicCheckpoint(dict[str, torch.Tensor]):
     """Symbols of all tensors of a checkpoint, by name.
 
-    Converters rename and remove entries, so pass each component its own copy (:meth:`fresh`).
+    Converters rename and remove entries, so each conversion gets a :meth:`fresh` one.
 
     Attributes:
         missing_keys: names that converters request and the files lack.
@@ -86,8 +86,13 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
     """
 
     def __init__(
-        self, catalog: Catalog, missing_keys: MissingKeys | None = None, trace: Trace | None = None
+        self,
+        catalog: Catalog,
+        missing_keys: MissingKeys | None = None,
+        kernel: str = "",
+        trace: Trace | None = None,
     ) -> None:
+        """``kernel``: dequantizes block formats to float32; casts come after."""
         super().__init__()
         self.catalog = catalog
         self.missing_keys = MissingKeys() if missing_keys is None else missing_keys
@@ -97,24 +102,24 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         if trace is None:
             self.trace.owner = self
         for name, encoding in catalog.encodings().items():
-            is_plain = is_dtype(encoding)
-            self[name] = self.trace.source(name) if is_plain else _packed(self.trace, catalog, name)
+            if is_dtype(encoding):
+                self[name] = self.trace.source(name)
+            else:
+                packed = _packed(self.trace, catalog, name)
+                self[name] = packed.decoded(kernel, torch.float32) if kernel else packed
         for name in self.missing_keys.iterated:
             self[name] = self._absent(name)
 
     @classmethod
-    def open(cls, files: list[str], missing_keys: MissingKeys | None = None) -> SymbolicCheckpoint:
+    def open(cls, files: list[str], kernel: str = "") -> SymbolicCheckpoint:
         catalog = inspect(files, allow_links=True, gguf_rank_max=RANK_MAX)
         warn_of_findings(catalog.findings)
-        return cls(catalog, missing_keys)
+        return cls(catalog, kernel=kernel)
 
-    def fresh(self, missing_keys: MissingKeys | None = None) -> SymbolicCheckpoint:
-        return SymbolicCheckpoint(self.catalog, missing_keys)
-
-    def decoded(self, missing_keys: MissingKeys | None = None) -> SymbolicCheckpoint:
-        checkpoint = self.fresh(missing_keys)
-        checkpoint.decode()
-        return checkpoint
+    def fresh(
+        self, missing_keys: MissingKeys | None = None, kernel: str = "gguf"
+    ) -> SymbolicCheckpoint:
+        return SymbolicCheckpoint(self.catalog, missing_keys, kernel)
 
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
         """Record the prefix that a converter removes from a name."""
@@ -143,22 +148,15 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
     def _absent(self, key: str) -> AbsentSymbol:
         return AbsentSymbol.make(self.trace, key, *self.missing_keys[key])
 
-    def decoded_to_half(self) -> SymbolicCheckpoint:
-        """Return a copy in the same trace, dequantized in diffusers' own half precision."""
-        checkpoint = SymbolicCheckpoint(self.catalog, self.missing_keys, self.trace)
-        checkpoint.decode("gguf_half")
-        return checkpoint
-
-    def decode(self, kernel: str = "gguf") -> None:
-        """Dequantize block formats to float32; casts come after."""
-        for name, symbol in self.items():
-            if is_packed(symbol):
-                packed: Any = symbol
-                self[name] = packed.decoded(kernel, torch.float32)
-
 
 def is_readable(files: list[str]) -> bool:
     return bool(files) and all(Path(file).suffix.lower() in READABLE for file in files)
+
+
+def checkpoint_of(state_dict: Mapping[str, Any]) -> Any:
+    """Return the checkpoint of symbols; ``None`` for a dictionary without symbols."""
+    symbols = (value for value in state_dict.values() if isinstance(value, Symbol))
+    return next((symbol.tracer.owner for symbol in symbols), None)
 
 
 def is_packed(value: Any) -> bool:
@@ -180,7 +178,7 @@ def shapes_of(state: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def _packed(trace: Trace, catalog: Catalog, name: str) -> Symbol:
+def _packed(trace: Trace, catalog: Catalog, name: str) -> Any:
     try:
         from loadstone._adapters.diffusers.packed import packed
     except ImportError as reason:  # diffusers works without it; files with blocks do not

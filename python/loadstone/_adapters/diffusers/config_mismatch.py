@@ -97,5 +97,5 @@ def find_mismatch(
     if edited is None and not better:
         return None
     better.sort(key=lambda candidate: candidate.counts.total)
-    uncached = local_configs.uncached(checkpoint.decoded(), sources.cache)
+    uncached = local_configs.uncached(checkpoint.fresh(), sources.cache)
     return Mismatch(counts, edited, better, uncached)

@@ -45,16 +45,20 @@ class Conversion:
         checkpoint: opened again for each run, dequantized.
         function: takes ``checkpoint`` and ``arguments``.
         target_shapes: of the model's tensors.
+        kernel: dequantizes block formats; "" if the model keeps them.
     """
 
     checkpoint: SymbolicCheckpoint
     function: Callable[..., Mapping[str, Any]]
     arguments: Mapping[str, Any]
     target_shapes: Mapping[str, Shape]
+    kernel: str = "gguf"
 
-    def run(self, missing_keys: MissingKeys, is_search: bool = False) -> Mapping[str, Any]:
+    def run(
+        self, missing_keys: MissingKeys, kernel: str = "gguf", is_search: bool = False
+    ) -> Mapping[str, Any]:
         """Convert the file with absent tensors; a search adds names to ``missing_keys``."""
-        checkpoint = self.checkpoint.decoded(missing_keys)
+        checkpoint = self.checkpoint.fresh(missing_keys, kernel)
         checkpoint.shape_of_missing = self.shape_of_missing if is_search else None
         return self.function(checkpoint=checkpoint, **self.arguments)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from loadstone._adapters.diffusers.checkpoint import MissingKeys
 from loadstone._adapters.diffusers.conversion import NUMBER, Conversion
-from loadstone._adapters.diffusers.missing_keys import RetryError, find_missing_keys
+from loadstone._adapters.diffusers.missing_keys import IgnoredTensorsError, find_missing_keys
 from loadstone.tracing._absent_symbol import AbsentSymbol, leaves
 
 # Each round runs the converter once, with one candidate per target.
@@ -33,7 +33,7 @@ def expected_keys(
     """Return missing targets and their names in the file; ``keys``: target -> existing file name.
 
     Raises:
-        RetryError: some targets are not missing.
+        IgnoredTensorsError: some targets are not missing.
     """
     search = _Search(set(targets[:TARGETS_MAX]), conversion, missing_keys)
     existing = conversion.checkpoint.catalog.tensors.keys()
@@ -161,10 +161,10 @@ class _Search:
         return any(value is not None and not isinstance(value, AbsentSymbol) for value in values)
 
     def _retry_if_ignored(self, names: set[str]) -> None:
-        """Raise RetryError if these names make the converter use tensors that it ignored."""
+        """Raise an error if these names make the converter use tensors that it ignored."""
         missing_keys = find_missing_keys(self._conversion, self._with(names))
         if self._has_present_target(self._conversion.run(missing_keys)):
-            raise RetryError(missing_keys)
+            raise IgnoredTensorsError(missing_keys)
 
 
 def _words(function: Any) -> set[str]:

@@ -21,12 +21,15 @@ from typing import Any
 import torch
 
 from loadstone._adapters.diffusers import pipelines, quantizers
-from loadstone._adapters.diffusers.checkpoint import MissingKeys, SymbolicCheckpoint, is_readable
+from loadstone._adapters.diffusers.checkpoint import (
+    SymbolicCheckpoint,
+    checkpoint_of,
+    is_readable,
+)
 from loadstone._adapters.diffusers.conversion import (
     conversion_of,
     converted_tensors,
     has_own_names,
-    require_series,
 )
 from loadstone._adapters.diffusers.load import (
     OPTIONS,
@@ -38,7 +41,7 @@ from loadstone._adapters.diffusers.load import (
     within_load,
 )
 from loadstone._adapters.diffusers.local_configs import ConfigSources
-from loadstone._adapters.diffusers.missing_keys import load_with_retries, retry_with_missing_keys
+from loadstone._adapters.diffusers.missing_keys import convert
 from loadstone._adapters.diffusers.pipelines import CONVERTING, DEFERRED, ConvertedError
 from loadstone._adapters.diffusers.quantizers import (
     check_for_library,
@@ -46,15 +49,17 @@ from loadstone._adapters.diffusers.quantizers import (
     is_known,
     quantized_sizes,
 )
-from loadstone._adapters.diffusers.recipes import Request, float32_modules
+from loadstone._adapters.diffusers.recipes import Request, WrongConfigError, float32_modules
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks_of, wrap_if_active
 from loadstone._adapters.sites.diffusers import SITES
-from loadstone._base.errors import PlanError, make
+from loadstone._base.errors import make
 from loadstone._base.machine import MODES
 from loadstone._base.torch_modes import constructing, wrap_always
 from loadstone._plan.placement import expanded, gathered, require_paths
 from loadstone._skeleton.construction import skeleton_in_turn
-from loadstone.tracing import Symbol
+
+# A different config may select a different converter, whose tensors ask for yet another config.
+CONFIGS_MAX = 6
 
 # Does `from_single_file` take a device map?
 PLACES_FILES = SITES.is_since("0.36")
@@ -144,30 +149,28 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
         raise make("plan.options", message, field="device_map", expected="diffusers 0.36 or later")
     if isinstance(source, SymbolicCheckpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
-
-    def load_once(missing_keys: MissingKeys, config: dict[str, Any] | None) -> Any:
-        with contextlib.ExitStack() as stack:
-            if config is not None:
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-                Path(folder, "config.json").write_text(json.dumps(config, default=str))
-                kwargs.update(config=folder, subfolder=None)
-            load = stack.enter_context(loading(missing_keys))
-            load.config_sources = ConfigSources(kwargs.get("config"), kwargs.get("cache_dir"))
-            quantization = kwargs.get("quantization_config")
-            load.keeps_blocks = quantization is not None and not is_bitsandbytes(quantization)
-            checkpoint = source
-            if isinstance(source, SymbolicCheckpoint):
-                checkpoint = source.fresh(missing_keys)
-                _decode_for(load, checkpoint)
+    with contextlib.ExitStack() as stack:
+        for _ in range(CONFIGS_MAX):
             try:
-                model = original(cls, checkpoint, **kwargs)
-            except (PlanError, KeyError):
-                retry_with_missing_keys(load.conversion, missing_keys)
-                raise
-            load.finish(model)
-        return model
+                return _load_single_file(original, cls, source, kwargs)
+            except WrongConfigError as wrong:
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                Path(folder, "config.json").write_text(json.dumps(wrong.config, default=str))
+                kwargs |= {"config": folder, "subfolder": None}
+    raise AssertionError("each config that fits is found not to fit")
 
-    return load_with_retries(load_once)
+
+def _load_single_file(original: Any, cls: Any, source: Any, kwargs: dict[str, Any]) -> Any:
+    quantization = kwargs.get("quantization_config")
+    with loading() as load:
+        load.config_sources = ConfigSources(kwargs.get("config"), kwargs.get("cache_dir"))
+        if quantization is not None and not is_bitsandbytes(quantization):
+            load.kernel = ""
+        if isinstance(source, SymbolicCheckpoint):
+            source = source.fresh(kernel=load.kernel)
+        model = original(cls, source, **kwargs)
+        load.finish(model)
+    return model
 
 
 def _get_mapping_function_kwargs(
@@ -179,15 +182,17 @@ def _get_mapping_function_kwargs(
 
 
 def _should_convert(load: DiffusersLoad, original: Any, state: Any, checkpoint: Any) -> Any:
-    """Record the conversion before it runs, to repeat it if it fails."""
+    """Convert the checkpoint in place, because diffusers stops at the first missing key."""
     if not isinstance(checkpoint, SymbolicCheckpoint):
         return original(state, checkpoint)
-    if has_own_names(state, checkpoint):
-        return False
-    require_series(checkpoint)
-    if load.converter is not None and load.model is not None:
+    if not has_own_names(state, checkpoint):
+        assert load.converter is not None
         load.conversion = conversion_of(load.model, checkpoint, *load.converter)
-    return True
+        load.conversion.kernel = load.kernel
+        converted = dict(convert(load.conversion, checkpoint))
+        checkpoint.clear()
+        dict.update(checkpoint, converted)
+    return False
 
 
 def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
@@ -203,14 +208,7 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
     load = current_load()
     if load is None:  # a pipeline, whose models get copies
         return SymbolicCheckpoint.open([str(checkpoint_file)])
-    checkpoint = SymbolicCheckpoint.open([str(checkpoint_file)], load.missing_keys)
-    _decode_for(load, checkpoint)
-    return checkpoint
-
-
-def _decode_for(load: DiffusersLoad, checkpoint: SymbolicCheckpoint) -> None:
-    if not load.keeps_blocks:
-        checkpoint.decode()
+    return SymbolicCheckpoint.open([str(checkpoint_file)], load.kernel)
 
 
 def _init_empty_weights(*_: Any, **__: Any) -> Any:
@@ -248,12 +246,11 @@ def _load_model_dict(
 ) -> Any:
     if CONVERTING.get():
         raise ConvertedError(state_dict)
-    checkpoint = _checkpoint_of(state_dict)
+    checkpoint = checkpoint_of(state_dict)
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
-    conversion, load.conversion = load.conversion, None
     if load.encoder_conversion is not None:
-        conversion = load.encoder_conversion(model)
+        load.conversion = load.encoder_conversion(model)
     dtype = args[0] if args else kwargs.get("dtype")
     converted = converted_tensors(state_dict, model.state_dict())
     unexpected = kwargs.get("unexpected_keys") or []  # diffusers warns about its contents later
@@ -268,7 +265,7 @@ def _load_model_dict(
             float32_modules=float32_modules(model, dtype),
             quantizer=kwargs.get("hf_quantizer"),
             device_map=load.device_map or kwargs.get("device_map"),
-            conversion=conversion,
+            conversion=load.conversion,
             config_sources=load.config_sources,
         ),
     )
@@ -295,7 +292,7 @@ def _dispatch_model(load: DiffusersLoad, original: Any, model: Any, **kwargs: An
 def _to(load: DiffusersLoad, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Skip the cast of a loaded model, which would round float32 modules."""
     is_cast = any(isinstance(argument, torch.dtype) for argument in (*args, *kwargs.values()))
-    if load.is_traced and load.model is model and is_cast:
+    if load.recipes is not None and load.model is model and is_cast:
         return model
     return original(model, *args, **kwargs)
 
@@ -358,7 +355,12 @@ def _load_pretrained_model(
             device_map=device_map,
         ),
     )
-    unexpected = _reportable(cls, sorted(set(checkpoint) - names))
+    ignored = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
+    unexpected = [
+        name
+        for name in sorted(set(checkpoint) - names)
+        if not any(re.search(pattern, name) for pattern in ignored)
+    ]
     if unexpected:
         source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         logging.getLogger("diffusers.models.modeling_utils").warning(
@@ -367,16 +369,3 @@ def _load_pretrained_model(
         )
     missing = sorted(names - set(checkpoint))
     return model, missing, unexpected, [], load.offload_index or None, []
-
-
-def _reportable(cls: Any, names: list[str]) -> list[str]:
-    patterns = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
-
-
-def _checkpoint_of(state_dict: Any) -> SymbolicCheckpoint | None:
-    if isinstance(state_dict, SymbolicCheckpoint):
-        return state_dict
-    symbols = (value for value in state_dict.values() if isinstance(value, Symbol))
-    checkpoint: SymbolicCheckpoint | None = next((each.tracer.owner for each in symbols), None)
-    return checkpoint

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from accelerate import big_modeling
 
-from loadstone._adapters.diffusers.checkpoint import MissingKeys
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.recipes import Request, trace
@@ -39,24 +38,22 @@ class DiffusersLoad(LoadSession):
 
     Attributes:
         device_map: the request, resolved by diffusers.
-        keeps_blocks: keep block formats packed.
-        missing_keys: names that the converter is known to request in vain.
-        conversion: set while the converter runs.
+        kernel: dequantizes block formats; "" if they stay packed.
+        conversion: of a file that does not have the model's names.
         encoder_conversion: returns the conversion of the file for a transformers model.
         converter: the converter and its arguments.
+        recipes: set if this load fills the model, now or later.
     """
 
-    def __init__(self, options: LoadOptions, missing_keys: MissingKeys | None = None) -> None:
+    def __init__(self, options: LoadOptions) -> None:
         super().__init__(options)
-        self.missing_keys = MissingKeys() if missing_keys is None else missing_keys
         self.device_map: Any = None
-        self.keeps_blocks = False
+        self.kernel = "gguf"
         self.config_sources = ConfigSources()
         self.conversion: Conversion | None = None
         self.encoder_conversion: Callable[[Any], Conversion] | None = None
         self.converter: tuple[Any, dict[str, Any]] | None = None
-        self._request: Request | None = None
-        self._recipes: AdapterRecipes | None = None
+        self.recipes: AdapterRecipes | None = None
 
     def read(self, request: Request) -> None:
         self.trace(request)
@@ -65,26 +62,18 @@ class DiffusersLoad(LoadSession):
             self.carry_out()
 
     def trace(self, request: Request) -> None:
-        self.model, self._request = request.model, request
-        self._recipes = trace(request, self.options, self._left_to_constructor())
-
-    @property
-    def is_traced(self) -> bool:
-        """Return whether this load fills the model, now or later."""
-        return self.plan is not None or self._recipes is not None
-
-    def dtypes(self) -> Mapping[str, str]:
-        return self._recipes.dtypes if self._recipes is not None else {}
+        self.model, self._catalog = request.model, request.checkpoint.catalog
+        self._missing_of = self._left_to_constructor()
+        self.recipes = trace(request, self.options, self._missing_of)
 
     def plan_for(self, device_map: Mapping[str, Any] | None) -> PlannedLoad:
-        assert self._request is not None and self._recipes is not None
         return self.make_plan(
             self.model,
-            self._request.checkpoint.catalog,
-            self._recipes,
+            self._catalog,
+            self.recipes,
             device_map=self.devices(self.model, device_map),
             offload_folder=self.options.offload_folder,
-            missing_of=self._left_to_constructor(),
+            missing_of=self._missing_of,
             allows_unknown_modules=True,
         )
 
@@ -101,7 +90,6 @@ class DiffusersLoad(LoadSession):
         with self.reading() as filled:
             execute.initialise_and_install(self.plan, self.model, filled)
             _set_planned_dtypes(self.plan, self.model)
-        self._request = self._recipes = None
 
     def dispatch(self) -> None:
         """Attach hooks for offloaded tensors; a no-op before the read."""
@@ -127,11 +115,11 @@ def current_load() -> DiffusersLoad | None:
 
 
 @contextlib.contextmanager
-def loading(missing_keys: MissingKeys | None = None) -> Iterator[DiffusersLoad]:
+def loading() -> Iterator[DiffusersLoad]:
     with (
         ordinary_tensors(),
         set_variable(WANTED_DTYPE, None),  # a failed call leaves its own
-        set_variable(_current, DiffusersLoad(OPTIONS.get(), missing_keys)) as load,
+        set_variable(_current, DiffusersLoad(OPTIONS.get())) as load,
     ):
         yield load
 

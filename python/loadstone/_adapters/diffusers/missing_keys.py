@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from loadstone._adapters.diffusers.checkpoint import MissingKeys, Shape, missing_keys_error
+from loadstone._adapters.diffusers.checkpoint import (
+    MissingKeys,
+    Shape,
+    SymbolicCheckpoint,
+    missing_keys_error,
+)
 from loadstone._adapters.diffusers.conversion import NUMBER, Conversion
-from loadstone._base.errors import Error
+from loadstone._base.errors import Error, PlanError
 from loadstone.tracing._absent_symbol import AbsentSymbol, ShapeGuess, leaves
 
 # Each run of the converter finds one fact; loadstone rejects a file that needs more runs.
@@ -23,41 +28,24 @@ RUNS_MAX = 64
 # Prefixes to try for a name that the converter's own dictionary lacks.
 PREFIXES_MAX = 8
 
-# Reasons to retry a load: a different config, keys that the converter requests in vain, and tensors
-# that it ignores (twice, because a different config selects a different converter).
-ATTEMPTS_MAX = 6
 
-Loaded = TypeVar("Loaded")
+class IgnoredTensorsError(Exception):
+    """The converter ignored tensors because others are missing; convert again with these keys."""
 
-
-class RetryError(Exception):
-    """Load again: with missing keys, whose absence stops the converter, or with another config."""
-
-    def __init__(
-        self, missing_keys: MissingKeys | None = None, config: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, missing_keys: MissingKeys) -> None:
         super().__init__()
-        self.missing_keys = MissingKeys() if missing_keys is None else missing_keys
-        self.config = config
+        self.missing_keys = missing_keys
 
 
-def load_with_retries(load: Callable[[MissingKeys, dict[str, Any] | None], Loaded]) -> Loaded:
-    """Call ``load`` with the missing keys and the config that its earlier calls asked for."""
-    missing_keys, config = MissingKeys(), None
-    for _ in range(ATTEMPTS_MAX):
-        try:
-            return load(missing_keys, config)
-        except RetryError as retry:
-            missing_keys, config = retry.missing_keys, retry.config or config
-    raise AssertionError("a converter skips tensors again and again")
-
-
-def retry_with_missing_keys(conversion: Conversion | None, known: MissingKeys) -> None:
-    """Raise RetryError if a failed converter requests keys that the file lacks."""
-    if conversion is not None and not known:
+def convert(conversion: Conversion, checkpoint: SymbolicCheckpoint) -> Mapping[str, Any]:
+    """Return the file by the model's names; keys that stop the converter become absent tensors."""
+    try:
+        return conversion.function(checkpoint=checkpoint, **conversion.arguments)
+    except (PlanError, KeyError):
         missing_keys = find_missing_keys(conversion)
-        if missing_keys:
-            raise RetryError(missing_keys) from None
+        if not missing_keys:
+            raise
+    return conversion.run(missing_keys, conversion.kernel)
 
 
 def find_missing_keys(conversion: Conversion, known: MissingKeys | None = None) -> MissingKeys:

@@ -16,14 +16,12 @@ from typing import Any
 import torch
 
 from loadstone._adapters.diffusers.checkpoint import (
-    MissingKeys,
     SymbolicCheckpoint,
     is_readable,
     shapes_of,
 )
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.load import OPTIONS, DiffusersLoad, loading
-from loadstone._adapters.diffusers.missing_keys import load_with_retries
 from loadstone._adapters.diffusers.pipeline_device_map import (
     PipelineDeviceMap,
     accelerate_hooks,
@@ -220,12 +218,9 @@ def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _load_single_file_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Give each component of a combined file all of its tensors."""
-    checkpoint, components = kwargs.get("checkpoint"), DEFERRED.get()
+    components = DEFERRED.get()
     if components is not None:
         components.name = kwargs["name"]
-    if isinstance(checkpoint, SymbolicCheckpoint):
-        kwargs["checkpoint"] = checkpoint.fresh()
     return original(*args, **kwargs)
 
 
@@ -245,16 +240,13 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
                 return done.state
         return {}
 
-    def load_once(missing_keys: MissingKeys, _: dict[str, Any] | None) -> Any:
-        with loading(missing_keys) as load:
-            load.encoder_conversion = lambda model: Conversion(
-                source, convert, {}, shapes_of(model.state_dict())
-            )
-            model = build(checkpoint=source.decoded(missing_keys))
-            load.finish(model.eval())  # diffusers omits eval() for T5
-        return model
-
-    return load_with_retries(load_once)
+    with loading() as load:
+        load.encoder_conversion = lambda model: Conversion(
+            source, convert, {}, shapes_of(model.state_dict())
+        )
+        model = build(checkpoint=source.fresh())
+        load.finish(model.eval())  # diffusers omits eval() for T5
+    return model
 
 
 class ConvertedError(Exception):
@@ -278,7 +270,8 @@ def _read_components(
         dtypes = {
             f"{name}.{target}": torch_dtype(dtype)
             for name, load in loads.items()
-            for target, dtype in load.dtypes().items()
+            if load.recipes is not None
+            for target, dtype in load.recipes.dtypes.items()
         }
         device_map.resolve(list(models), others, models, dtypes)
         for name, load in loads.items():

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from loadstone._adapters.diffusers.checkpoint import (
-    MissingKeys,
     SymbolicCheckpoint,
+    checkpoint_of,
     is_packed,
     shape_of,
     source_name,
@@ -23,15 +23,11 @@ from loadstone._adapters.diffusers.conversion import (
     has_own_names,
 )
 from loadstone._adapters.diffusers.local_configs import ConfigSources
-from loadstone._adapters.diffusers.missing_keys import (
-    RetryError,
-    load_with_retries,
-    retry_with_missing_keys,
-)
+from loadstone._adapters.diffusers.missing_keys import IgnoredTensorsError, convert
 from loadstone._adapters.diffusers.missing_targets import MissingTargets
 from loadstone._adapters.diffusers.quantized import component_names, quantized_weights
 from loadstone._base.dtypes import dtype_name
-from loadstone._base.errors import PlanError, make
+from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
@@ -62,11 +58,27 @@ class Request:
     conversion: Conversion | None = None
     config_sources: ConfigSources = dataclasses.field(default_factory=ConfigSources)
 
+    def converted_by(self, conversion: Conversion, state_dict: Mapping[str, Any]) -> Request:
+        """Return the same request for the tensors that a converter returned."""
+        converted = converted_tensors(state_dict, self.model.state_dict())
+        checkpoint = checkpoint_of(converted)
+        return dataclasses.replace(
+            self, converted=converted, checkpoint=checkpoint, conversion=conversion
+        )
+
     def dtype_of(self, name: str, own: torch.dtype) -> torch.dtype:
         """Return the final dtype of a tensor that has the dtype ``own``."""
         if self.dtype is None or not own.is_floating_point:
             return own
         return torch.float32 if is_inside(name, self.float32_modules) else self.dtype
+
+
+class WrongConfigError(Exception):
+    """A different config fits the file; the caller must rebuild the model with it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:
@@ -94,23 +106,13 @@ def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> Adap
     library: Any = single_file_model
     state = model.state_dict()
     name = library._get_single_file_loadable_mapping_class(type(model))
-
-    def trace_once(missing_keys: MissingKeys, _: dict[str, Any] | None) -> AdapterRecipes:
-        checkpoint = SymbolicCheckpoint(catalog, missing_keys)
-        checkpoint.decode()
-        request = Request(model, checkpoint, checkpoint, dtype, float32_modules(model, dtype))
-        if name is not None and not has_own_names(state, checkpoint):
-            function = library.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
-            conversion = request.conversion = conversion_of(model, checkpoint, function, {})
-            try:
-                converted = function(checkpoint=checkpoint, **conversion.arguments)
-            except (PlanError, KeyError):
-                retry_with_missing_keys(conversion, missing_keys)
-                raise
-            request.converted = converted_tensors(converted, state)
-        return trace(request, LoadOptions())
-
-    return load_with_retries(trace_once)
+    checkpoint = SymbolicCheckpoint(catalog, kernel="gguf")
+    request = Request(model, checkpoint, checkpoint, dtype, float32_modules(model, dtype))
+    if name is not None and not has_own_names(state, checkpoint):
+        function = library.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
+        conversion = conversion_of(model, checkpoint, function, {})
+        request = request.converted_by(conversion, convert(conversion, checkpoint))
+    return trace(request, LoadOptions())
 
 
 def trace(
@@ -121,8 +123,21 @@ def trace(
     ``missing_of``: policies of single targets.
 
     Raises:
-        RetryError: the converter needs missing keys, or the config is to be inferred.
+        WrongConfigError: ``options`` ask for a config that fits.
     """
+    try:
+        return _traced(request, options, missing_of or {})
+    except IgnoredTensorsError as error:
+        conversion = request.conversion
+        assert conversion is not None
+        state_dict = conversion.run(error.missing_keys, conversion.kernel)
+        request = request.converted_by(conversion, state_dict)
+        return _traced(request, options, missing_of or {})
+
+
+def _traced(
+    request: Request, options: LoadOptions, missing_of: Mapping[str, str]
+) -> AdapterRecipes:
     model, symbols = request.model, request.checkpoint.trace
     weights = quantized_weights(model, request.checkpoint.catalog, request.converted)
     components = component_names(weights, request.converted)
@@ -133,47 +148,44 @@ def trace(
     mismatch = find_mismatch(model, shapes, request.checkpoint, request.config_sources)
     if mismatch is not None and mismatch.fitting is not None:
         if options.infer_config:
-            raise RetryError(config=dict(mismatch.fitting.config))
+            raise WrongConfigError(dict(mismatch.fitting.config))
         return AdapterRecipes(
             symbols.finish(), already_reported=list(state), findings=[mismatch.finding()]
         )
-    missing = MissingTargets(model, request.converted, options.missing, missing_of or {})
+    missing = MissingTargets(model, request.converted, options.missing, missing_of)
     recipes = AdapterRecipes(recipes=None, extensions=[] if weights is None else [weights])
     for stored in weights.stored.values() if weights is not None else ():
         for name, (dtype, _) in stored.targets().items():
             symbols.add(name, request.converted[name])
             recipes.dtypes[name] = dtype
     keys: dict[str, str] = {}
+    packed: dict[str, Any] = {}
     half = _HalfPrecision(request)
     for name, value in present.items():
         if name not in state:
             recipes.unexpected.append((name, source_name(value)))
             continue
-        symbol = _final(request, half, name, value, state[name])
-        if _add(recipes, request, name, symbol, state[name].shape):
-            keys[name] = source_name(value)
+        symbol, shape = _final(request, half, name, value, state[name]), state[name].shape
+        if is_packed(symbol):
+            packed[name] = symbol
+        elif symbol.shape != shape:
+            finding = shape_mismatch(name, symbol.shape, shape, [source_name(symbol)])
+            recipes.findings.append(finding)
+            recipes.already_reported.append(name)
+            continue
+        symbols.add(name, symbol)
+        keys[name] = source_name(value)
+        recipes.dtypes[name] = dtype_name(symbol.dtype)
     for name in missing.names:
         recipes.dtypes[name] = dtype_name(request.dtype_of(name, state[name].dtype))
     missing.report(recipes, request.checkpoint, keys, request.conversion)
+    for name, symbol in packed.items():  # after the last reason to convert again
+        _replace_parameter(model, name, symbol)
     missing.pair(recipes, {name: shapes[name] for name, _ in recipes.unexpected})
     if mismatch is not None:
         recipes.findings.append(mismatch.finding())
     recipes.recipes = symbols.finish()
     return recipes
-
-
-def _add(recipes: AdapterRecipes, request: Request, name: str, symbol: Any, shape: Any) -> bool:
-    """Add the recipe of a target, or a finding if its shape is not the model's."""
-    if is_packed(symbol):
-        _replace_parameter(request.model, name, symbol)
-    elif symbol.shape != shape:
-        finding = shape_mismatch(name, symbol.shape, shape, [source_name(symbol)])
-        recipes.findings.append(finding)
-        recipes.already_reported.append(name)
-        return False
-    request.checkpoint.trace.add(name, symbol)
-    recipes.dtypes[name] = dtype_name(symbol.dtype)
-    return True
 
 
 class _HalfPrecision:
@@ -192,7 +204,8 @@ class _HalfPrecision:
         if value.source or conversion is None:
             return value.decoded("gguf_half", dtype)
         if self._converted is None:
-            checkpoint = self._request.checkpoint.decoded_to_half()
+            old = self._request.checkpoint
+            checkpoint = SymbolicCheckpoint(old.catalog, old.missing_keys, "gguf_half", old.trace)
             self._converted = conversion.function(checkpoint=checkpoint, **conversion.arguments)
         return self._converted[name].to(dtype)
 
