@@ -3,8 +3,8 @@
 A load passes through these modules from the last to the first:
 
 * ``checkpoint``, ``packed``: a file as a dictionary of tensors without data.
-* ``conversion``: a run of diffusers' single-file converter on it.
-* ``missing_keys``, ``expected_keys``, ``missing_targets``: names that a file lacks.
+* ``conversion``: diffusers' single-file converters, run on it.
+* ``expected_keys``, ``missing_targets``: names that a file lacks.
 * ``config_mismatch``, ``config_search``, ``local_configs``: configs that do not fit the file.
 * ``recipes``: recipes and findings for a plan.
 * ``load``: plan, read, dispatch of one model.

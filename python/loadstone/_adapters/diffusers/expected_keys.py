@@ -13,8 +13,12 @@ from types import CodeType
 from typing import Any
 
 from loadstone._adapters.diffusers.checkpoint import MissingKeys
-from loadstone._adapters.diffusers.conversion import NUMBER, Conversion
-from loadstone._adapters.diffusers.missing_keys import IgnoredTensorsError, find_missing_keys
+from loadstone._adapters.diffusers.conversion import (
+    NUMBER,
+    Conversion,
+    IgnoredTensorsError,
+    find_missing_keys,
+)
 from loadstone.tracing._absent_symbol import AbsentSymbol, leaves
 
 # Each round runs the converter once, with one candidate per target.
@@ -157,8 +161,8 @@ class _Search:
         return self._missing_keys.with_iterated(shapes)
 
     def _has_present_target(self, converted: Mapping[str, Any]) -> bool:
-        values = (converted.get(target) for target in self.targets)
-        return any(value is not None and not isinstance(value, AbsentSymbol) for value in values)
+        present = self.targets & converted.keys()
+        return any(not isinstance(converted[target], AbsentSymbol) for target in present)
 
     def _retry_if_ignored(self, names: set[str]) -> None:
         """Raise an error if these names make the converter use tensors that it ignored."""

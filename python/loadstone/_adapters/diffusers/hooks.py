@@ -28,7 +28,7 @@ from loadstone._adapters.diffusers.checkpoint import (
 )
 from loadstone._adapters.diffusers.conversion import (
     conversion_of,
-    converted_tensors,
+    convert,
     has_own_names,
 )
 from loadstone._adapters.diffusers.load import (
@@ -41,7 +41,6 @@ from loadstone._adapters.diffusers.load import (
     within_load,
 )
 from loadstone._adapters.diffusers.local_configs import ConfigSources
-from loadstone._adapters.diffusers.missing_keys import convert
 from loadstone._adapters.diffusers.pipelines import CONVERTING, DEFERRED, ConvertedError
 from loadstone._adapters.diffusers.quantizers import (
     check_for_library,
@@ -189,7 +188,7 @@ def _should_convert(load: DiffusersLoad, original: Any, state: Any, checkpoint: 
         assert load.converter is not None
         load.conversion = conversion_of(load.model, checkpoint, *load.converter)
         load.conversion.kernel = load.kernel
-        converted = dict(convert(load.conversion, checkpoint))
+        converted = convert(load.conversion, checkpoint)
         checkpoint.clear()
         dict.update(checkpoint, converted)
     return False
@@ -205,10 +204,8 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
                 field="file",
             )
         return original(checkpoint_file, *args, **kwargs)
-    load = current_load()
-    if load is None:  # a pipeline, whose models get copies
-        return SymbolicCheckpoint.open([str(checkpoint_file)])
-    return SymbolicCheckpoint.open([str(checkpoint_file)], load.kernel)
+    load = current_load()  # None: a pipeline, whose models get copies
+    return SymbolicCheckpoint.open([str(checkpoint_file)], "" if load is None else load.kernel)
 
 
 def _init_empty_weights(*_: Any, **__: Any) -> Any:
@@ -252,14 +249,11 @@ def _load_model_dict(
     if load.encoder_conversion is not None:
         load.conversion = load.encoder_conversion(model)
     dtype = args[0] if args else kwargs.get("dtype")
-    converted = converted_tensors(state_dict, model.state_dict())
-    unexpected = kwargs.get("unexpected_keys") or []  # diffusers warns about its contents later
-    unexpected[:] = [name for name in unexpected if name in converted]
     _read(
         load,
         Request(
             model,
-            converted,
+            state_dict,
             checkpoint,
             dtype=dtype,
             float32_modules=float32_modules(model, dtype),

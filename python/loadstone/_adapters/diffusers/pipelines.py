@@ -254,7 +254,7 @@ class ConvertedError(Exception):
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         super().__init__()
-        self.state = {name: value for name, value in state.items() if value is not None}
+        self.state = state
 
 
 def _read_components(

@@ -1,4 +1,4 @@
-"""Hooks on diffusers' bitsandbytes quantizers.
+"""Hooks on diffusers' bitsandbytes quantizers, and the weights that they quantize.
 
 diffusers builds the layers, but rejects CPU-only machines and quantized modules on the CPU or on
 disk. loadstone supports both.
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from loadstone._adapters.diffusers.load import DiffusersLoad
-from loadstone._adapters.diffusers.quantized import quantizing_layers, size_of_weight
 from loadstone._adapters.patch import suspended
+from loadstone._base.adapters import ADAPTERS, has_modules_of, resolve
 from loadstone._base.errors import make
+from loadstone._files.catalog import Catalog
 
 _METHOD = "bitsandbytes"
+
+# A component's name, with the prefix of its weight.
+_COMPONENT = re.compile(r"((?:.*\.)?)(?:SCB|weight_format|weight\..*)")
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
@@ -35,9 +39,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
     return [(owner, name, method) for owner in owners for name, method in methods.items()]
 
 
-def _validate_environment(
-    _: DiffusersLoad, original: Any, quantizer: Any, *args: Any, **kwargs: Any
-) -> None:
+def _validate_environment(_: Any, original: Any, quantizer: Any, *args: Any, **kwargs: Any) -> None:
     """Allow CPU-only machines, and the CPU and the disk in device maps."""
     if _has_accelerator():
         kwargs.pop("device_map", None)
@@ -46,14 +48,14 @@ def _validate_environment(
         importlib.import_module(_METHOD)  # the only other requirement of the original
 
 
-def _update_device_map(_: DiffusersLoad, original: Any, quantizer: Any, device_map: Any) -> Any:
+def _update_device_map(_: Any, original: Any, quantizer: Any, device_map: Any) -> Any:
     """Return no map without an accelerator, because diffusers would query CUDA."""
     if device_map is None and not _has_accelerator():
         return None
     return original(quantizer, device_map)
 
 
-def _keep_argument(_: DiffusersLoad, original: Any, quantizer: Any, argument: Any) -> Any:
+def _keep_argument(_: Any, original: Any, quantizer: Any, argument: Any) -> Any:
     """Keep a dtype and a memory limit.
 
     diffusers treats all tensors as quantized (see :func:`quantized_sizes`), and reserves memory for
@@ -63,7 +65,7 @@ def _keep_argument(_: DiffusersLoad, original: Any, quantizer: Any, argument: An
 
 
 def _replace_layers(
-    _: DiffusersLoad,
+    _: Any,
     original: Any,
     quantizer: Any,
     model: Any,
@@ -129,3 +131,48 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for path, layer in layers.items():
             layer._parameters["weight"] = weights[path]
+
+
+# --- quantized weights ---------------------------------------------------------------------------
+
+
+def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Any:
+    """Return a model's ``QuantizedWeights``, or ``None`` without bitsandbytes layers."""
+    paths = quantizing_layers(model).keys()
+    if not paths:
+        return None
+    unquantized = [name for name in map(_weight_name, paths) if name in converted]
+    quantizer = resolve(ADAPTERS["bitsandbytes"].quantizer)
+    return quantizer.traced_weights(model, catalog, paths, unquantized)
+
+
+def quantizing_layers(model: Any) -> dict[str, Any]:
+    """Return the bitsandbytes layers; a model without them imports nothing."""
+    if not has_modules_of(model, "bitsandbytes"):
+        return {}
+    is_quantizing = resolve(ADAPTERS["bitsandbytes"].quantizer).is_quantizing
+    return {path: module for path, module in model.named_modules() if is_quantizing(module)}
+
+
+def size_of_weight(model: torch.nn.Module, path: str) -> int:
+    """Return the bytes of a quantized weight, including its scales."""
+    quantizer = resolve(ADAPTERS["bitsandbytes"].quantizer)
+    nbytes: int = quantizer.quantized_bytes(model, _weight_name(path))
+    return nbytes
+
+
+def component_names(weights: Any, names: Iterable[str]) -> set[str]:
+    """Return the names of tensors that are components of quantized weights."""
+    if weights is None:
+        return set()
+    quantized = {stored.name for stored in weights.stored.values()} | weights.broken.keys()
+    components = ((name, _COMPONENT.fullmatch(name)) for name in names)
+    return {
+        name
+        for name, match in components
+        if name in quantized or (match is not None and f"{match[1]}weight" in quantized)
+    }
+
+
+def _weight_name(path: str) -> str:
+    return f"{path}.weight" if path else "weight"

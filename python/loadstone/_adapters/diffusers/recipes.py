@@ -18,14 +18,14 @@ from loadstone._adapters.diffusers.checkpoint import (
 from loadstone._adapters.diffusers.config_mismatch import find_mismatch
 from loadstone._adapters.diffusers.conversion import (
     Conversion,
+    IgnoredTensorsError,
     conversion_of,
-    converted_tensors,
+    convert,
     has_own_names,
 )
 from loadstone._adapters.diffusers.local_configs import ConfigSources
-from loadstone._adapters.diffusers.missing_keys import IgnoredTensorsError, convert
 from loadstone._adapters.diffusers.missing_targets import MissingTargets
-from loadstone._adapters.diffusers.quantized import component_names, quantized_weights
+from loadstone._adapters.diffusers.quantizers import component_names, quantized_weights
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
@@ -58,13 +58,8 @@ class Request:
     conversion: Conversion | None = None
     config_sources: ConfigSources = dataclasses.field(default_factory=ConfigSources)
 
-    def converted_by(self, conversion: Conversion, state_dict: Mapping[str, Any]) -> Request:
-        """Return the same request for the tensors that a converter returned."""
-        converted = converted_tensors(state_dict, self.model.state_dict())
-        checkpoint = checkpoint_of(converted)
-        return dataclasses.replace(
-            self, converted=converted, checkpoint=checkpoint, conversion=conversion
-        )
+    def set_converted(self, converted: Mapping[str, Any]) -> None:
+        self.converted, self.checkpoint = converted, checkpoint_of(converted)
 
     def dtype_of(self, name: str, own: torch.dtype) -> torch.dtype:
         """Return the final dtype of a tensor that has the dtype ``own``."""
@@ -110,8 +105,8 @@ def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> Adap
     request = Request(model, checkpoint, checkpoint, dtype, float32_modules(model, dtype))
     if name is not None and not has_own_names(state, checkpoint):
         function = library.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
-        conversion = conversion_of(model, checkpoint, function, {})
-        request = request.converted_by(conversion, convert(conversion, checkpoint))
+        request.conversion = conversion_of(model, checkpoint, function, {})
+        request.set_converted(convert(request.conversion, checkpoint))
     return trace(request, LoadOptions())
 
 
@@ -128,10 +123,8 @@ def trace(
     try:
         return _traced(request, options, missing_of or {})
     except IgnoredTensorsError as error:
-        conversion = request.conversion
-        assert conversion is not None
-        state_dict = conversion.run(error.missing_keys, conversion.kernel)
-        request = request.converted_by(conversion, state_dict)
+        assert request.conversion is not None
+        request.set_converted(request.conversion.run(error.missing_keys, request.conversion.kernel))
         return _traced(request, options, missing_of or {})
 
 

@@ -27,9 +27,8 @@ from transformers_models import own_state
 import loadstone
 import loadstone.diffusers
 from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint
-from loadstone._adapters.diffusers.conversion import Conversion
+from loadstone._adapters.diffusers.conversion import Conversion, find_missing_keys
 from loadstone._adapters.diffusers.expected_keys import prefix
-from loadstone._adapters.diffusers.missing_keys import find_missing_keys
 from loadstone._execute.audit import last_report
 
 diffusers = pytest.importorskip("diffusers")
