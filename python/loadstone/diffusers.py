@@ -164,8 +164,8 @@ def trace(
     from loadstone._adapters.diffusers import recipes
 
     if not isinstance(model, diffusers.ModelMixin):
-        found = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise make("plan.options", "the model is not of diffusers", field="rules", found=found)
+        name = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise make("plan.options", "the model is not of diffusers", field="rules", found=name)
     target_dtype = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     return recipes.trace_model(model, catalog, target_dtype)
 
@@ -185,18 +185,20 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
 
     if kwargs.get("custom_pipeline") is None:  # whose components are not known yet
         own = inspect.signature(globals()[function]).parameters
-        library = [getattr(each, function, cls) for each in (cls, diffusers.DiffusionPipeline)]
+        library = [getattr(owner, function, cls) for owner in (cls, diffusers.DiffusionPipeline)]
         fields = functools.partial(_config_fields, cls, source, kwargs.get("subfolder"))
         refuse_misspelled(kwargs, own, (*library, cls), fields=fields)
     merges = options.adapters is not None and options.adapters.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"
         raise make("plan.options", message, field="lora", found=cls.__name__)
-    of_encoders = LoadOptions(options.missing, options.progress, options.threads, options.receipt)
+    encoder_options = LoadOptions(
+        options.missing, options.progress, options.threads, options.receipt
+    )
     with (
         hooked(encoders.hooks()),
         hooked(hooks.hooks()),
-        set_variable(encoders.OPTIONS, of_encoders),
+        set_variable(encoders.OPTIONS, encoder_options),
         set_variable(load.OPTIONS, options),
     ):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
@@ -212,6 +214,6 @@ def skeleton_builder(
         dtype: the default dtype to build under; None: the one that ``model`` was built under.
     """
     cls: Any = type(model)
-    held: Any = model.config
-    config = dict(held)
+    model_config: Any = model.config
+    config = dict(model_config)
     return builder(model, lambda: cls.from_config(config), dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,40 +22,20 @@ Shape = tuple[int, ...]
 READABLE = (".safetensors", ".gguf")
 
 
-class MissingShape(NamedTuple):
-    """The shape of a missing tensor; a guess if no tensor of the file shows it."""
+class MissingKey(NamedTuple):
+    """A tensor that a file lacks, as its converter sees it.
+
+    Attributes:
+        is_guess: no tensor of the file shows the shape.
+        is_iterated: the converter finds the name by iterating, and does not request it.
+    """
 
     shape: Shape
     is_guess: bool
+    is_iterated: bool = False
 
 
-@dataclass
-class MissingKeys:
-    """The tensors that a file lacks, as its converter sees it.
-
-    Attributes:
-        requested: names that the converter requests.
-        iterated: names that the converter would find by iterating over the file.
-    """
-
-    requested: dict[str, MissingShape] = field(default_factory=dict)
-    iterated: dict[str, MissingShape] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.requested or self.iterated)
-
-    def __getitem__(self, key: str) -> MissingShape:
-        return self.requested[key] if key in self.requested else self.iterated[key]
-
-    def names(self) -> list[str]:
-        return [*self.requested, *self.iterated]
-
-    def with_iterated(self, shapes: Mapping[str, MissingShape]) -> MissingKeys:
-        return MissingKeys(dict(self.requested), {**self.iterated, **shapes})
-
-    def set_shape(self, key: str, shape: Shape) -> None:
-        shapes = self.requested if key in self.requested else self.iterated
-        shapes[key] = MissingShape(shape, False)
+MissingKeys = dict[str, MissingKey]
 
 
 def missing_keys_error(keys: Iterable[str]) -> Error:
@@ -79,9 +58,8 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
     Converters rename and remove entries, so each conversion gets a :meth:`fresh` one.
 
     Attributes:
-        missing_keys: names that converters request and the files lack.
-        shape_of_missing: during a search, returns the shape of a name that is not in
-            ``missing_keys``.
+        missing_keys: names that converters need and the files lack.
+        add_missing: during a search, describes a name that is not in ``missing_keys``.
         prefix: the prefix that a converter removed from the files' names.
     """
 
@@ -95,8 +73,8 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
         """``kernel``: dequantizes block formats to float32; casts come after."""
         super().__init__()
         self.catalog = catalog
-        self.missing_keys = MissingKeys() if missing_keys is None else missing_keys
-        self.shape_of_missing: Callable[[str], MissingShape] | None = None
+        self.missing_keys = {} if missing_keys is None else missing_keys
+        self.add_missing: Callable[[str], MissingKey] | None = None
         self.prefix = ""
         self.trace = Trace(catalog) if trace is None else trace
         if trace is None:
@@ -107,8 +85,9 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
             else:
                 packed = _packed(self.trace, catalog, name)
                 self[name] = packed.decoded(kernel, torch.float32) if kernel else packed
-        for name in self.missing_keys.iterated:
-            self[name] = self._absent(name)
+        for name, missing_key in self.missing_keys.items():
+            if missing_key.is_iterated:
+                self[name] = self._absent(name)
 
     @classmethod
     def open(cls, files: list[str], kernel: str = "") -> SymbolicCheckpoint:
@@ -129,10 +108,9 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
     def __missing__(self, key: str) -> torch.Tensor:
         """Return an absent tensor if converters are known to request this name."""
-        requested = self.missing_keys.requested
-        if key not in requested and self.shape_of_missing is not None:
-            requested[key] = self.shape_of_missing(key)
-        if key in requested:
+        if key not in self.missing_keys and self.add_missing is not None:
+            self.missing_keys[key] = self.add_missing(key)
+        if key in self.missing_keys:
             return self._absent(key)
         raise missing_keys_error([key])
 
@@ -142,11 +120,11 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
     def file_key(self, key: str) -> str:
         """Return the name in the file of a key that a converter requests."""
-        is_complete = key.startswith(self.prefix) or key in self.missing_keys.iterated
+        is_complete = key.startswith(self.prefix) or self.missing_keys[key].is_iterated
         return key if is_complete else self.prefix + key
 
     def _absent(self, key: str) -> AbsentSymbol:
-        return AbsentSymbol.make(self.trace, key, *self.missing_keys[key])
+        return AbsentSymbol.make(self.trace, key, *self.missing_keys[key][:2])
 
 
 def is_readable(files: list[str]) -> bool:

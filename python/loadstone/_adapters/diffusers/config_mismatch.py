@@ -93,7 +93,7 @@ def find_mismatch(
     edited = search_changes(cls, config, found)
     configs = local_configs.find(cls, checkpoint.catalog.shards, sources)[:TRIALS_MAX]
     trials = [try_config(cls, local.config, str(local), found) for local in configs]
-    better = [each for each in trials if each is not None and each.counts.total < counts.total]
+    better = [trial for trial in trials if trial and trial.counts.total < counts.total]
     if edited is None and not better:
         return None
     better.sort(key=lambda candidate: candidate.counts.total)

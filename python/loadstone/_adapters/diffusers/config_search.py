@@ -102,7 +102,7 @@ def search_changes(cls: Any, config: Mapping[str, Any], found: Shapes) -> Candid
 class _Search:
     def __init__(self, cls: Any, config: Mapping[str, Any]) -> None:
         self.cls = cls
-        # With its list of defaults, diffusers would reset these fields to the class's defaults.
+        # diffusers would reset the fields in this list to the class's defaults.
         self.base = {name: value for name, value in config.items() if name != "_use_default_values"}
         self.builds = 0
         self.defaults = {

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadstone._adapters.diffusers.checkpoint import (
+    MissingKey,
     MissingKeys,
-    MissingShape,
     Shape,
     SymbolicCheckpoint,
     missing_keys_error,
@@ -30,7 +30,6 @@ RUNS_MAX = 64
 
 # Prefixes to try for a name that the converter's own dictionary lacks.
 PREFIXES_MAX = 8
-
 
 NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
 
@@ -73,7 +72,7 @@ class Conversion:
     ) -> dict[str, Any]:
         """Convert the file with absent tensors; a search adds names to ``missing_keys``."""
         checkpoint = self.checkpoint.fresh(missing_keys, kernel)
-        checkpoint.shape_of_missing = self.shape_of_missing if is_search else None
+        checkpoint.add_missing = self.missing_key if is_search else None
         return self.run_on(checkpoint)
 
     def run_on(self, checkpoint: SymbolicCheckpoint) -> dict[str, Any]:
@@ -86,10 +85,11 @@ class Conversion:
                 tensors.setdefault(target, tensors.pop(key))
         return tensors
 
-    def shape_of_missing(self, key: str) -> MissingShape:
-        """Return the shape of the same tensor in other blocks, or a guess."""
+    def missing_key(self, key: str, is_iterated: bool = False) -> MissingKey:
+        """Return a key with the shape of the same tensor in other blocks, or a guess."""
         shapes = self._shapes_by_pattern.get(NUMBER.sub("#", key))
-        return MissingShape(*((shapes.most_common(1)[0][0], False) if shapes else (_GUESS, True)))
+        shape = shapes.most_common(1)[0][0] if shapes else _GUESS
+        return MissingKey(shape, not shapes, is_iterated)
 
     @functools.cached_property
     def _shapes_by_pattern(self) -> dict[str, Counter[Shape]]:
@@ -135,12 +135,12 @@ def require_series(checkpoint: SymbolicCheckpoint) -> None:
                 )
 
 
+@dataclass(eq=False)
 class IgnoredTensorsError(Exception):
     """The converter ignored tensors because others are missing; convert again with these keys."""
 
-    def __init__(self, missing_keys: MissingKeys) -> None:
-        super().__init__()
-        self.missing_keys = missing_keys
+    conversion: Conversion
+    missing_keys: MissingKeys
 
 
 def convert(conversion: Conversion, checkpoint: SymbolicCheckpoint) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def find_missing_keys(conversion: Conversion, known: MissingKeys | None = None) 
 
     Raises ``plan.missing``, with all names, if the targets are unknown.
     """
-    search = _Search(conversion, MissingKeys() if known is None else known)
+    search = _Search(conversion, {} if known is None else known)
     for _ in range(RUNS_MAX):
         if search.run():
             return search.missing_keys
@@ -179,7 +179,7 @@ class _Search:
         try:
             converted = self.conversion.run(self.missing_keys, is_search=True)
         except ShapeGuess as guess:
-            self.missing_keys.set_shape(guess.key, guess.shape)
+            self._set_shape(guess.key, guess.shape)
             return False
         except KeyError as reason:
             self._try_name(str(reason.args[0]) if reason.args else "")
@@ -193,7 +193,7 @@ class _Search:
         return self._has_target_shapes(converted)
 
     def error(self) -> Error:
-        return missing_keys_error(sorted(self.missing_keys.names()) or [self._looked_up])
+        return missing_keys_error(sorted(self.missing_keys) or [self._looked_up])
 
     # --- lookups in a converter's own dictionary -------------------------------------------------
 
@@ -203,11 +203,11 @@ class _Search:
             self._looked_up = key
             self._candidates = self._names_for(key)
         else:  # the last candidate was wrong
-            self.missing_keys.iterated.pop(self._candidate)
+            self.missing_keys.pop(self._candidate)
         if not self._candidates:
-            raise missing_keys_error([key, *self.missing_keys.names()])
+            raise missing_keys_error([key, *self.missing_keys])
         self._candidate = self._candidates.pop(0)
-        self.missing_keys.iterated[self._candidate] = self.conversion.shape_of_missing(key)
+        self.missing_keys[self._candidate] = self.conversion.missing_key(key, is_iterated=True)
 
     def _names_for(self, key: str) -> list[str]:
         """Return the key with each prefix of the file's names, most likely first."""
@@ -240,8 +240,11 @@ class _Search:
             shape = _shape_for(self.missing_keys[key].shape, targets)
             if shape is not None:  # else the shapes conflict, and the target is missing
                 has_target_shapes &= shape == self.missing_keys[key].shape
-                self.missing_keys.set_shape(key, shape)
+                self._set_shape(key, shape)
         return has_target_shapes
+
+    def _set_shape(self, key: str, shape: Shape) -> None:
+        self.missing_keys[key] = self.missing_keys[key]._replace(shape=shape, is_guess=False)
 
 
 def _shape_for(shape: Shape, targets: list[tuple[Shape, Shape]]) -> Shape | None:

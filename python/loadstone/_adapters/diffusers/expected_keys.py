@@ -100,13 +100,32 @@ def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
         blocks = [(int(hit[1]), key) for name, key in keys.items() if (hit := pattern.match(name))]
         number = int(match[0])
         blocks = sorted(blocks, key=lambda block: abs(block[0] - number))[:2]
+        if len(blocks) == 2:
+            yield from _continued(number, *blocks)
         for block, key in blocks:
             places = list(NUMBER.finditer(key))
             places.sort(key=lambda place: int(place[0]) != block)  # the same number first
             for step, place in itertools.product(_STEPS, places):
-                shifted = int(place[0]) + step * (number - block)
-                if shifted >= 0:
-                    yield f"{key[: place.start()]}{shifted}{key[place.end() :]}"
+                yield from _shifted(place, step * (number - block))
+
+
+def _continued(number: int, first: tuple[int, str], second: tuple[int, str]) -> Iterator[str]:
+    """Continue the series of two keys if they differ in one number."""
+    if NUMBER.sub("#", first[1]) != NUMBER.sub("#", second[1]):
+        return
+    pairs = zip(NUMBER.finditer(first[1]), NUMBER.finditer(second[1]), strict=True)
+    changed = [pair for pair in pairs if pair[0][0] != pair[1][0]]
+    if len(changed) == 1:
+        place, other = changed[0]
+        step, rest = divmod(int(other[0]) - int(place[0]), second[0] - first[0])
+        if rest == 0:
+            yield from _shifted(place, step * (number - first[0]))
+
+
+def _shifted(place: re.Match[str], by: int) -> Iterator[str]:
+    number = int(place[0]) + by
+    if number >= 0:
+        yield f"{place.string[: place.start()]}{number}{place.string[place.end() :]}"
 
 
 def _except(seen: set[str], names: Iterator[str]) -> Iterator[str]:
@@ -157,8 +176,8 @@ class _Search:
         return True
 
     def _with(self, names: set[str]) -> MissingKeys:
-        shapes = {name: self._conversion.shape_of_missing(name) for name in names}
-        return self._missing_keys.with_iterated(shapes)
+        keys = {name: self._conversion.missing_key(name, is_iterated=True) for name in names}
+        return self._missing_keys | keys
 
     def _has_present_target(self, converted: Mapping[str, Any]) -> bool:
         present = self.targets & converted.keys()
@@ -168,7 +187,7 @@ class _Search:
         """Raise an error if these names make the converter use tensors that it ignored."""
         missing_keys = find_missing_keys(self._conversion, self._with(names))
         if self._has_present_target(self._conversion.run(missing_keys)):
-            raise IgnoredTensorsError(missing_keys)
+            raise IgnoredTensorsError(self._conversion, missing_keys)
 
 
 def _words(function: Any) -> set[str]:

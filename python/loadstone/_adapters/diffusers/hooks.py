@@ -41,7 +41,7 @@ from loadstone._adapters.diffusers.load import (
     within_load,
 )
 from loadstone._adapters.diffusers.local_configs import ConfigSources
-from loadstone._adapters.diffusers.pipelines import CONVERTING, DEFERRED, ConvertedError
+from loadstone._adapters.diffusers.pipelines import CONVERTED, DEFERRED
 from loadstone._adapters.diffusers.quantizers import (
     check_for_library,
     is_bitsandbytes,
@@ -218,31 +218,34 @@ def _determine_device_map(
     model: Any,
     device_map: Any,
     max_memory: Any = None,
-    *rest: Any,
+    *args: Any,
 ) -> Any:
     """Keep the map, which diffusers discards, in a form that hooks support."""
     load.model = model
     if device_map is None:
-        return original(model, device_map, max_memory, *rest)
+        return original(model, device_map, max_memory, *args)
     if isinstance(device_map, str) and device_map in MODES:
         if load.options.max_memory is not None:
             max_memory = load.options.max_memory
         with quantized_sizes(model):
-            computed = original(model, device_map, max_memory, *rest)
+            computed = original(model, device_map, max_memory, *args)
         load.device_map = gathered(model, computed)
         return load.device_map
-    places = device_map if isinstance(device_map, Mapping) else {"": device_map}
+    if not isinstance(device_map, Mapping):
+        device_map = {"": device_map}
     if load.options.refuses_unsupported:
-        require_paths(model, places)
-    load.device_map = expanded(model, places)
+        require_paths(model, device_map)
+    load.device_map = expanded(model, device_map)
     return load.device_map
 
 
 def _load_model_dict(
     load: DiffusersLoad, original: Any, model: Any, state_dict: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if CONVERTING.get():
-        raise ConvertedError(state_dict)
+    converted = CONVERTED.get()
+    if converted is not None:
+        converted.update(state_dict)
+        return None, None
     checkpoint = checkpoint_of(state_dict)
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
@@ -267,12 +270,12 @@ def _load_model_dict(
 
 
 def _read(load: DiffusersLoad, request: Request) -> None:
-    components = DEFERRED.get()
-    if components is None:
+    loads = DEFERRED.get()
+    if loads is None:
         load.read(request)
     else:
         load.trace(request)
-        components.loads[components.name] = load
+        loads[""] = load
 
 
 def _dispatch_model(load: DiffusersLoad, original: Any, model: Any, **kwargs: Any) -> Any:

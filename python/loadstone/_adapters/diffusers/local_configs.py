@@ -56,16 +56,14 @@ def uncached(checkpoint: Any, cache: str | None) -> list[str]:
     from diffusers.loaders import single_file_utils
 
     library: Any = single_file_utils
-    table: Mapping[str, Any] = library.DIFFUSERS_DEFAULT_PIPELINE_PATHS
     try:
-        guess = library.infer_diffusers_model_type(checkpoint)
+        family = library.infer_diffusers_model_type(checkpoint).partition("-")[0]
     except Exception:  # diffusers looks up tensors that are missing in this file
         return []
-    family = guess.partition("-")[0]
     names = [
         str(row["pretrained_model_name_or_path"])
-        for kind, row in table.items()
-        if kind.partition("-")[0] == family
+        for model_type, row in library.DIFFUSERS_DEFAULT_PIPELINE_PATHS.items()
+        if model_type.partition("-")[0] == family
     ]
     cached = {local.name for local in _cached(cache)}
     return [name for name in dict.fromkeys(names) if name not in cached]

@@ -66,7 +66,7 @@ class MissingTargets:
                     recipes.expected[target] = prefix(keys) + key
             recipes.expected |= expected_keys(others, keys, conversion, checkpoint.missing_keys)
         used = {key for _, missing in self._leaves.values() for key in missing}
-        for key in checkpoint.missing_keys.names():
+        for key in checkpoint.missing_keys:
             if key not in used:
                 recipes.findings.append(_unused(checkpoint.file_key(key)))
 

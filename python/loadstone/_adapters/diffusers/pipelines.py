@@ -41,20 +41,16 @@ from loadstone._plan.placement import expanded
 _device_map: ContextVar[PipelineDeviceMap | None] = ContextVar(
     "loadstone_diffusers_device_map", default=None
 )
-# Stop after the conversion of the state dict, without building a model?
-CONVERTING: ContextVar[bool] = ContextVar("loadstone_diffusers_converting", default=False)
-# The components with deferred reads; None: read immediately.
-DEFERRED: ContextVar[Deferred | None] = ContextVar("loadstone_diffusers_deferred", default=None)
+# Gets the tensors of a text encoder whose load ends with their conversion.
+CONVERTED: ContextVar[dict[str, Any] | None] = ContextVar(
+    "loadstone_diffusers_converted", default=None
+)
+# The components of a file, traced but not read, "" if not named yet; None: read immediately.
+DEFERRED: ContextVar[dict[str, DiffusersLoad] | None] = ContextVar(
+    "loadstone_diffusers_deferred", default=None
+)
 
 _MODULE = "diffusers.pipelines.pipeline_utils"
-
-
-@dataclasses.dataclass
-class Deferred:
-    """The components of one file, traced but not read; ``name`` is the next one to load."""
-
-    name: str = ""
-    loads: dict[str, DiffusersLoad] = dataclasses.field(default_factory=dict)
 
 
 def late_hooks() -> tuple[Hook, ...]:
@@ -211,17 +207,17 @@ def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
     if device_map is not None:
         device_map = PipelineDeviceMap(device_map, memory, folder)
     with ordinary_tensors():
-        with set_variable(DEFERRED, Deferred()) as components:
+        with set_variable(DEFERRED, {}) as loads:
             pipe = original(cls, *args, **kwargs)
-        _read_components(pipe, components.loads, device_map, kwargs)
+        _read_components(pipe, loads, device_map, kwargs)
     return pipe
 
 
 def _load_single_file_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
-    components = DEFERRED.get()
-    if components is not None:
-        components.name = kwargs["name"]
-    return original(*args, **kwargs)
+    component, loads = original(*args, **kwargs), DEFERRED.get()
+    if loads is not None and "" in loads:
+        loads[kwargs["name"]] = loads.pop("")
+    return component
 
 
 def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -232,13 +228,10 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         return build(checkpoint=source)
 
     def convert(checkpoint: Any) -> Mapping[str, Any]:
-        """Convert only; diffusers has no function for that, so an exception stops its load."""
-        with set_variable(CONVERTING, True):
-            try:
-                build(checkpoint=checkpoint)
-            except ConvertedError as done:
-                return done.state
-        return {}
+        """Convert only; diffusers has no function for that, so a hook ends its load."""
+        with set_variable(CONVERTED, {}) as converted:
+            build(checkpoint=checkpoint)
+        return converted  # type: ignore[no-any-return]
 
     with loading() as load:
         load.encoder_conversion = lambda model: Conversion(
@@ -247,14 +240,6 @@ def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         model = build(checkpoint=source.fresh())
         load.finish(model.eval())  # diffusers omits eval() for T5
     return model
-
-
-class ConvertedError(Exception):
-    """Stops a load after the conversion of its file."""
-
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.state = state
 
 
 def _read_components(

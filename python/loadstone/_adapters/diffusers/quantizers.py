@@ -122,7 +122,7 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     """Give weights on meta their quantized sizes, from which accelerate computes device maps."""
     layers = quantizing_layers(model)
     weights = {path: layer._parameters["weight"] for path, layer in layers.items()}
-    sizes = {path: size_of_weight(model, path) for path in layers}
+    sizes = {path: _quantizer().quantized_bytes(model, _weight_name(path)) for path in layers}
     try:
         for path, layer in layers.items():
             blank = torch.empty(sizes[path], dtype=torch.uint8, device="meta")
@@ -142,23 +142,19 @@ def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]
     if not paths:
         return None
     unquantized = [name for name in map(_weight_name, paths) if name in converted]
-    quantizer = resolve(ADAPTERS["bitsandbytes"].quantizer)
-    return quantizer.traced_weights(model, catalog, paths, unquantized)
+    return _quantizer().traced_weights(model, catalog, paths, unquantized)
 
 
 def quantizing_layers(model: Any) -> dict[str, Any]:
     """Return the bitsandbytes layers; a model without them imports nothing."""
     if not has_modules_of(model, "bitsandbytes"):
         return {}
-    is_quantizing = resolve(ADAPTERS["bitsandbytes"].quantizer).is_quantizing
+    is_quantizing = _quantizer().is_quantizing
     return {path: module for path, module in model.named_modules() if is_quantizing(module)}
 
 
-def size_of_weight(model: torch.nn.Module, path: str) -> int:
-    """Return the bytes of a quantized weight, including its scales."""
-    quantizer = resolve(ADAPTERS["bitsandbytes"].quantizer)
-    nbytes: int = quantizer.quantized_bytes(model, _weight_name(path))
-    return nbytes
+def _quantizer() -> Any:
+    return resolve(ADAPTERS["bitsandbytes"].quantizer)
 
 
 def component_names(weights: Any, names: Iterable[str]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -58,8 +59,20 @@ class Request:
     conversion: Conversion | None = None
     config_sources: ConfigSources = dataclasses.field(default_factory=ConfigSources)
 
-    def set_converted(self, converted: Mapping[str, Any]) -> None:
-        self.converted, self.checkpoint = converted, checkpoint_of(converted)
+    def converted_by(self, conversion: Conversion, tensors: Mapping[str, Any]) -> Request:
+        checkpoint = checkpoint_of(tensors) or self.checkpoint
+        return dataclasses.replace(
+            self, converted=tensors, checkpoint=checkpoint, conversion=conversion
+        )
+
+    @functools.cached_property
+    def half_converted(self) -> Mapping[str, Any]:
+        """The same tensors, dequantized in diffusers' own half precision before the conversion."""
+        assert self.conversion is not None
+        old = self.checkpoint
+        return self.conversion.run_on(
+            SymbolicCheckpoint(old.catalog, old.missing_keys, "gguf_half", old.trace)
+        )
 
     def dtype_of(self, name: str, own: torch.dtype) -> torch.dtype:
         """Return the final dtype of a tensor that has the dtype ``own``."""
@@ -68,12 +81,11 @@ class Request:
         return torch.float32 if is_inside(name, self.float32_modules) else self.dtype
 
 
+@dataclasses.dataclass(eq=False)
 class WrongConfigError(Exception):
     """A different config fits the file; the caller must rebuild the model with it."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.config = config
+    config: dict[str, Any]
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:
@@ -105,8 +117,8 @@ def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> Adap
     request = Request(model, checkpoint, checkpoint, dtype, float32_modules(model, dtype))
     if name is not None and not has_own_names(state, checkpoint):
         function = library.SINGLE_FILE_LOADABLE_CLASSES[name]["checkpoint_mapping_fn"]
-        request.conversion = conversion_of(model, checkpoint, function, {})
-        request.set_converted(convert(request.conversion, checkpoint))
+        conversion = conversion_of(model, checkpoint, function, {})
+        request = request.converted_by(conversion, convert(conversion, checkpoint))
     return trace(request, LoadOptions())
 
 
@@ -123,8 +135,9 @@ def trace(
     try:
         return _traced(request, options, missing_of or {})
     except IgnoredTensorsError as error:
-        assert request.conversion is not None
-        request.set_converted(request.conversion.run(error.missing_keys, request.conversion.kernel))
+        conversion = error.conversion
+        tensors = conversion.run(error.missing_keys, conversion.kernel)
+        request = request.converted_by(conversion, tensors)
         return _traced(request, options, missing_of or {})
 
 
@@ -135,8 +148,11 @@ def _traced(
     weights = quantized_weights(model, request.checkpoint.catalog, request.converted)
     components = component_names(weights, request.converted)
     state = model.state_dict()
-    converted = {name: each for name, each in request.converted.items() if name not in components}
-    present = {name: each for name, each in converted.items() if not isinstance(each, AbsentSymbol)}
+    present = {
+        name: value
+        for name, value in request.converted.items()
+        if name not in components and not isinstance(value, AbsentSymbol)
+    }
     shapes = {name: shape_of(value) for name, value in present.items()}
     mismatch = find_mismatch(model, shapes, request.checkpoint, request.config_sources)
     if mismatch is not None and mismatch.fitting is not None:
@@ -153,12 +169,11 @@ def _traced(
             recipes.dtypes[name] = dtype
     keys: dict[str, str] = {}
     packed: dict[str, Any] = {}
-    half = _HalfPrecision(request)
     for name, value in present.items():
         if name not in state:
             recipes.unexpected.append((name, source_name(value)))
             continue
-        symbol, shape = _final(request, half, name, value, state[name]), state[name].shape
+        symbol, shape = _final(request, name, value, state[name]), state[name].shape
         if is_packed(symbol):
             packed[name] = symbol
         elif symbol.shape != shape:
@@ -181,31 +196,7 @@ def _traced(
     return recipes
 
 
-class _HalfPrecision:
-    """Decoder for targets that diffusers dequantizes in a quantized model. Valid for one trace.
-
-    Only whole tensors of the file can be decoded. If a converter splits or joins blocks, it runs
-    again on decoded tensors.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._converted: Mapping[str, Any] | None = None
-
-    def decoded(self, name: str, value: Any, dtype: torch.dtype) -> Any:
-        conversion = self._request.conversion
-        if value.source or conversion is None:
-            return value.decoded("gguf_half", dtype)
-        if self._converted is None:
-            old = self._request.checkpoint
-            checkpoint = SymbolicCheckpoint(old.catalog, old.missing_keys, "gguf_half", old.trace)
-            self._converted = conversion.function(checkpoint=checkpoint, **conversion.arguments)
-        return self._converted[name].to(dtype)
-
-
-def _final(
-    request: Request, half: _HalfPrecision, name: str, value: Any, target: torch.Tensor
-) -> Any:
+def _final(request: Request, name: str, value: Any, target: torch.Tensor) -> Any:
     """Return a symbol in the dtype or the block format of the loaded model."""
     if is_packed(value):
         unquantized = getattr(request.quantizer, "modules_to_not_convert", None) or ()
@@ -213,7 +204,9 @@ def _final(
             return value
         is_float32 = is_inside(name, request.float32_modules)
         dtype = torch.float32 if is_float32 else request.quantizer.compute_dtype
-        return half.decoded(name, value, dtype)
+        if value.source or request.conversion is None:  # a whole tensor of the file
+            return value.decoded("gguf_half", dtype)
+        return request.half_converted[name].to(dtype)
     if not value.is_floating_point():
         return value if request.dtype is not None else value.to(target.dtype)
     own = target.dtype if request.dtype is None else value.dtype
