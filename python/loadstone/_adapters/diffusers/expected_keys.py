@@ -15,6 +15,7 @@ from typing import Any
 from loadstone._adapters.diffusers.checkpoint import MissingKeys
 from loadstone._adapters.diffusers.conversion import (
     NUMBER,
+    UNMAPPED_KEYS,
     Conversion,
     IgnoredTensorsError,
     find_missing_keys,
@@ -52,7 +53,7 @@ def expected_keys(
     head = prefix(keys)
     remaining = search.remaining()
     if remaining:  # names in the converter's code
-        words = _words(conversion.function)
+        words = _words(conversion.function) | UNMAPPED_KEYS.keys()
         leaf_names = {target.rpartition(".")[2] for target in remaining}
         words |= {f"{word.strip('.')}.{leaf}" for word in words for leaf in leaf_names}
         search.run_parts(sorted({f"{head}{word}" for word in words - remaining} - existing))

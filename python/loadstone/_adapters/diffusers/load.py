@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -127,7 +126,6 @@ def loading() -> Iterator[DiffusersLoad]:
 def within_load(replacement: Callable[..., Any]) -> Callable[..., Any]:
     """Return a hook that only takes effect during a load, which it gets as the first argument."""
 
-    @functools.wraps(replacement)
     def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         load = current_load()
         if load is None:

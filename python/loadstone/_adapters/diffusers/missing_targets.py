@@ -8,8 +8,8 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._adapters.diffusers.checkpoint import Shape, SymbolicCheckpoint, shapes_of
-from loadstone._adapters.diffusers.conversion import UNMAPPED_KEYS, Conversion
-from loadstone._adapters.diffusers.expected_keys import expected_keys, prefix
+from loadstone._adapters.diffusers.conversion import Conversion
+from loadstone._adapters.diffusers.expected_keys import expected_keys
 from loadstone._base.dtypes import dtype_name
 from loadstone._execute.report import human_bytes
 from loadstone._plan.policies import policies_of
@@ -61,9 +61,6 @@ class MissingTargets:
                 self._report_parts(recipes, name, present, missing)
         others = [name for name in self.names if name not in self._leaves]
         if others and conversion is not None:
-            for key, target in UNMAPPED_KEYS.items():
-                if target in others:
-                    recipes.expected[target] = prefix(keys) + key
             recipes.expected |= expected_keys(others, keys, conversion, checkpoint.missing_keys)
         used = {key for _, missing in self._leaves.values() for key in missing}
         for key in checkpoint.missing_keys:
