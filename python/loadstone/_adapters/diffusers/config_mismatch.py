@@ -82,17 +82,17 @@ class Mismatch:
 
 
 def find_mismatch(
-    model: Any, found: Shapes, checkpoint: SymbolicCheckpoint, sources: ConfigSources
+    model: Any, file_shapes: Shapes, checkpoint: SymbolicCheckpoint, sources: ConfigSources
 ) -> Mismatch | None:
-    """Search for a fitting config if many tensors disagree; ``found`` uses the model's names."""
+    """Search for a fitting config if many tensors disagree; shapes are by the model's names."""
     cls, config = type(model), getattr(model, "config", None)
-    counts = compare(shapes_of(model.state_dict()), found)
+    counts = compare(shapes_of(model.state_dict()), file_shapes)
     is_suspect = counts.missing + counts.mismatched >= DISAGREEMENTS_MIN
     if not is_suspect or not isinstance(config, Mapping):
         return None
-    edited = search_changes(cls, config, found)
+    edited = search_changes(cls, config, file_shapes)
     configs = local_configs.find(cls, checkpoint.catalog.shards, sources)[:TRIALS_MAX]
-    trials = [try_config(cls, local.config, str(local), found) for local in configs]
+    trials = [try_config(cls, local.config, str(local), file_shapes) for local in configs]
     better = [trial for trial in trials if trial and trial.counts.total < counts.total]
     if edited is None and not better:
         return None

@@ -20,6 +20,7 @@ from diffusers.models.modeling_utils import no_init_weights
 
 from loadstone._adapters.diffusers.checkpoint import Shape, shapes_of
 
+Config = Mapping[str, Any]
 Shapes = Mapping[str, Shape]
 
 # Each candidate builds a model, so the search does not try all fields of a large class.
@@ -57,7 +58,7 @@ class Candidate:
     """A config that may fit a file, in words too, and the disagreements of its model."""
 
     description: str
-    config: Mapping[str, Any]
+    config: Config
     counts: Counts
 
     @property
@@ -65,42 +66,40 @@ class Candidate:
         return self.counts.total == 0
 
 
-def compare(expected: Shapes, found: Shapes) -> Counts:
-    common = expected.keys() & found.keys()
-    mismatched = sum(expected[name] != found[name] for name in common)
-    return Counts(len(expected) - len(common), len(found) - len(common), mismatched)
+def compare(model_shapes: Shapes, file_shapes: Shapes) -> Counts:
+    common = model_shapes.keys() & file_shapes.keys()
+    mismatched = sum(model_shapes[name] != file_shapes[name] for name in common)
+    return Counts(len(model_shapes) - len(common), len(file_shapes) - len(common), mismatched)
 
 
-def try_config(
-    cls: Any, config: Mapping[str, Any], description: str, found: Shapes
-) -> Candidate | None:
+def try_config(cls: Any, config: Config, description: str, file_shapes: Shapes) -> Candidate | None:
     """Compare a file with the model of a config; ``None`` if the class rejects the config."""
     shapes = _Search(cls, config).shapes({})
-    return None if shapes is None else Candidate(description, config, compare(shapes, found))
+    return None if shapes is None else Candidate(description, config, compare(shapes, file_shapes))
 
 
-def search_changes(cls: Any, config: Mapping[str, Any], found: Shapes) -> Candidate | None:
+def search_changes(cls: Any, config: Config, file_shapes: Shapes) -> Candidate | None:
     """Search for config changes that fit the file better; ``None`` if the search fails.
 
     Search on a model with few blocks first (a tenth of the cost), then check on the full model and
-    continue there if it does not fit. ``found`` uses the model's names.
+    continue there if it does not fit. ``file_shapes`` uses the model's names.
     """
     search = _Search(cls, config)
-    expected = search.shapes({})
-    if expected is None:
+    model_shapes = search.shapes({})
+    if model_shapes is None:
         return None
-    changes = search.with_few_blocks(expected, found)
-    changes, shapes = search.improve(changes, expected, found)
+    changes = search.with_few_blocks(model_shapes, file_shapes)
+    changes, shapes = search.improve(changes, model_shapes, file_shapes)
     if not changes:
         return None
     description = ", ".join(
         f"{name}={value!r} (not {config.get(name)!r})" for name, value in changes.items()
     )
-    return Candidate(description, {**search.base, **changes}, compare(shapes, found))
+    return Candidate(description, {**search.base, **changes}, compare(shapes, file_shapes))
 
 
 class _Search:
-    def __init__(self, cls: Any, config: Mapping[str, Any]) -> None:
+    def __init__(self, cls: Any, config: Config) -> None:
         self.cls = cls
         # diffusers would reset the fields in this list to the class's defaults.
         self.base = {name: value for name, value in config.items() if name != "_use_default_values"}
@@ -112,7 +111,7 @@ class _Search:
         }
         self.fields = {name: value for name, value in self.base.items() if name in self.defaults}
 
-    def shapes(self, changes: Mapping[str, Any]) -> Shapes | None:
+    def shapes(self, changes: Config) -> Shapes | None:
         """Return the model's shapes under a changed config; ``None`` if the class rejects it."""
         self.builds += 1
         if self.builds > BUILDS_MAX:
@@ -125,7 +124,7 @@ class _Search:
         return shapes_of(model.state_dict())
 
     def improve(
-        self, changes: dict[str, Any], unchanged: Shapes, found: Shapes
+        self, changes: dict[str, Any], unchanged: Shapes, file_shapes: Shapes
     ) -> tuple[dict[str, Any], Shapes]:
         """Add changes greedily while each reduces the disagreements.
 
@@ -137,24 +136,24 @@ class _Search:
         is_improved = True
         while is_improved:
             is_improved = False
-            total = compare(shapes, found).total
+            total = compare(shapes, file_shapes).total
             fields = {**self.fields, **changes}
-            for change in _candidates(fields, self.defaults, shapes, found) if total else ():
+            for change in _candidates(fields, self.defaults, shapes, file_shapes) if total else ():
                 changed = self.shapes({**changes, **change})
-                if changed is not None and compare(changed, found).total < total:
+                if changed is not None and compare(changed, file_shapes).total < total:
                     changes, shapes, is_improved = {**changes, **change}, changed, True
                     break
         changes = {name: value for name, value in changes.items() if value != self.base.get(name)}
         return changes, shapes
 
-    def with_few_blocks(self, expected: Shapes, found: Shapes) -> dict[str, Any]:
+    def with_few_blocks(self, model_shapes: Shapes, file_shapes: Shapes) -> dict[str, Any]:
         """Return the changes found on a model with few blocks, plus the file's block counts."""
-        block_counts = _block_counts(found)
+        block_counts = _block_counts(file_shapes)
         small: dict[str, Any] = {}
         counts: dict[str, Any] = {}
         prefixes = []
-        small_shapes = expected
-        for prefix, count in _block_counts(expected).items():
+        small_shapes = model_shapes
+        for prefix, count in _block_counts(model_shapes).items():
             if count < BLOCKS_MIN or block_counts.get(prefix, 0) < FEW:
                 continue
             for name in self._fields_of_count(count):
@@ -166,7 +165,7 @@ class _Search:
         if not small:
             return {}
         search = _Search(self.cls, {**self.base, **small})
-        return search.improve({}, small_shapes, _first_blocks(found, prefixes))[0] | counts
+        return search.improve({}, small_shapes, _first_blocks(file_shapes, prefixes))[0] | counts
 
     def _fields_of_count(self, count: int) -> list[str]:
         names = [
@@ -187,13 +186,13 @@ def _first_blocks(shapes: Shapes, prefixes: list[str]) -> dict[str, Shape]:
 
 
 def _candidates(
-    config: Mapping[str, Any], defaults: Mapping[str, Any], expected: Shapes, found: Shapes
+    config: Config, defaults: Config, model_shapes: Shapes, file_shapes: Shapes
 ) -> Iterator[dict[str, Any]]:
     """Yield single-field changes, most likely first."""
     seen: set[tuple[str, str]] = set()
     for name, value in (
-        *_widths(config, expected, found),
-        *_counts(config, expected, found),
+        *_widths(config, model_shapes, file_shapes),
+        *_counts(config, model_shapes, file_shapes),
         *_features(config, defaults),
     ):
         if (name, repr(value)) not in seen and config.get(name) != value:
@@ -201,7 +200,7 @@ def _candidates(
             yield {name: value}
 
 
-def _features(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _features(config: Config, defaults: Config) -> Iterator[tuple[str, Any]]:
     for name, value in config.items():
         if defaults.get(name, value) is None and value is not None:
             yield name, None
@@ -210,14 +209,12 @@ def _features(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterato
             yield name, defaults[name]
 
 
-def _widths(
-    config: Mapping[str, Any], expected: Shapes, found: Shapes
-) -> Iterator[tuple[str, int]]:
+def _widths(config: Config, model_shapes: Shapes, file_shapes: Shapes) -> Iterator[tuple[str, int]]:
     """Yield changed widths: a dimension equals a field, a product of two, or a multiple."""
     dimensions: Counter[tuple[int, int]] = Counter()
-    for name in expected:
-        if name in found and len(expected[name]) == len(found[name]):
-            pairs = zip(expected[name], found[name], strict=True)
+    for name in model_shapes:
+        if name in file_shapes and len(model_shapes[name]) == len(file_shapes[name]):
+            pairs = zip(model_shapes[name], file_shapes[name], strict=True)
             dimensions.update(pair for pair in pairs if pair[0] != pair[1])
     fields = {name: value for name, value in config.items() if type(value) is int and value > 1}
     for (old, new), _ in dimensions.most_common():
@@ -234,11 +231,9 @@ def _widths(
             yield name, new // factor
 
 
-def _counts(
-    config: Mapping[str, Any], expected: Shapes, found: Shapes
-) -> Iterator[tuple[str, int]]:
-    block_counts = _block_counts(found)
-    for prefix, count in _block_counts(expected).items():
+def _counts(config: Config, model_shapes: Shapes, file_shapes: Shapes) -> Iterator[tuple[str, int]]:
+    block_counts = _block_counts(file_shapes)
+    for prefix, count in _block_counts(model_shapes).items():
         if block_counts.get(prefix, 0) not in (0, count):
             for name, value in config.items():
                 if type(value) is int and value == count:

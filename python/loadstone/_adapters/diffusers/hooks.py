@@ -21,16 +21,8 @@ from typing import Any
 import torch
 
 from loadstone._adapters.diffusers import pipelines, quantizers
-from loadstone._adapters.diffusers.checkpoint import (
-    SymbolicCheckpoint,
-    checkpoint_of,
-    is_readable,
-)
-from loadstone._adapters.diffusers.conversion import (
-    conversion_of,
-    convert,
-    has_own_names,
-)
+from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, checkpoint_of, is_readable
+from loadstone._adapters.diffusers.conversion import conversion_of, convert, has_own_names
 from loadstone._adapters.diffusers.load import (
     OPTIONS,
     WANTED_DTYPE,

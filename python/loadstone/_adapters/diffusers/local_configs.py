@@ -89,10 +89,10 @@ def _cached(cache: str | None) -> Iterator[LocalConfig]:
 
 
 def _configs(
-    root: Path, folders: Iterable[str], most: int
+    root: Path, folders: Iterable[str], count_max: int
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     paths = [path for folder in folders for path in root.glob(f"{folder}config.json")]
-    for path in sorted(paths)[:most]:
+    for path in sorted(paths)[:count_max]:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -15,11 +15,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.diffusers.checkpoint import (
-    SymbolicCheckpoint,
-    is_readable,
-    shapes_of,
-)
+from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, is_readable, shapes_of
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.load import OPTIONS, DiffusersLoad, loading
 from loadstone._adapters.diffusers.pipeline_device_map import (

@@ -65,13 +65,7 @@ def _keep_argument(_: Any, original: Any, quantizer: Any, argument: Any) -> Any:
 
 
 def _replace_layers(
-    _: Any,
-    original: Any,
-    quantizer: Any,
-    model: Any,
-    device_map: Any,
-    *args: Any,
-    **kwargs: Any,
+    _: Any, original: Any, quantizer: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Hide the device map, because diffusers rejects quantized modules on the CPU and on disk."""
     keeps_float32 = quantizer.quantization_config.llm_int8_enable_fp32_cpu_offload
