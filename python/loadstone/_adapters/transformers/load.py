@@ -64,11 +64,7 @@ class V5Call(FromPretrainedCall):
         assert self.plan is not None
         targets, values = self.plan.targets, filled.values
         extended = self.plan.extension_names()
-        for extension in self.plan.extensions:
-            made = extension.installation(self.model, targets, values, filled.offload)
-            if made is not None:
-                filled.installations.append(made)
-                made.install()
+        execute.prepare_extensions(self.plan, self.model, filled)()
         for name, parameter in self.model.named_parameters() if extended else ():
             if name in extended:
                 self.model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
@@ -145,12 +141,12 @@ def _quantized_weights(
     model: Any, catalog: Catalog, result: ConversionResult, options: LoadOptions
 ) -> list[TargetExtension]:
     """Return the weights that bitsandbytes quantized, or that the load quantizes likewise."""
-    if not result.units and not result.quantized and not options.quantize_experts:
+    if not result.stored_weights and not result.quantized and not options.quantize_experts:
         return []
     weights = resolve(ADAPTERS["bitsandbytes"].quantizer).traced_weights(
         model,
         catalog,
-        result.units,
+        result.stored_weights,
         result.quantized,
         nested_offset=options.nested_offset,
         experts=result.dtypes if options.quantize_experts else None,
