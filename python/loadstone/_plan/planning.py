@@ -77,7 +77,7 @@ def make_plan(
     prefixes, (text, recipes) = _prefixes(strip_prefix), rules_or_recipes(rules, catalog._core)
     make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
-        merged.behind(catalog),
+        merged.join_behind(catalog),
         values_known=model_targets.module is not None,
         rules=text,
         dtype="" if dtype is None else str(dtype),

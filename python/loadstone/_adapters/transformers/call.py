@@ -12,7 +12,7 @@ import torch
 from loadstone._adapters.patch import Hook, wrap_if_active
 from loadstone._adapters.transformers.from_pretrained_call import FromPretrainedCall
 from loadstone._base.errors import make
-from loadstone._files.catalog import readable
+from loadstone._files.catalog import try_inspect
 from loadstone._model.ranks import shard_of
 
 # Owner, name and replacement, which takes the load, the library's function and its arguments.
@@ -58,7 +58,7 @@ def reason_against(
     if not files:
         return "no checkpoint files"
     other = next((file for file in files if not str(file).endswith(".safetensors")), None)
-    if other is not None and (reason := readable(files, allow_links=True)[1]):
+    if other is not None and (reason := try_inspect(files, allow_links=True)[1]):
         return f"a file that loadstone does not read ({reason})"
     if getattr(model, "_pp_stage", None) is not None:
         return "distributed_config"
