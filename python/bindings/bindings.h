@@ -37,6 +37,7 @@ using AdapterRows = std::vector<std::pair<float, std::vector<std::string>>>;
 using uses_files = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_build_info(nb::module_& module);
+void bind_collection_pause(nb::module_& module);
 void bind_error(nb::module_& module);
 void bind_finding(nb::module_& module);
 void bind_remote(nb::module_& module);

@@ -6,6 +6,7 @@ NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);  // objects that a script still holds when Python ends are no leaks
   module.doc() = "The C++ core of loadstone. Private: use the functions of the package.";
   bind_build_info(module);
+  bind_collection_pause(module);
   bind_error(module);
   bind_finding(module);
   bind_remote(module);

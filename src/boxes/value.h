@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -22,14 +23,22 @@ enum class Making : std::uint8_t {
   windows,   // window by window: quantized, merged, without a source or without such a place
 };
 
+// Writes elements that need no source. Several threads call it for parts of one value.
+using Fill = void (*)(Dtype dtype, std::span<std::byte> to) noexcept;
+
+inline void fill_zeros(Dtype /*dtype*/, std::span<std::byte> to) noexcept {
+  std::memset(to.data(), 0, to.size());
+}
+
 // A tensor to make. A view: everything it refers to must outlive it.
 struct Value {
   std::string_view name{};  // for errors and findings
   const Shape* shape = nullptr;
   Dtype dtype = Dtype::f32;                          // the final one, or before quantizing
-  std::span<const Box> boxes{};                      // none: zeros, or the constant
+  std::span<const Box> boxes{};                      // none: the constant, or filled
   const Merge* merge = nullptr;                      // null: the boxes are all there is
   const std::vector<std::byte>* constant = nullptr;  // the bytes of all elements
+  Fill fill = fill_zeros;                            // without boxes and a constant
   const Quantization* quantization = nullptr;        // null: the elements are delivered
   std::span<const std::uint32_t> decided_by{};       // see Recipe
   std::string_view device{};                         // empty: memory of the host, or a file
@@ -42,7 +51,7 @@ struct Value {
     return Encoding(dtype).byte_count(count).value_or(0);
   }
   [[nodiscard]] bool goes_to_device() const noexcept { return !device.empty(); }
-  // Written where it stays, without reading: zeros or a constant in host memory.
+  // Written where it stays, without reading: filled, or a constant, in host memory.
   [[nodiscard]] bool is_filled_in_place() const noexcept {
     return boxes.empty() && quantization == nullptr && has_place;
   }

@@ -111,7 +111,7 @@ Overflow Worker::read_values(const Window& window, std::byte* to) {
   if (value.constant != nullptr) {
     std::memcpy(to, value.constant->data() + bytes_of(window, window.begin), bytes);
   } else if (value.boxes.empty()) {
-    std::memset(to, 0, bytes);
+    value.fill(value.dtype, {to, bytes});
   } else if (value.merge != nullptr) {
     open_ = nullptr;
     const std::uint64_t bad = merged_.read(value, window.begin, window.end, {to, bytes});

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "boxes/value.h"
 #include "loadstone/plan.h"
 
 namespace loadstone {
@@ -33,6 +34,7 @@ struct OriginRow {
   // warning of the package.
   std::string_view planned{};
   std::string_view filled{};
+  Fill fill = fill_zeros;  // of values that execute() writes without a source
 };
 
 [[nodiscard]] constexpr OriginRow origin_row(Origin origin) noexcept {

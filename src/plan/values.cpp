@@ -2,6 +2,7 @@
 
 #include "plan/costs.h"
 #include "plan/devices.h"
+#include "plan/origins.h"
 
 namespace loadstone {
 
@@ -27,6 +28,7 @@ Value value_of(const PlannedTarget& target, SinkKind sink) noexcept {
                  .boxes = recipe.boxes,
                  .merge = recipe.merge.get(),
                  .constant = recipe.constant.get(),
+                 .fill = origin_row(recipe.origin).fill,
                  .quantization = target.quantization ? &*target.quantization : nullptr,
                  .decided_by = recipe.decided_by,
                  .device = is_on_device ? std::string_view(target.device) : std::string_view(),

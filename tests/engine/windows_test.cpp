@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "codec/encode.h"
 #include "engine/run.h"
@@ -345,19 +346,25 @@ struct CountingSink final : ValueSink {
 };
 
 // A load without other windows has no memory for them, and fills need none.
-TEST(Windows, ZerosAndConstantsAreFilledInLargeSteps) {
+TEST(Windows, FillsAndConstantsAreWrittenInLargeSteps) {
   PlanBuilder builder;
   (void)matrix_plan(builder, quantizations()[0], normal_numbers());
   const Plan plan = builder.build();
   const Shape shape{2 << 20, 2};
   const Bytes constant(shape.numel().value(), std::byte{7});
-  for (const Bytes& expected : {Bytes(constant.size()), constant}) {
-    ValueSet values = {.catalog = *plan.catalog};
-    values.list.push_back({.name = "v",
-                           .shape = &shape,
-                           .dtype = Dtype::u8,
-                           .constant = expected == constant ? &constant : nullptr,
-                           .has_place = true});
+  const Fill fill_nines = [](Dtype, std::span<std::byte> to) noexcept {
+    std::ranges::fill(to, std::byte{9});
+  };
+  const std::pair<Value, std::byte> cases[] = {{{}, std::byte{0}},
+                                               {{.constant = &constant}, std::byte{7}},
+                                               {{.fill = fill_nines}, std::byte{9}}};
+  for (auto [value, byte] : cases) {
+    value.name = "v";
+    value.shape = &shape;
+    value.dtype = Dtype::u8;
+    value.has_place = true;
+    const Bytes expected(constant.size(), byte);
+    ValueSet values = {.catalog = *plan.catalog, .list = {value}};
     const Limits limits(values);
     EXPECT_EQ(limits.bytes_promised({}), 0u);
     const Budget budget = limits.load_budget({}, 1);

@@ -28,7 +28,7 @@ def held_bytes(
 ) -> dict[str, int]:
     """Return the bytes per device of the model's own tensors, which the plan does not count."""
     by_name = {slot.name: slot for slot in slots if not slot.tensor.is_meta}
-    pairs = [(by_name[each.name], each) for each in targets if each.name in by_name]
+    pairs = [(by_name[target.name], target) for target in targets if target.name in by_name]
     held: dict[str, int] = defaultdict(int)
     strided: dict[str, int] = defaultdict(int)
     for slot, target in pairs:
@@ -39,8 +39,8 @@ def held_bytes(
         if not slot.tensor.is_contiguous():
             strided[device] = max(strided[device], slot.tensor.nbytes)
     for group in groups(pairs) if not in_place else ():
-        others = group.nbytes - sum(t.nbytes for s, t in pairs if s in group and is_written(t))
-        held[group.device] += max(0, others)
+        written = (target.nbytes for slot, target in pairs if slot in group and is_written(target))
+        held[group.device] += max(0, group.nbytes - sum(written))
     for device, nbytes in strided.items():
         held[device] += nbytes  # a copy in the tensor's own order, one at a time
     return dict(held)
@@ -101,6 +101,6 @@ def is_written(target: PlannedTarget) -> bool:
 
 def is_direct(slot: TensorSlot, target: PlannedTarget) -> bool:
     """Return whether the core can write to the tensor itself."""
-    is_the_cores = target.origin != "initialiser"
-    is_its_own = not is_split(slot, target)
-    return is_the_cores and is_its_own and fits(slot, target) and slot.tensor.is_contiguous()
+    if target.origin == "initialiser" or is_split(slot, target):
+        return False
+    return fits(slot, target) and slot.tensor.is_contiguous()

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loadstone._base.errors import unknown
 from loadstone._base.progress import Progress as Progress
 from loadstone._files.weighted import MergedAdapters, Weighted, open_adapters
 
@@ -59,9 +58,6 @@ class LoadOptions:
         **named: Any,
     ) -> LoadOptions:
         """Return the options that a caller names; open the adapters."""
-        for name in named:
-            if name not in NAMES:
-                raise unknown(name, "option", name, NAMES)
         merged = open_adapters(lora, lora_ignore, tie=tie)
         return cls(adapters=merged, refuses_unsupported=True, **named)
 
@@ -70,6 +66,6 @@ DEFAULTS = LoadOptions()  # under a patch
 
 # The keywords of loadstone's functions.
 NAMES = sorted(
-    {each.name for each in dataclasses.fields(LoadOptions)} - {"adapters", "refuses_unsupported"}
+    {field.name for field in dataclasses.fields(LoadOptions)} - {"adapters", "refuses_unsupported"}
     | {"lora", "lora_ignore", "tie"}
 )

@@ -33,18 +33,18 @@ def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
     """Return regions that overlap another, by address; empty for nearly all models."""
     regions = sorted(
         (region for slot in _near(slots) if (region := _region(slot)) is not None),
-        key=lambda each: (each.space, each.begin),
+        key=lambda region: (region.space, region.begin),
     )
-    found: list[Region] = []
+    result: list[Region] = []
     alone: Region | None = None  # the last region, while none overlaps it
     space, end = ("", 0), 0  # of all earlier regions
     for region in regions:
         if region.space == space and region.begin < end:
-            found += [region] if alone is None else [alone, region]
+            result += [region] if alone is None else [alone, region]
             alone, end = None, max(end, region.end)
         else:
             alone, space, end = region, region.space, region.end
-    return found
+    return result
 
 
 def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
@@ -61,16 +61,16 @@ def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
             storage = slot.tensor.untyped_storage()
             begin = storage.data_ptr()
             extents[key] = str(slot.tensor.device), begin, begin + storage.nbytes()
-    near = {key for key, found in storages.items() if len(found) > 1}
-    device, end, before = "", 0, 0
-    for key, extent in sorted(extents.items(), key=lambda item: item[1]):
-        if extent[0] == device and extent[1] < end:
-            near |= {key, before}
+    near = {key for key, group in storages.items() if len(group) > 1}
+    last_device, last_end, last_key = "", 0, 0
+    for key, (device, begin, end) in sorted(extents.items(), key=lambda item: item[1]):
+        if device == last_device and begin < last_end:
+            near |= {key, last_key}
         else:
-            device, end, before = extent[0], 0, key
-        if extent[2] > end:
-            end, before = extent[2], key
-    return [slot for key, found in storages.items() if key in near for slot in found]
+            last_device, last_end, last_key = device, 0, key
+        if end > last_end:
+            last_end, last_key = end, key
+    return [slot for key, group in storages.items() if key in near for slot in group]
 
 
 def findings(regions: list[Region], targets: Sequence[PlannedTarget]) -> Iterator[_core.Finding]:
@@ -80,28 +80,27 @@ def findings(regions: list[Region], targets: Sequence[PlannedTarget]) -> Iterato
     for region in regions:
         if region.slot.name not in planned:
             continue
-        active = [each for each in active if each.space == region.space and each.end > region.begin]
-        others = (each for each in active if not _are_apart(each, region))
-        pairs = (_finding(each, region, planned) for each in others)
-        finding = next((each for each in pairs if each is not None), None)
-        if finding is not None:
-            yield finding
+        active = [item for item in active if item.space == region.space and item.end > region.begin]
+        for earlier in active:
+            finding = None if _are_apart(earlier, region) else _finding(earlier, region, planned)
+            if finding is not None:
+                yield finding
+                break
         active.append(region)
 
 
 def _region(slot: TensorSlot) -> Region | None:
     tensor = slot.tensor
-    if slot.tie_of is not None or slot.obstacle or not tensor.numel():
+    if not tensor.numel():
         return None
     try:
         storage = tensor.untyped_storage()
         space = ("meta", int(storage._cdata)) if tensor.is_meta else (str(tensor.device), 0)
-        begin, end = (storage.data_ptr() + each for each in byte_span(tensor))
-        dims = [
-            (int(s), int(n)) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1
-        ]
+        begin, end = (storage.data_ptr() + offset for offset in byte_span(tensor))
     except (NotImplementedError, RuntimeError):
         return None  # no memory of its own
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    dims = [(int(stride), int(size)) for stride, size in strides if size > 1]
     return Region(slot, space, begin, end, tuple(sorted(dims, reverse=True)))
 
 

@@ -7,6 +7,7 @@ So nested paths become disjoint ones, and a tensor cannot be on disk without its
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,12 +22,12 @@ Device = int | str | torch.device
 DeviceMap = Mapping[str, Device]
 
 # The alignment of torch's allocator, on which the last bit of a matrix product depends.
-ALIGNMENT = 64
+_ALIGNMENT = 64
 
 _OFFLOADED = ("cpu", "disk")
 
 
-def is_below(path: str, above: str) -> bool:
+def _is_below(path: str, above: str) -> bool:
     """Return whether a path equals another or is inside it; everything is inside ``""``."""
     return not above or path == above or path.startswith(f"{above}.")
 
@@ -62,40 +63,33 @@ def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str,
     """
     device_map = saved_map(model, device_map)
     paths = list(device_map)
-    if not any(path != other and is_below(path, other) for path in paths for other in paths):
+    if not any(path != other and _is_below(path, other) for path in paths for other in paths):
         return device_map
-    return _Expansion(device_map).of(model)
+    places = _disjoint(device_map, "", model, None)
+    return {path: device for path, device in places if device is not None}
 
 
-class _Expansion:
-    def __init__(self, device_map: Mapping[str, Any]) -> None:
-        self.places = device_map
-        self.memory = main_device(device_map)
-        self.result: dict[str, Any] = {}
-
-    def of(self, model: torch.nn.Module) -> dict[str, Any]:
-        self._visit("", model, None)
-        return self.result
-
-    def _visit(self, path: str, module: torch.nn.Module, device: Any) -> None:
-        device = self.places.get(path, device)
-        if not any(other != path and is_below(other, path) for other in self.places):
-            if device is not None:
-                self.result[path] = device
-            return
-        for name in own_tensors(path, inside(module)):
-            place = self.places.get(name, self.memory if str(device) == "disk" else device)
-            if place is not None:
-                self.result[name] = place
-        for name, child in inside(module).named_children():
-            if any(True for _ in child.parameters()) or any(True for _ in child.buffers()):
-                self._visit(f"{path}.{name}" if path else name, child, device)
+def _disjoint(
+    places: Mapping[str, Any], path: str, module: torch.nn.Module, device: Any
+) -> Iterator[tuple[str, Any]]:
+    """Yield disjoint paths below a module, whose parent is on ``device``."""
+    device = places.get(path, device)
+    if not any(other != path and _is_below(other, path) for other in places):
+        yield path, device
+        return
+    module = inside(module)
+    in_memory = main_device(places) if str(device) == "disk" else device
+    for name in _own_tensors(path, module):
+        yield name, places.get(name, in_memory)
+    for name, child in module.named_children():
+        if next(itertools.chain(child.parameters(), child.buffers()), None) is not None:
+            yield from _disjoint(places, f"{path}.{name}" if path else name, child, device)
 
 
-def own_tensors(path: str, module: torch.nn.Module) -> list[str]:
-    names = [*module._parameters, *module._buffers]
-    held = [name for name in names if getattr(module, name, None) is not None]
-    return [f"{path}.{name}" if path else name for name in held]
+def _own_tensors(path: str, module: torch.nn.Module) -> list[str]:
+    tensors = itertools.chain(module._parameters.items(), module._buffers.items())
+    names = [name for name, tensor in tensors if tensor is not None]
+    return [f"{path}.{name}" if path else name for name in names]
 
 
 def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,10 +101,10 @@ def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> dict[str,
     result = dict(device_map)
     memory = main_device(device_map)
     for path, module in named_modules(model):
-        own = [name for name in own_tensors(path, module) if name in result]
+        own = [name for name in _own_tensors(path, module) if name in result]
         if not any(str(result[name]) == "disk" for name in own):
             continue
-        if path and not any(True for _ in module.children()):
+        if path and next(module.children(), None) is None:
             for name in own:
                 del result[name]
             result[path] = "disk"
@@ -158,7 +152,7 @@ def require_device(device: Any, path: str) -> None:
         raise make("plan.device_map", message, field="device_map", found=repr(device)) from None
 
 
-class AlignedWeights(Mapping[str, torch.Tensor]):
+class _AlignedWeights(Mapping[str, torch.Tensor]):
     """Weights for a hook, realigned: tensors that it maps from a file have the file's alignment."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -166,7 +160,7 @@ class AlignedWeights(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         value = self.weights[name]
-        return value.clone() if value.data_ptr() % ALIGNMENT else value
+        return value.clone() if value.data_ptr() % _ALIGNMENT else value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
@@ -177,18 +171,18 @@ class AlignedWeights(Mapping[str, torch.Tensor]):
 
 def hooks_of(hook: Any) -> list[Any]:
     """Return the leaves of one of accelerate's hooks."""
-    inside = getattr(hook, "hooks", None)
-    return [hook] if inside is None else [each for one in inside for each in hooks_of(one)]
+    parts = getattr(hook, "hooks", None)
+    return [hook] if parts is None else [leaf for part in parts for leaf in hooks_of(part)]
 
 
-def align_what_hooks_bring(model: torch.nn.Module) -> None:
+def align_offloaded_weights(model: torch.nn.Module) -> None:
     """Make a model that is partly on disk compute the same bits as in memory."""
     for module in model.modules():
-        for each in hooks_of(getattr(module, "_hf_hook", None)):
-            weights: Any = getattr(each, "weights_map", None)
+        for hook in hooks_of(getattr(module, "_hf_hook", None)):
+            weights: Any = getattr(hook, "weights_map", None)
             inner = getattr(weights, "inner", None)  # of a map that brings quantized weights whole
             if isinstance(inner, Mapping):
-                if not isinstance(inner, AlignedWeights):
-                    weights.inner = AlignedWeights(inner)
-            elif weights is not None and not isinstance(weights, AlignedWeights):
-                each.weights_map = AlignedWeights(weights)
+                if not isinstance(inner, _AlignedWeights):
+                    weights.inner = _AlignedWeights(inner)
+            elif weights is not None and not isinstance(weights, _AlignedWeights):
+                hook.weights_map = _AlignedWeights(weights)

@@ -51,13 +51,13 @@ class PlannedLoad:
         return self.core.findings
 
     def extension_names(self) -> set[str]:
-        return {name for each in self.extensions for name in each.installed_targets()}
+        return {name for extension in self.extensions for name in extension.installed_targets()}
 
     @property
     def peak_bytes(self) -> dict[str, int]:
         peak = self.core.peak_bytes
         held = self.held_bytes.items()
-        return peak | {device: peak.get(device, 0) + size for device, size in held}
+        return peak | {device: peak.get(device, 0) + nbytes for device, nbytes in held}
 
     def require_ok(self) -> None:
         try:

@@ -35,7 +35,7 @@ from loadstone._skeleton import initialise
 def make_plan(
     model: Any,
     catalog: Catalog,
-    traced: AdapterRecipes | None,
+    adapter_recipes: AdapterRecipes | None,
     *,
     adapters: MergedAdapters | None = None,
     rules: Rules | None = None,
@@ -67,13 +67,13 @@ def make_plan(
         options: for the core: ``mmap`` ...; with ``allows_unknown_modules`` an unknown module in a
             device map is only a warning.
     """
-    traced, merged = traced or AdapterRecipes(None), adapters or MergedAdapters()
-    model_targets = _expanded_targets(model, traced, merged.keeps_ties, quantize or {})
+    derived, merged = adapter_recipes or AdapterRecipes(None), adapters or MergedAdapters()
+    model_targets = _expanded_targets(model, derived, merged.keeps_ties, quantize or {})
     if model_targets.keeps_dtypes and dtype != "auto":
         dtype = None
-    model_targets.findings += traced.findings + traced.unexpected_findings(unexpected)
+    model_targets.findings += derived.findings + derived.unexpected_findings(unexpected)
     default, patterns = missing_policies(missing)
-    single = dict.fromkeys(model_targets.not_in_state_dict, "keep") | dict(missing_of or {})
+    policy_of = dict.fromkeys(model_targets.not_in_state_dict, "keep") | dict(missing_of or {})
     prefixes, (text, recipes) = _prefixes(strip_prefix), rules_or_recipes(rules, catalog._core)
     make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
@@ -88,42 +88,42 @@ def make_plan(
         threads=count_argument("threads", threads or 0),
         local_ranks=local_ranks(),
         allow_non_finite=allow_non_finite,
-        knows_all_sources=traced.recipes is not None,
-        expected_sources=list(traced.expected.items()),
-        explained=[*traced.already_reported, *model_targets.already_reported],
-        quantize=[(name, *astuple(how)) for name, how in model_targets.quantize.items()],
+        knows_all_sources=derived.recipes is not None,
+        expected_sources=list(derived.expected.items()),
+        explained=[*derived.already_reported, *model_targets.already_reported],
+        quantize=[(name, *astuple(encoding)) for name, encoding in model_targets.quantize.items()],
         adapters=list(merged.rows),
         tie=merged.tie,
         **_devices(model_targets, device_map, max_memory),
         **options,
     )
-    given = recipes or traced.recipes
-    last = {"missing_of": list(single.items()), "unexpected": unexpected, "recipes": given}
-    core = make_core(model_targets.targets, **last)
-    extensions, effect = list(traced.extensions), None
-    if runs_hooks and given is None:
+    recipes = recipes or derived.recipes
+    rest = {"missing_of": list(policy_of.items()), "unexpected": unexpected, "recipes": recipes}
+    core = make_core(model_targets.targets, **rest)
+    extensions, effect = list(derived.extensions), None
+    if runs_hooks and recipes is None:
         effect = _effect_of_hooks(model_targets, catalog, core, text, prefixes, missing)
     if effect is not None:
         model_targets.findings += effect.all_findings(unexpected)
-        single |= dict.fromkeys(model_targets.held() & effect.kept, "keep")
-        last = {"missing_of": list(single.items()), **effect.arguments(unexpected)}
-        core = make_core(model_targets.targets, **last)
+        policy_of |= dict.fromkeys(model_targets.held() & effect.kept, "keep")
+        rest = {"missing_of": list(policy_of.items()), **effect.arguments(unexpected)}
+        core = make_core(model_targets.targets, **rest)
         extensions += [] if effect.extra is None else [effect.extra]
-    again = functools.partial(make_core, **last)
-    shared = _shared_read(again, model_targets, catalog) if read_once else None
-    policies = set() if initialises else {default, *single.values(), *dict(patterns).values()}
-    return _finished(core, model_targets, extensions, in_place, shared, policies)
+    core_of = functools.partial(make_core, **rest)
+    shared_read = _shared_read(core_of, model_targets, catalog) if read_once else None
+    policies = set() if initialises else {default, *policy_of.values(), *dict(patterns).values()}
+    return _finished(core, model_targets, extensions, in_place, shared_read, policies)
 
 
 def _expanded_targets(
-    model: Any, traced: AdapterRecipes, keeps_ties: bool, quantize: Mapping[str, Quantization]
+    model: Any, derived: AdapterRecipes, keeps_ties: bool, quantize: Mapping[str, Quantization]
 ) -> ModelTargets:
-    made = targets_of(model)
-    traced.adjust(made.targets, keeps_ties)
-    made.quantize = dict(quantize)
-    for extension in traced.extensions:
-        extension.expand(made)
-    return made
+    model_targets = targets_of(model)
+    derived.adjust(model_targets.targets, keeps_ties)
+    model_targets.quantize = dict(quantize)
+    for extension in derived.extensions:
+        extension.expand(model_targets)
+    return model_targets
 
 
 def _effect_of_hooks(
@@ -135,8 +135,8 @@ def _effect_of_hooks(
     missing: str | Mapping[str, str],
 ) -> Effect | None:
     module = model_targets.module
-    is_refused = any(each.code == "plan.tensor_class" for each in model_targets.findings)
-    if module is None or is_refused or not has_code(module, core):
+    is_rejected = any(finding.code == "plan.tensor_class" for finding in model_targets.findings)
+    if module is None or is_rejected or not has_code(module, core):
         return None
     rules = _core.stripping_rules(catalog._core, model_targets.targets, prefixes, rules)
     return load_hooks.effect(module, catalog, core, rules, missing)
@@ -168,9 +168,10 @@ def _shared_read(
     if model_targets.module is None:
         message = "ranks that read together need the model, not a file about it"
         raise make("plan.options", message, field="read_once")
-    made = SharedReadPlan(core_of([target.whole() for target in model_targets.targets]), catalog)
-    made.require_possible()
-    return made
+    whole_tensors = [target.whole() for target in model_targets.targets]
+    shared_read = SharedReadPlan(core_of(whole_tensors), catalog)
+    shared_read.require_possible()
+    return shared_read
 
 
 def _finished(
@@ -178,7 +179,7 @@ def _finished(
     model_targets: ModelTargets,
     extensions: list[TargetExtension],
     in_place: bool,
-    shared: SharedReadPlan | None,
+    shared_read: SharedReadPlan | None,
     policies: set[str],
 ) -> PlannedLoad:
     module = model_targets.module
@@ -190,12 +191,12 @@ def _finished(
         dict(model_targets.constructor_values),
         extensions=extensions,
         in_place=in_place,
-        shared_read=shared,
+        shared_read=shared_read,
     )
     targets = planned.targets
     planned.held_bytes = held = held_bytes(model_targets.slots, targets, in_place)
-    if shared is not None:
-        held["cpu"] = held.get("cpu", 0) + shared.held_bytes()
+    if shared_read is not None:
+        held["cpu"] = held.get("cpu", 0) + shared_read.held_bytes()
     findings = model_targets.findings
     for extension in extensions:
         findings += extension.findings(targets)
@@ -209,7 +210,7 @@ def _finished(
 
 def _prefixes(values: str | Sequence[str]) -> list[str]:
     texts = [values] if isinstance(values, str) else list(values)
-    for each in texts:
-        if not isinstance(each, str):
-            raise make("plan.options", "no text", field="strip_prefix", found=repr(each))
+    for text in texts:
+        if not isinstance(text, str):
+            raise make("plan.options", "no text", field="strip_prefix", found=repr(text))
     return texts

@@ -7,20 +7,19 @@ from collections.abc import Mapping, Sequence
 from loadstone import _core
 from loadstone._base.errors import make, unknown
 
-POLICIES = _core.MISSING_POLICIES
 _SPELLINGS = {"initialize": "initialise"}
 
 
 def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
     """Return the default policy, and patterns of whole names with theirs; the first match wins."""
     if isinstance(missing, str):
-        return _known(missing), []
+        return _require_policy(missing), []
     for pattern in missing:
         if not isinstance(pattern, str):
             raise make(
                 "plan.options", "a pattern must be a string", field="missing", found=repr(pattern)
             )
-    return "error", [(pattern, _known(policy)) for pattern, policy in missing.items()]
+    return "error", [(pattern, _require_policy(policy)) for pattern, policy in missing.items()]
 
 
 def policies_of(
@@ -33,8 +32,8 @@ def policies_of(
     return {name: missing_of.get(name, policy) for name, policy in zip(names, chosen, strict=True)}
 
 
-def _known(policy: object) -> str:
+def _require_policy(policy: object) -> str:
     name = _SPELLINGS.get(str(policy), str(policy))
-    if name not in POLICIES:
-        raise unknown("missing", "policy", name, POLICIES)
+    if name not in _core.MISSING_POLICIES:
+        raise unknown("missing", "policy", name, _core.MISSING_POLICIES)
     return name

@@ -53,13 +53,13 @@ class Provenance:
     def from_row(cls, row: tuple[Any, ...]) -> Provenance:
         """Convert the core's row, which has the fields in this order."""
         target, origin, kind, delivery, sources, *rest = row
-        found = tuple(Source(*each) for each in sources)
-        return cls(target, origin, kind, delivery, found, *rest)
+        ranges = tuple(Source(*source) for source in sources)
+        return cls(target, origin, kind, delivery, ranges, *rest)
 
     @classmethod
     def kept(cls, slot: TensorSlot) -> Provenance:
         tensor = slot.tensor
         dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
-        place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))
+        form = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))
         reason = slot.obstacle or "it is not in the model's tree of modules"
-        return cls(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)
+        return cls(slot.name, "kept", slot.kind, "none", (), *form, reason=reason)

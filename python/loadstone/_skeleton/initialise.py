@@ -27,77 +27,62 @@ from loadstone._skeleton.constructor import model_builder, parameter_values
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
     missing = [target for target in targets if target.origin == "initialiser"]
-    problems = [_of_slice(target.name) for target in missing if target.slice_begin]
-    bare = [
-        target.name
-        for target in missing
-        if not target.slice_begin and not _has_initialiser(model, target.name)
+    whole = [target.name for target in missing if not target.slice_begin]
+    bare = [name for name in whole if not _has_initialiser(owner_of(model, name))]
+    constructed = _constructed_values(model, bare)
+    return [
+        *(_slice_finding(target.name) for target in missing if target.slice_begin),
+        *(_bare_finding(model, name) for name in bare if name not in constructed),
     ]
-    known = _constructed(model, bare)
-    for name in bare:
-        if name not in known:
-            owner, _, leaf = name.rpartition(".")
-            problems.append(
-                _core.Finding(
-                    "error",
-                    "plan.no_initialiser",
-                    name,
-                    [],
-                    f"'{name}' is missing and its module "
-                    f"({type(submodule(model, owner)).__name__}) has no reset_parameters()",
-                    f"put {leaf} into the checkpoint, or choose missing='zeros'",
-                )
-            )
-    return problems
 
 
-def _of_slice(name: str) -> _core.Finding:
+def _slice_finding(name: str) -> _core.Finding:
     message = f"'{name}' is missing, and this rank holds a slice: initialisers make whole tensors"
     hint = "choose missing='zeros', and initialise this tensor after the load"
     return _core.Finding("error", "plan.no_initialiser", name, [], message, hint)
 
 
+def _bare_finding(model: Any, name: str) -> _core.Finding:
+    module = type(owner_of(model, name)).__name__
+    message = f"'{name}' is missing and its module ({module}) has no reset_parameters()"
+    leaf = name.rpartition(".")[2]
+    hint = f"put {leaf} into the checkpoint, or choose missing='zeros'"
+    return _core.Finding("error", "plan.no_initialiser", name, [], message, hint)
+
+
 def values(targets: Sequence[PlannedTarget], model: Any) -> dict[int, Any]:
-    wanted: dict[str, dict[str, int]] = {}
-    for index, target in enumerate(targets):
-        if target.origin == "initialiser":
-            owner, _, leaf = target.name.rpartition(".")
-            wanted.setdefault(owner, {})[leaf] = index
-    if not wanted:
+    """Return the missing tensors that initialisers and constructors make, by index."""
+    missing = {
+        target.name: index for index, target in enumerate(targets) if target.origin == "initialiser"
+    }
+    if not missing:
         return {}
-    made: dict[int, Any] = {}
+    tensors: dict[str, Any] = {}
     initialisers = _Initialisers(model)
-    for owner, leaves in wanted.items():
-        if _has_initialiser(model, f"{owner}." if owner else ""):
-            fresh = initialisers.run(owner)
-            made |= {
-                i: fresh[leaf]
-                for leaf, i in leaves.items()
-                if leaf in fresh and not _is_unwritten(fresh[leaf])
-            }
-    rest = [i for leaves in wanted.values() for i in leaves.values() if i not in made]
-    known = _constructed(model, (targets[index].name for index in rest))
-    for index in rest:
-        name = targets[index].name
-        if name not in known:
-            raise make(
-                "plan.no_initialiser", "reset_parameters() left it without a value", tensor=name
-            )
-        made[index] = known[name]
+    for owner in dict.fromkeys(name.rpartition(".")[0] for name in missing):
+        if _has_initialiser(submodule(model, owner)):
+            for name, value in initialisers.run(owner).items():
+                if name in missing and not _is_unwritten(value):
+                    tensors[name] = value
+    rest = [name for name in missing if name not in tensors]
+    tensors |= (constructed := _constructed_values(model, rest))
+    for name in rest:
+        if name not in constructed:
+            message = "reset_parameters() left it without a value"
+            raise make("plan.no_initialiser", message, tensor=name)
     return {
-        index: value.to(targets[index].device, torch_dtype(targets[index].dtype))
-        for index, value in made.items()
+        index: tensors[name].to(targets[index].device, torch_dtype(targets[index].dtype))
+        for name, index in missing.items()
     }
 
 
-def _has_initialiser(model: Any, name: str) -> bool:
-    return callable(getattr(owner_of(model, name), "reset_parameters", None))
+def _has_initialiser(module: Any) -> bool:
+    return callable(getattr(module, "reset_parameters", None))
 
 
-def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
-    wanted = list(names)
-    build = model_builder(model) if wanted else None
-    return {} if build is None else parameter_values(build, wanted)
+def _constructed_values(model: Any, names: Sequence[str]) -> dict[str, Any]:
+    build = model_builder(model) if names else None
+    return {} if build is None else parameter_values(build, names)
 
 
 class _Initialisers:
@@ -106,20 +91,21 @@ class _Initialisers:
         self._stand_in: Any = None
 
     def run(self, owner: str) -> dict[str, Any]:
-        """Return the parameters that a module's initialiser makes, on the CPU."""
+        """Return the parameters that a module's initialiser makes, by full name, on the CPU."""
         real = submodule(self.model, owner)
         fresh = {}
-        for name, old in real._parameters.items():
-            if old is not None:
-                data = torch.full(old.shape, _sentinel(old.dtype), dtype=old.dtype, device="cpu")
-                fresh[name] = torch.nn.Parameter(data, requires_grad=old.requires_grad)
+        for name, parameter in real._parameters.items():
+            if parameter is not None:
+                shape, dtype = parameter.shape, parameter.dtype
+                data = torch.full(shape, _sentinel(dtype), dtype=dtype, device="cpu")
+                fresh[name] = torch.nn.Parameter(data, requires_grad=parameter.requires_grad)
         try:
             if self._stand_in is None:
                 self._stand_in = stand_in.stand_in(self.model)
             module = submodule(self._stand_in, owner)
             with stand_in.with_memory(module, real, fresh), stand_in.Writes(self.model):
                 module.reset_parameters()
-                made = {name: module._parameters.get(name) for name in fresh}
+                parameters = dict(module._parameters)
         except Exception as error:
             raise make(
                 "plan.no_initialiser",
@@ -127,7 +113,12 @@ class _Initialisers:
                 f"{type(error).__name__}: {error}",
                 tensor=owner,
             ) from error
-        return {name: value.detach() for name, value in made.items() if value is not None}
+        prefix = f"{owner}." if owner else ""
+        return {
+            f"{prefix}{name}": parameter.detach()
+            for name, parameter in parameters.items()
+            if name in fresh and parameter is not None
+        }
 
 
 def _sentinel(dtype: Any) -> float | int:

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 import loadstone
 from loadstone._base.keywords import refuse_misspelled
-from loadstone._plan.options import LoadOptions
 
 
 def blank() -> torch.nn.Module:
@@ -213,12 +212,6 @@ def test_names_that_a_function_looks_up_are_its_keywords() -> None:
 
     assert [refused(each) for each in ("offload_place", "paths", "thread", "trheads")] == [True] * 4
     assert not any(map(refused, ("offload_places", "path", "threads", "places", "kw")))
-
-
-def test_options_are_made_of_known_words() -> None:
-    assert LoadOptions.of_call(threads=2).threads == 2
-    with pytest.raises(loadstone.PlanError, match="did you mean 'threads'"):
-        LoadOptions.of_call(thraeds=2)
 
 
 @pytest.mark.parametrize("door", ["load_checkpoint_in_model", "load_checkpoint_and_dispatch"])

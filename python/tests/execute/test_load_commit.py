@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import linecache
 import sys
 import warnings
@@ -231,6 +232,7 @@ def test_an_interrupt_at_any_line_leaves_everything_old_or_everything_new(loads,
         outcomes["old"] += world.is_old()
         outcomes["new"] += not world.is_old() and world.is_new(9.0)
         assert sum(outcomes.values()) == number + 1, f"line {at} of {total}"
+        assert gc.isenabled(), f"line {at} of {total}"
     assert outcomes["old"] > LINES // 2
 
 

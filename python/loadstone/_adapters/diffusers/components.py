@@ -18,7 +18,7 @@ from loadstone._adapters.diffusers.load import skip_keys
 from loadstone._base.errors import make
 from loadstone._base.machine import MODES
 from loadstone._plan.placement import (
-    align_what_hooks_bring,
+    align_offloaded_weights,
     gathered,
     main_device,
     require_device,
@@ -135,7 +135,7 @@ class Placement:
                 if not any(hasattr(module, "_hf_hook") for module in model.modules()):
                     self._give_hooks(model, self.components.get(name, {}))
         for model in models.values():
-            align_what_hooks_bring(model)
+            align_offloaded_weights(model)
 
     def _give_hooks(self, model: Any, places: Mapping[str, Any]) -> None:
         held = next(model.parameters(), None)

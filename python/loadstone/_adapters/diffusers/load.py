@@ -24,7 +24,7 @@ from loadstone._execute.session import LoadSession
 from loadstone._model.model_lock import model_lock
 from loadstone._model.walk import walk
 from loadstone._plan.options import LoadOptions
-from loadstone._plan.placement import align_what_hooks_bring
+from loadstone._plan.placement import align_offloaded_weights
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
 from loadstone.tracing import Symbol
@@ -140,7 +140,7 @@ class DiffusersSession(LoadSession):
         )
 
     def complete(self, model: Any, report: Report) -> None:
-        align_what_hooks_bring(model)
+        align_offloaded_weights(model)
 
     def _examine(self, request: Request, converted: Mapping[str, Any]) -> Mismatch | None:
         config = getattr(request.model, "config", None)
