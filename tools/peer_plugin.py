@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 
-import loadstone
+from peer_suites import SUITES
 
-LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "peft")
+import loadstone
 
 
 def pytest_configure() -> None:
     """Start the patch before tests are collected, so that names they import are the patched."""
-    installed = [name for name in LIBRARIES if importlib.util.find_spec(name) is not None]
+    installed = [name for name in SUITES if importlib.util.find_spec(name) is not None]
     loadstone.patch(*installed).start()

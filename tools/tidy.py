@@ -102,15 +102,9 @@ SYSTEM_CALLS = {
     "cli/verify.cpp": "tells a path from a text",
 }
 
-FRAMEWORKS = {
-    "accelerate",
-    "bitsandbytes",
-    "diffusers",
-    "modelopt",
-    "safetensors",
-    "transformers",
-    "vllm",
-}
+# The libraries that only their adapters import: a public module of the package is named after each.
+PACKAGE = Path(__file__).parents[1] / "python" / "loadstone"
+FRAMEWORKS = {"safetensors", *(path.stem for path in PACKAGE.glob("[!_]*.py"))} - {"torch"}
 # Libraries whose adapters use what is below them too.
 STANDS_ON = {"diffusers": {"accelerate"}, "modelopt": {"accelerate", "transformers"}}
 
@@ -261,8 +255,8 @@ def adapted(path: str) -> set[str]:
 def frameworks_stay_in_adapters(path: str, text: str) -> Iterator[Breach]:
     in_core = path.startswith(("src/", "include/")) and path.endswith(CPP)
     if in_core and path != "include/loadstone/torch.h":
-        # safetensors and torch also name file formats.
-        names = "|".join(sorted(FRAMEWORKS - {"safetensors"}))
+        # safetensors, peft and torch also name file formats.
+        names = "|".join(sorted(FRAMEWORKS - {"safetensors", "peft"}))
         pattern = rf"\btorch::|\b({names})(?=::|_|\b)"
         yield from grep(pattern, names_in(path, text), "the core knows no framework: {}")
     elif path.startswith("python/loadstone/") and path.endswith(PYTHON):

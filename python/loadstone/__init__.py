@@ -14,6 +14,7 @@ import importlib
 
 from loadstone import _adapters as _adapters  # registers them
 from loadstone import _core as _core
+from loadstone._base.adapters import ADAPTERS as _ADAPTERS
 from loadstone._base.collector import paused as _paused
 
 # Each module defines these public names.
@@ -45,17 +46,13 @@ _DEFINED_IN = {
     "_skeleton.skeleton": ("save_skeleton", "skeleton"),
 }
 _MODULES = {name: module for module, names in _DEFINED_IN.items() for name in names}
-_LIBRARIES = (
-    *("accelerate", "bitsandbytes", "diffusers", "llama_cpp", "modelopt", "peft", "sglang"),
-    *("torch", "transformers", "vllm"),
-)
 
 # `from loadstone import *` shadows no library and no built-in function.
 __all__ = sorted(_MODULES.keys() - {"open"})
 
 
 def __getattr__(name: str) -> object:
-    if name in _LIBRARIES:
+    if name in _ADAPTERS:
         try:
             return importlib.import_module(f"loadstone.{name}")
         except ModuleNotFoundError as error:
@@ -69,4 +66,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*_MODULES, *_LIBRARIES]
+    return [*_MODULES, *_ADAPTERS]

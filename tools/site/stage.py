@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 import loadstone
+from loadstone._base.adapters import ADAPTERS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SITE = Path(__file__).resolve().parent
@@ -29,18 +30,6 @@ ROOT_PAGES = {
     "HACKING.md": "hacking",
     "SECURITY.md": "security",
 }
-ADAPTERS = (
-    "torch",
-    "transformers",
-    "diffusers",
-    "accelerate",
-    "bitsandbytes",
-    "modelopt",
-    "peft",
-    "llama_cpp",
-    "vllm",
-    "sglang",
-)
 
 
 def link(target: str, page: Path) -> str | None:

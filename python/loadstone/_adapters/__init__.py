@@ -1,17 +1,22 @@
 """Adapters of libraries: a folder each, their patching, and the parts that they register."""
 
 from loadstone import _core
-from loadstone._base.adapters import Adapter, register
+from loadstone._base.adapters import LibraryAdapter, register
 
 register(
-    Adapter(
+    LibraryAdapter("torch"),  # is entered by public names, so it has no table of sites
+    LibraryAdapter(
         "transformers",
+        is_patchable=True,
         recipes="loadstone.transformers:trace",
         rules="loadstone._adapters.transformers.export:export",
         skeleton_builder="loadstone.transformers:skeleton_builder",
+        tie_list="all_tied_weights_keys",
+        tie_option="tie_word_embeddings",
     ),
-    Adapter(
+    LibraryAdapter(
         "diffusers",
+        is_patchable=True,
         recipes="loadstone.diffusers:trace",
         skeleton_builder="loadstone.diffusers:skeleton_builder",
         tensor_classes=(
@@ -20,8 +25,10 @@ register(
         ),
         gguf_rank_max=_core.GGUF_RANK_MOST,
     ),
-    Adapter(
+    LibraryAdapter("accelerate", is_patchable=True),
+    LibraryAdapter(
         "bitsandbytes",
+        is_patchable=True,
         extend="loadstone._adapters.bitsandbytes.choosing:extend",
         quantizer="loadstone._adapters.bitsandbytes.choosing",
         is_supported="loadstone._adapters.sites:is_supported",
@@ -35,12 +42,26 @@ register(
         ),
         filled_modules=("bitsandbytes.nn.modules",),
     ),
-    Adapter("llama_cpp", gguf="loadstone._adapters.llama_cpp.model_folder:conversion"),
-    Adapter(
+    LibraryAdapter(
         "modelopt",
+        is_patchable=True,
         tensor_classes=(
             "modelopt.torch.quantization.qtensor.base_qtensor.QTensorWrapper",
             "loadstone._adapters.modelopt.experts.PackedExperts",
         ),
+    ),
+    LibraryAdapter("peft", is_patchable=True),
+    LibraryAdapter(
+        "vllm",
+        no_canary="a tiny load takes a server and minutes; `make test-vllm` runs one",
+    ),
+    LibraryAdapter(  # test_sglang.py checks its table with a stand-in, test_serving.py vLLM's
+        "sglang",
+        no_canary="a tiny load takes a server and a GPU",
+    ),
+    LibraryAdapter(  # test_llama_cpp.py checks its table
+        "llama_cpp",
+        no_canary="its converter is a folder that `--converter` names, and no package installs it",
+        gguf="loadstone._adapters.llama_cpp.model_folder:conversion",
     ),
 )

@@ -68,7 +68,7 @@ def run(library: str, *, again: bool = False) -> Outcome:
         if known == facts and not again:
             return Outcome(EQUAL, note.decode(errors="replace"), is_remembered=True)
     try:
-        outcome = _compared(library)
+        outcome = _compare(library)
     except (Exception, SystemExit) as error:  # of another library, so of any class
         return Outcome(FAILED, f"{type(error).__name__}: {error}")
     if outcome.result == EQUAL:
@@ -88,47 +88,47 @@ def _facts(library: str) -> bytes:
     return json.dumps(facts, sort_keys=True).encode()
 
 
-def _compared(library: str) -> Outcome:
+def _compare(library: str) -> Outcome:
     import torch
 
-    make = importlib.import_module(f"loadstone._adapters.{library}.canary").canaries
+    canaries = importlib.import_module(f"loadstone._adapters.{library}.canary").canaries
     note = ""
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
         canary: Canary
-        for canary in make(Path(folder)):
-            wrong = _wrong(library, canary)
-            if wrong:
-                return Outcome(DIFFERS, ": ".join(filter(None, (canary.name, wrong))))
+        for canary in canaries(Path(folder)):
+            difference = _difference(library, canary)
+            if difference:
+                return Outcome(DIFFERS, ": ".join(filter(None, (canary.name, difference))))
             note = canary.note
     return Outcome(EQUAL, note)
 
 
-def _wrong(library: str, canary: Canary) -> str:
+def _difference(library: str, canary: Canary) -> str:
     expected = canary.own()
     with contextlib.nullcontext() if canary.ours else patch(library):
-        found = (canary.ours or canary.own)()
-    wrong = next(differences(found, expected, canary.uncompared), "")
-    if not wrong and canary.is_audited and not audit(found).ok:
-        wrong = "the audit does not prove the model"
-    return wrong
+        model = (canary.ours or canary.own)()
+    difference = next(differences(model, expected, canary.uncompared), "")
+    if not difference and canary.is_audited and not audit(model).ok:
+        difference = "the audit does not prove the model"
+    return difference
 
 
-def differences(found: Any, expected: Any, uncompared: str = "") -> Iterator[str]:
+def differences(model: Any, expected: Any, uncompared: str = "") -> Iterator[str]:
     """Yield each tensor that two models do not share by name, dtype, shape and bytes."""
     import torch
 
     left, right = (
         {
             name: tensor
-            for name, tensor in _tensors(model).items()
+            for name, tensor in _tensors(side).items()
             if not (uncompared and re.search(uncompared, name))
         }
-        for model in (found, expected)
+        for side in (model, expected)
     )
     for name in sorted(left.keys() ^ right.keys()):
         yield f"{name}: only in {'the library' if name in right else 'loadstone'}'s model"
     for name in sorted(left.keys() & right.keys()):
-        ours, own = (_described(each[name]) for each in (left, right))
+        ours, own = (_described(tensors[name]) for tensors in (left, right))
         if ours != own:
             yield f"{name}: {ours}, the library has {own}"
         elif not left[name].is_meta and not torch.equal(_raw(left[name]), _raw(right[name])):

@@ -69,7 +69,7 @@ class _Attribute:
         self.hooks: list[Hook] = []
         getattr(owner, name)  # makes modules that import on demand store it
         self.own = vars(owner).get(name, _ABSENT)  # _ABSENT: inherited
-        self.standing = self.own
+        self.installed = self.own
 
     def add(self, hook: Hook) -> None:
         self._put(hook.wrap(self._or_inherited(vars(self.owner).get(self.name, _ABSENT))))
@@ -78,25 +78,25 @@ class _Attribute:
     def remove(self, hook: Hook) -> None:
         """Wrap again without one hook, unless a third party has replaced the attribute."""
         self.hooks.remove(hook)
-        if vars(self.owner).get(self.name, _ABSENT) is not self.standing:
+        if vars(self.owner).get(self.name, _ABSENT) is not self.installed:
             return
         value = self.own
-        for each in self.hooks:
-            value = each.wrap(self._or_inherited(value))
+        for other in self.hooks:
+            value = other.wrap(self._or_inherited(value))
         self._put(value)
 
     def _or_inherited(self, value: Any) -> Any:
         if value is not _ABSENT:
             return value
-        above = self.owner.__mro__[1:] if isinstance(self.owner, type) else (type(self.owner),)
-        return next(vars(each)[self.name] for each in above if self.name in vars(each))
+        bases = self.owner.__mro__[1:] if isinstance(self.owner, type) else (type(self.owner),)
+        return next(vars(base)[self.name] for base in bases if self.name in vars(base))
 
     def _put(self, value: Any) -> None:
         if value is not _ABSENT:
             setattr(self.owner, self.name, value)
         elif self.name in vars(self.owner):
             delattr(self.owner, self.name)
-        self.standing = value
+        self.installed = value
 
 
 _patched: dict[tuple[int, str], _Attribute] = {}
@@ -178,13 +178,13 @@ def active(library: str) -> bool:
 
 
 def _begin(entry: _Entry) -> None:
-    _entries.set((*(each for each in _entries.get() if each.alive), entry))
+    _entries.set((*(other for other in _entries.get() if other.alive), entry))
 
 
 def _end(entry: _Entry) -> None:
     """End an entry, also in contexts that were copied in the meantime (tasks)."""
     entry.alive = False
-    _entries.set(tuple(each for each in _entries.get() if each.alive))
+    _entries.set(tuple(other for other in _entries.get() if other.alive))
 
 
 @contextlib.contextmanager
@@ -251,7 +251,7 @@ def with_hooks_of(library: str) -> Callable[..., Any]:
     def replacement(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if importlib.util.find_spec(library) is None or not is_known(library):
             return original(*args, **kwargs)
-        with hooked(providers([library])[0]):
+        with hooked(hooks_of([library])[0]):
             return original(*args, **kwargs)
 
     return replacement
@@ -284,7 +284,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
 
     def __init__(self, *libraries: str) -> None:
         self.libraries = libraries
-        self._hooks = providers(libraries)
+        self._hooks = hooks_of(libraries)
         self._open: list[_Entry] = []
         self._started = False
 
@@ -298,7 +298,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
 
     def __exit__(self, *_: object) -> None:
         with _lock:
-            here = [each for each in _entries.get() if each.alive and each.owner is self]
+            here = [entry for entry in _entries.get() if entry.alive and entry.owner is self]
             entry = (here or self._open)[-1]  # entered in one context and left in another
             self._open.remove(entry)
         _end(entry)
@@ -337,29 +337,27 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
         return f"loadstone.patch({names})"
 
 
-def providers(libraries: Iterable[str]) -> list[Hooks]:
-    wanted = list(dict.fromkeys(libraries))
-    if not wanted:
-        raise _refused("no library is given", "")
-    for name in wanted:
+def hooks_of(libraries: Iterable[str]) -> list[Hooks]:
+    """Return the hooks of each library that is supported; reject unknown and absent ones."""
+    names = list(dict.fromkeys(libraries))
+    if not names:
+        raise _refusal("no library is given", "")
+    for name in names:
         if name not in LIBRARIES:
             raise unknown("patch", "library", name, LIBRARIES)
         if importlib.util.find_spec(name) is None:
-            raise _refused("this library is not installed", name)
-    known = list(filter(is_known, wanted))
+            raise _refusal("this library is not installed", name)
+    supported = list(filter(is_known, names))
     with _lock:
-        return [_provider(name) for name in known]
+        return [_hooks_of(name) for name in supported]
 
 
 @functools.cache
-def _provider(name: str) -> Hooks:
-    adapter = importlib.import_module(f"loadstone.{name}")
-    if not hasattr(adapter, "patches"):
-        raise _refused("this library cannot be patched", name)
-    hooks: Hooks = adapter.patches()
+def _hooks_of(name: str) -> Hooks:
+    hooks: Hooks = importlib.import_module(f"loadstone.{name}").patches()
     return hooks
 
 
-def _refused(message: str, name: str) -> Exception:
-    known = ", ".join(LIBRARIES)
-    return make("plan.options", message, field="patch", found=repr(name), expected=known)
+def _refusal(message: str, name: str) -> Exception:
+    expected = ", ".join(LIBRARIES)
+    return make("plan.options", message, field="patch", found=repr(name), expected=expected)

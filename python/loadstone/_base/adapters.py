@@ -1,7 +1,7 @@
-"""Adapters of libraries.
+"""The registry of library adapters: the bridges between loadstone and other libraries.
 
-They register references (``module:name``), which are resolved on demand, so that registering an
-adapter imports no library.
+Adapters register references (``module:name``), which are resolved on demand, so that registering an
+adapter imports no library. (Adapters of models, as LoRA's, are ``loadstone._files.weighted``'s.)
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Adapter:
-    """The hooks through which an adapter takes part in loads.
+class LibraryAdapter:
+    """The parts through which loadstone's bridge to a library takes part in loads.
 
     Attributes:
+        library: the library's package; ``loadstone.LIBRARY`` is the adapter's public module.
+        is_patchable: ``patches()`` of that module returns hooks for :func:`loadstone.patch`,
+            ``_adapters/sites`` has the library's table, ``_adapters/LIBRARY/canary.py`` its loads.
+        no_canary: the reason why ``doctor`` runs no tiny load of a library that is not patchable.
+        recipes: a reference to ``(model, catalog, dtype=) -> AdapterRecipes``.
         rules: a reference to ``(model_type, config) -> rules`` for a model type's conversions.
         skeleton_builder: a reference to ``(model) -> function`` that builds such a model.
         gguf: a reference to ``(source, target, **options)``, which returns recipes and metadata of
             a GGUF file, or None.
-        recipes: a reference to ``(model, catalog, dtype=) -> AdapterRecipes``.
         extend: a reference to ``(recipes, model, catalog, dtype, quantize)``, which adds a
             :class:`TargetExtension` if a plan needs one.
         quantizer: a reference to the module that quantizes weights for model adapters.
@@ -30,9 +34,13 @@ class Adapter:
         tensor_classes: names of classes whose memory it fills.
         filled_modules: modules of layers that it fills; it does the work of their load hooks.
         gguf_rank_max: maximal rank of tensors in GGUF files for the library's models.
+        tie_list: the attribute in which models list ties as ``{name: root}``.
+        tie_option: the member of models' configs that declares ties.
     """
 
     library: str
+    is_patchable: bool = False
+    no_canary: str = ""
     recipes: str = ""
     rules: str = ""
     skeleton_builder: str = ""
@@ -45,24 +53,26 @@ class Adapter:
     tensor_classes: tuple[str, ...] = ()
     filled_modules: tuple[str, ...] = ()
     gguf_rank_max: int | None = None
+    tie_list: str = ""
+    tie_option: str = ""
 
 
-ADAPTERS: dict[str, Adapter] = {}  # by library, in order of registration
+ADAPTERS: dict[str, LibraryAdapter] = {}  # by library, in order of registration
 
 
-def register(*adapters: Adapter) -> None:
-    ADAPTERS.update({each.library: each for each in adapters})
+def register(*adapters: LibraryAdapter) -> None:
+    ADAPTERS.update({adapter.library: adapter for adapter in adapters})
 
 
-def adapters_with(part: str) -> dict[str, Adapter]:
-    return {library: each for library, each in ADAPTERS.items() if getattr(each, part)}
+def adapters_with(part: str) -> dict[str, LibraryAdapter]:
+    return {library: adapter for library, adapter in ADAPTERS.items() if getattr(adapter, part)}
 
 
 def resolve(reference: str) -> Any:
     """Import the referenced object, or the module if the reference names no object."""
-    module, _, name = reference.partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, name) if name else found
+    path, _, name = reference.partition(":")
+    module = importlib.import_module(path)
+    return getattr(module, name) if name else module
 
 
 def is_of(cls: type, package: str) -> bool:
@@ -71,4 +81,4 @@ def is_of(cls: type, package: str) -> bool:
 
 
 def has_modules_of(model: Any, package: str) -> bool:
-    return any(is_of(each, package) for each in {type(module) for module in model.modules()})
+    return any(is_of(cls, package) for cls in {type(module) for module in model.modules()})

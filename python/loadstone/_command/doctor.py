@@ -22,14 +22,13 @@ from typing import Any
 from loadstone._adapters import canaries
 from loadstone._adapters.sites import LIBRARIES, sites_of
 from loadstone._base import machine
+from loadstone._base.adapters import adapters_with
 from loadstone._base.terminal import printable
 from loadstone._base.version import build_info
 
 # Adapters without a canary, and the reason.
 WITHOUT_CANARY = {
-    "vllm": "a tiny load takes a server and minutes; `make test-vllm` runs one",
-    "sglang": "a tiny load takes a server and a GPU",
-    "llama_cpp": "its converter is a folder that `--converter` names, and no package installs it",
+    library: adapter.no_canary for library, adapter in adapters_with("no_canary").items()
 }
 _WRONG = (canaries.DIFFERS, canaries.FAILED)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from loadstone import _core
-from loadstone._base import adapters
+from loadstone._base.adapters import adapters_with, resolve
 from loadstone._base.errors import make
 from loadstone._base.keywords import names_keywords
 from loadstone._base.late import torch
@@ -246,10 +246,9 @@ def _open_source(
 ) -> dict[str, Any]:
     """Return recipes and metadata; for a language model, from llama.cpp's converter."""
     traced: Any = None
-    if rules is None:
-        trace_gguf = adapters.resolve(adapters.ADAPTERS["llama_cpp"].gguf)
-        options = {"converter": converter, "trust_code": trust_code, "allow_links": allow_links}
-        traced = trace_gguf(source, target, dtype=dtype, **options)
+    options = {"converter": converter, "trust_code": trust_code, "allow_links": allow_links}
+    for adapter in adapters_with("gguf").values() if rules is None else ():
+        traced = traced or resolve(adapter.gguf)(source, target, dtype=dtype, **options)
     if traced is not None:
         catalog, rules_json, recipes, dtype = traced.catalog._core, "", traced.recipes, None
         metadata = traced.metadata_with(metadata)

@@ -29,10 +29,10 @@ from loadstone._model import devices, half_written, memory
 from loadstone._model.half_written import WRITTEN
 from loadstone._model.holders import Own, note_replaced
 from loadstone._model.model_lock import slots_of
+from loadstone._model.modules import ModuleStates
 from loadstone._model.ranks import renew
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
-from loadstone._plan.extensions import Installation
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.ties import is_split, may_split, untied_by
@@ -118,8 +118,7 @@ class ModelState:
             if filled.offload.is_committed:
                 return
             filled.offload.abandon()
-            for installation in reversed(filled.installations):
-                installation.undo()
+            filled.modules.undo()
             filled.destinations.undo()
             for slot, tensor in zip(self._slots, self._tensors, strict=True):
                 slot.put_back(tensor)
@@ -153,14 +152,14 @@ class Filled:
     Attributes:
         slots: in the plan's order.
         values: for each slot a finished tensor, :class:`Parts`, or ``None`` if no bytes move.
-        installations: of the plan's extensions, once they are prepared.
+        modules: their states before the plan's extensions change the model.
     """
 
     slots: list[TensorSlot]
     values: list[Any]
     core: _core.Report
     destinations: Destinations
-    installations: list[Installation] = dataclasses.field(default_factory=list)
+    modules: ModuleStates = dataclasses.field(default_factory=ModuleStates)
 
     @property
     def offload(self) -> _core.OffloadFolder:
@@ -364,9 +363,7 @@ def _view(
 
 def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
     slots, values = filled.slots, filled.values
-    for extension in plan.extensions:
-        made = extension.installation(model, plan.targets, values, filled.offload)
-        filled.installations += [] if made is None else [made]
+    install_extensions = prepare_extensions(plan, model, filled)
     extended = plan.extension_names()
     installed: dict[str, Any] = {}
     for index, (target, slot) in enumerate(zip(plan.targets, slots, strict=True)):
@@ -391,8 +388,24 @@ def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
         if new is not slot.tensor:
             note_replaced(model, slot)
             slot.replace(new)
-    for installation in filled.installations:
-        installation.install()
+    install_extensions()
+
+
+def prepare_extensions(plan: PlannedLoad, model: Any, filled: Filled) -> Callable[[], None]:
+    """Prepare what the plan's extensions change, and return a function that changes the model."""
+    prepared = [
+        extension.prepare(model, plan.targets, filled.values, filled.offload)
+        for extension in plan.extensions
+    ]
+    installers = [install for install in prepared if install is not None]
+
+    def install_all() -> None:
+        for module in model.modules() if installers else ():
+            filled.modules.keep(module)
+        for install in installers:
+            install()
+
+    return install_all
 
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:

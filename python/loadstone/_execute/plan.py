@@ -25,7 +25,7 @@ from loadstone._files.catalog import CheckpointPath, inspect
 from loadstone._files.weighted import Weighted, open_adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
-from loadstone._plan.from_adapters import extended, trace
+from loadstone._plan.from_adapters import trace
 from loadstone._plan.placement import Device, DeviceMap
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
@@ -363,12 +363,12 @@ def plan(
     is_traced = isinstance(rules, str) and (traced_by is not None or not is_written)
     with model_lock(model):  # one walk over it
         traced = trace(str(rules), model, catalog, dtype) if is_traced else None
-        traced = extended(traced, model, catalog, dtype, quantize)
         planned = make_plan(
             model,
             catalog,
             traced,
             adapters=open_adapters(lora, lora_ignore, allow_links, tie),
+            quantize=quantize,
             rules=None if is_traced else rules,
             dtype=None if is_traced else dtype,
             device_map=device_map,

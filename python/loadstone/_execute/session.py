@@ -56,10 +56,11 @@ class LoadSession:
         self, model: Any, catalog: Catalog, recipes: AdapterRecipes | None, **arguments: Any
     ) -> PlannedLoad:
         self.model = model
-        chosen = {"missing": self.options.missing, "adapters": self.options.adapters}
-        if self._device_map is not None and recipes is not None:
-            for extension in recipes.extensions:
-                arguments["device_map"] = extension.devices(arguments["device_map"])
+        chosen = {
+            "missing": self.options.missing,
+            "adapters": self.options.adapters,
+            "maps_tensors": self._device_map is not None,
+        }
         self.plan = make_plan(model, catalog, recipes, **chosen | arguments)
         return self.plan
 

@@ -11,6 +11,7 @@ import torch
 
 from loadstone import _core
 from loadstone._base import terminal
+from loadstone._base.adapters import adapters_with
 from loadstone._base.warn import users_level
 from loadstone._model.model_lock import slots_of
 from loadstone._model.targets import PlannedTarget
@@ -20,20 +21,21 @@ from loadstone._plan.ties import is_split
 
 
 def unlist_ties(model: Any, names: Sequence[str]) -> None:
-    """Remove split names from transformers' list of ties, so that it does not tie them."""
+    """Remove split names from the library's list of ties, so that it does not tie them."""
     tied = _listed(model)
     for name in names:
         tied.pop(name, None)
 
 
 def _listed(model: Any) -> dict[str, str]:
-    """Return transformers' list of ties; a new dict if the model has none."""
-    tied = getattr(model, "all_tied_weights_keys", None)
-    return tied if isinstance(tied, dict) else {}
+    """Return the list of ties of the model's library; a new dict if the model has none."""
+    attributes = (adapter.tie_list for adapter in adapters_with("tie_list").values())
+    lists = (getattr(model, attribute, None) for attribute in attributes)
+    return next((listed for listed in lists if isinstance(listed, dict)), {})
 
 
 def follow_plan(model: Any, plan: PlannedLoad, ties: Mapping[str, str]) -> None:
-    """Make transformers tie the names that the plan ties; warn of names that adapters split."""
+    """Make the library tie the names that the plan ties; warn of names that adapters split."""
     own = [each.name for each in plan.targets if each.name in ties and each.origin != "tie"]
     unbind(model, own)
     listed = _listed(model)
@@ -53,14 +55,18 @@ def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> N
     """
     unlist_ties(model, [*names, *different])
     if names and _tying(getattr(model, "config", None)):
-        for part in _tying(_own_config(model)):
+        for config, option in _tying(_own_config(model)):
             with contextlib.suppress(AttributeError, TypeError):
-                part.tie_word_embeddings = False
+                setattr(config, option, False)
 
 
-def _tying(config: Any) -> list[Any]:
-    parts = (config, getattr(config, "text_config", None))
-    return [each for each in parts if getattr(each, "tie_word_embeddings", False)]
+def _tying(config: Any) -> list[tuple[Any, str]]:
+    """Return the config and its part for text, if they declare ties, with the option's name."""
+    configs = (config, getattr(config, "text_config", None))
+    options = [adapter.tie_option for adapter in adapters_with("tie_option").values()]
+    return [
+        (part, option) for part in configs for option in options if getattr(part, option, False)
+    ]
 
 
 def _own_config(model: Any) -> Any:
@@ -124,7 +130,7 @@ def split_names(
 ) -> list[str]:
     """Return names that the plan unties for an adapter.
 
-    transformers also lists ties that it did not make because another thread constructed a model.
+    A library also lists ties that it did not make because another thread constructed a model.
     """
     listed = _listed(model)
     return [

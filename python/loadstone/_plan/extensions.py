@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from loadstone import _core
 from loadstone._model.targets import PlannedTarget
@@ -12,16 +12,7 @@ from loadstone._plan.model_targets import ModelTargets
 from loadstone._plan.provenance import Provenance
 
 
-class Installation(Protocol):
-    """New state of a model for one load, prepared before the model changes."""
-
-    def install(self) -> None:
-        """Change the model; :meth:`undo` reverts that, even after a partial failure."""
-
-    def undo(self) -> None: ...
-
-
-class TargetExtension(Protocol):
+class TargetExtension:
     """Base class of extensions, which a plan calls in turn; each overrides the methods it needs.
 
     Adapters make the extensions of their libraries: see ``_base/adapters.py``.
@@ -29,14 +20,13 @@ class TargetExtension(Protocol):
 
     def expand(self, targets: ModelTargets) -> None:
         """Replace targets of the model's tensors with those that the core reads or makes."""
-        return
 
     def slots(self, slots: list[TensorSlot]) -> list[TensorSlot]:
         """Return the model's tensors with the same replacements."""
         return slots
 
     def installed_targets(self) -> set[str]:
-        """Return the targets that :meth:`installation` gives to the model."""
+        """Return the targets that :meth:`prepare` takes over."""
         return set()
 
     def devices(self, devices: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -48,26 +38,26 @@ class TargetExtension(Protocol):
 
     def before_read(self) -> None:
         """Raise the errors that can be detected before memory is allocated."""
-        return
 
-    def installation(
+    def prepare(
         self,
         model: Any,
         targets: Sequence[PlannedTarget],
         values: Sequence[Any],
         offload: _core.OffloadFolder,
-    ) -> Installation | None:
-        """Prepare the model's new state from the values; ``offload`` is not committed yet."""
+    ) -> Callable[[], None] | None:
+        """Prepare the model's new state from the values; return the function that installs it.
+
+        That function may change any module of the model: if it or the rest of the load fails, the
+        load restores all modules. ``offload`` is not committed yet.
+        """
         return None
 
     def prepare_hooks(self, model: Any, device_map: Mapping[str, Any]) -> None:
         """Prepare the new state for hooks that a library attaches to the modules of a map."""
-        return
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
-        """Add entries for tensors that :meth:`installation` gave to the model."""
-        return
+        """Add entries for tensors that :meth:`prepare` has installed."""
 
     def require_savable(self, is_pickled: bool) -> None:
         """Raise if the plan could not be executed after it is read back."""
-        return

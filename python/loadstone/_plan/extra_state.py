@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loadstone import _core
@@ -11,23 +11,23 @@ from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import TensorReader
 from loadstone._model.model_lock import slots_of
-from loadstone._model.modules import ModuleStates, named_modules, submodule
+from loadstone._model.modules import named_modules, submodule
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.provenance import Provenance
 
 
+@dataclasses.dataclass
 class ExtraState(TargetExtension):
     """Extra state of modules; ``names`` maps their paths to names in the checkpoint."""
 
-    def __init__(self, catalog: Catalog, names: Mapping[str, str]) -> None:
-        self._catalog = catalog
-        self._names = dict(names)
+    catalog: Catalog
+    names: Mapping[str, str]
 
     def require_savable(self, is_pickled: bool) -> None:
         """Raise: the file of a plan cannot store extra state."""
         message = "a plan that hands over extra state (set_extra_state) is tied to its model"
-        raise make("plan.extra_state", message, tensor=next(iter(self._names.values())))
+        raise make("plan.extra_state", message, tensor=next(iter(self.names.values())))
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
         """Add the tensors of modules that took extra state, but not of their submodules."""
@@ -36,41 +36,34 @@ class ExtraState(TargetExtension):
             path = slot.name
             while path not in paths:
                 path = path.rpartition(".")[0]
-            is_own = slot.kind == "attribute" and not slot.may_be_kept and path in self._names
+            is_own = slot.kind == "attribute" and not slot.may_be_kept and path in self.names
             if is_own and slot.name not in provenance:
                 provenance[slot.name] = dataclasses.replace(
                     Provenance.kept(slot), origin="checkpoint", reason="made by set_extra_state"
                 )
 
-    def installation(
+    def prepare(
         self,
         model: Any,
         targets: Sequence[PlannedTarget],
         values: Sequence[Any],
         offload: _core.OffloadFolder,
-    ) -> _Installation:
-        reader = TensorReader(self._catalog, decodes=False)
-        dtypes = {name: reader.entry(name).dtype for name in self._names.values()}
+    ) -> Callable[[], None]:
+        reader = TensorReader(self.catalog, decodes=False)
+        dtypes = {name: reader.entry(name).dtype for name in self.names.values()}
         tensors = reader.read_all(dtypes, "cpu", 1)
-        return _Installation(model, {path: tensors[name] for path, name in self._names.items()})
+
+        def install() -> None:
+            for path, name in self.names.items():
+                _set_extra_state(submodule(model, path), path, tensors[name])
+
+        return install
 
 
-class _Installation:
-    def __init__(self, model: Any, states: Mapping[str, Any]) -> None:
-        self._model = model
-        self._states = states
-        self._before = ModuleStates()
-
-    def install(self) -> None:
-        for path, state in self._states.items():
-            module = submodule(self._model, path)
-            self._before.keep(module)
-            try:
-                module.set_extra_state(state)
-            except Exception as error:
-                what = f"set_extra_state() of '{path}' ({type(module).__name__}) failed"
-                message = f"{what}: {type(error).__name__}: {error}"
-                raise make("plan.extra_state", message, tensor=path) from error
-
-    def undo(self) -> None:
-        self._before.undo()
+def _set_extra_state(module: Any, path: str, state: Any) -> None:
+    try:
+        module.set_extra_state(state)
+    except Exception as error:
+        failed = f"set_extra_state() of '{path}' ({type(module).__name__}) failed"
+        message = f"{failed}: {type(error).__name__}: {error}"
+        raise make("plan.extra_state", message, tensor=path) from error

@@ -18,14 +18,14 @@ def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> AdapterReci
         raise unknown("rules", "library or file", library, tuple(traced))
     if isinstance(model, str | os.PathLike):
         raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")
-    made: AdapterRecipes = adapters.resolve(traced[library].recipes)(model, catalog, dtype=dtype)
-    return made
+    recipes: AdapterRecipes = adapters.resolve(traced[library].recipes)(model, catalog, dtype=dtype)
+    return recipes
 
 
-def extended(
+def extend(
     recipes: AdapterRecipes | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> AdapterRecipes:
-    """Add the extensions that ``quantize`` or the model's modules need."""
+    """Add the extensions that ``quantize`` or the model's modules need, for every entry point."""
     dtype = dtype if recipes is None else None  # a trace has it
     recipes = recipes or AdapterRecipes(None)
     for library, adapter in adapters.adapters_with("extend").items():

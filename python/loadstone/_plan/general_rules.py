@@ -26,20 +26,20 @@ def boxes_of(plan: str) -> Boxes:
     """Return the sorted boxes of each target, with source names; ``plan`` is JSON."""
     data = json.loads(plan)
     names = [source["name"] for source in data["sources"]]
-    made: Boxes = {}
+    boxes: Boxes = {}
     for target in data["targets"]:
         if target["origin"] != "checkpoint":
             continue
-        made[target["name"]] = sorted(
+        boxes[target["name"]] = sorted(
             (
                 names[box["source"]],
                 box["source_offset"],
                 box["target_offset"],
-                tuple(tuple(each) for each in box["dims"]),
+                tuple(tuple(dim) for dim in box["dims"]),
             )
             for box in target["recipe"]["boxes"]
         )
-    return made
+    return boxes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,22 +56,22 @@ class Family:
 
     def proposals(self, sources: Shapes, targets: Shapes) -> list[Rule]:
         """Return candidate rules, the simplest first."""
-        named = self._named()
-        if named is None:
+        names = self._names()
+        if names is None:
             return []
         first = self.members[0]
-        made = targets[first.targets[0]]
         shapes = [sources[name] for name in first.sources]
+        target_shapes = [targets[name] for name in first.targets]
         if len(first.targets) > 1:
-            sizes = [targets[name] for name in first.targets]
-            return [{**each, **named} for each in _cuts(shapes, sizes)]
-        if len(first.sources) > 1:
-            patterns = len(named["sources"])
-            joins = _joins(shapes[0], len(made), patterns, len(first.sources))
-            return [{**each, **named} for each in joins]
-        return [{**each, **named} for each in _steps(shapes[0], made)]
+            operations = _cuts(shapes, target_shapes)
+        elif len(first.sources) > 1:
+            patterns, rank = len(names["sources"]), len(target_shapes[0])
+            operations = _joins(shapes[0], rank, patterns, len(first.sources))
+        else:
+            operations = _steps(shapes[0], target_shapes[0])
+        return [{**operation, **names} for operation in operations]
 
-    def _named(self) -> dict[str, list[str]] | None:
+    def _names(self) -> dict[str, list[str]] | None:
         """Return patterns and templates; None if a target has a number that no source has."""
         patterns: list[str] = []
         forms = list(dict.fromkeys(_form(name) for name in self.members[0].sources))
@@ -81,56 +81,60 @@ class Family:
                 (member, [_numbers(name) for name in member.sources if _form(name) == form])
                 for member in self.members
             ]
-            own = self._named_of(form, rows)
+            pattern = self._pattern_of(form, rows)
             # All patterns must give the same numbers to the groups that the templates use.
-            if own is None or (templates is not None and own[1] != templates):
+            if pattern is None or (templates is not None and pattern[1] != templates):
                 return None
-            patterns.append(own[0])
-            templates = own[1]
+            patterns.append(pattern[0])
+            templates = pattern[1]
         return {"sources": patterns, "targets": templates or []}
 
-    def _named_of(
+    def _pattern_of(
         self, form: str, rows: list[tuple[Member, list[list[str]]]]
     ) -> tuple[str, list[str]] | None:
+        """Return the pattern of the sources of one form, and the templates of all targets."""
         count = form.count("#")
         used: set[int] = set()
         chosen: list[list[int | str]] = []  # by target and number: the source's number, or text
-        for at, name in enumerate(self.members[0].targets):
-            own: list[int | str] = []
+        for index, name in enumerate(self.members[0].targets):
+            numbers: list[int | str] = []
             for place in range(len(_numbers(name))):
-                values = [_numbers(member.targets[at])[place] for member, _ in rows]
+                values = [_numbers(member.targets[index])[place] for member, _ in rows]
                 fits = [
                     q
                     for q in range(count)
-                    if q not in own
+                    if q not in numbers
                     and all(
-                        each[q] == value
-                        for (_, found), value in zip(rows, values, strict=True)
-                        for each in found
+                        source[q] == value
+                        for (_, sources), value in zip(rows, values, strict=True)
+                        for source in sources
                     )
                 ]
                 if fits:
-                    own.append(fits[0])
+                    numbers.append(fits[0])
                     used.add(fits[0])
                 elif len(set(values)) == 1:
-                    own.append(values[0])
+                    numbers.append(values[0])
                 else:
                     return None
-            chosen.append(own)
+            chosen.append(numbers)
         group: dict[int, int] = {}
-        spelled: list[str] = []
+        parts: list[str] = []
         for q in range(count):
-            given = {each[q] for _, found in rows for each in found}
-            if q in used or len(given) > 1:
+            texts = {source[q] for _, sources in rows for source in sources}
+            if q in used or len(texts) > 1:
                 group[q] = len(group) + 1
-                spelled.append(r"(\d+)")
+                parts.append(r"(\d+)")
             else:
-                spelled.append(given.pop())
-        templates = []
-        for name, own in zip(self.members[0].targets, chosen, strict=True):
-            parts = [each if isinstance(each, str) else f"${group[each]}" for each in own]
-            templates.append(_filled(_form(name).replace("$", "$$"), parts))
-        return _filled(re.escape(form).replace(r"\#", "#"), spelled), templates
+                parts.append(texts.pop())
+        templates = [
+            _filled(
+                _form(name).replace("$", "$$"),
+                [part if isinstance(part, str) else f"${group[part]}" for part in numbers],
+            )
+            for name, numbers in zip(self.members[0].targets, chosen, strict=True)
+        ]
+        return _filled(re.escape(form).replace(r"\#", "#"), parts), templates
 
 
 def families_of(boxes: Boxes) -> list[Family]:
@@ -175,56 +179,51 @@ def _numbers(name: str) -> list[str]:
 
 
 def _filled(form: str, parts: Iterable[str]) -> str:
-    given = iter(parts)
-    return re.sub("#", lambda _: next(given), form)
+    remaining = iter(parts)
+    return re.sub("#", lambda _: next(remaining), form)
 
 
-def _steps(shape: tuple[int, ...], made: tuple[int, ...]) -> list[Rule]:
-    """One source, one target."""
-    found: list[Rule] = []
-    if shape == made:
-        found.append({"op": "rename"})
+def _steps(shape: tuple[int, ...], wanted: tuple[int, ...]) -> list[Rule]:
+    """Return operations from one source to one target."""
+    operations: list[Rule] = []
+    if shape == wanted:
+        operations.append({"op": "rename"})
     for pair in itertools.combinations(range(len(shape)), 2):
         swapped = list(shape)
         swapped[pair[0]], swapped[pair[1]] = swapped[pair[1]], swapped[pair[0]]
-        if tuple(swapped) == made:
-            found.append({"op": "transpose", "dims": list(pair)})
+        if tuple(swapped) == wanted:
+            operations.append({"op": "transpose", "dims": list(pair)})
     if len(shape) == 3:
-        found += [
+        operations += [
             {"op": "permute", "dims": list(order)}
             for order in ((1, 2, 0), (2, 0, 1))
-            if tuple(shape[each] for each in order) == made
+            if tuple(shape[dim] for dim in order) == wanted
         ]
-    if shape != made:
-        found.append({"op": "reshape", "sizes": list(made)})
-    return found
+    if shape != wanted:
+        operations.append({"op": "reshape", "sizes": list(wanted)})
+    return operations
 
 
 def _joins(shape: tuple[int, ...], rank: int, patterns: int, sources: int) -> list[Rule]:
-    """Several sources, one target; a transposition may follow."""
-    found: list[Rule] = []
+    """Return operations from several sources to one target; a transposition may follow."""
     if rank == len(shape):
-        found += [{"op": "concat", "dim": dim} for dim in range(rank)]
-    elif patterns == 1:
-        found.append({"op": "stack", "dim": 0})
-    elif sources > patterns:
-        found += [{"op": "stack_concat", "dims": [0, dim]} for dim in range(1, rank)]
+        operations: list[Rule] = [{"op": "concat", "dim": dim} for dim in range(rank)]
+    elif sources > patterns > 1:
+        operations = [{"op": "stack_concat", "dims": [0, dim]} for dim in range(1, rank)]
     else:
-        found.append({"op": "stack", "dim": 0})
-    turned = [{**each, "then": [{"op": "transpose", "dims": [-2, -1]}]} for each in found]
-    return found + (turned if rank > 1 else [])
+        operations = [{"op": "stack", "dim": 0}]
+    then = {"then": [{"op": "transpose", "dims": [-2, -1]}]}
+    return operations + [{**operation, **then} for operation in operations if rank > 1]
 
 
-def _cuts(shapes: list[tuple[int, ...]], made: list[tuple[int, ...]]) -> list[Rule]:
-    """One source, several targets."""
-    if len(shapes) != 1:
+def _cuts(shapes: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> list[Rule]:
+    """Return operations from one source to several targets."""
+    if len(shapes) != 1 or any(len(shape) != len(shapes[0]) for shape in wanted):
         return []
-    found: list[Rule] = []
-    for dim in range(len(shapes[0])):
-        if any(len(each) != len(shapes[0]) for each in made):
-            break
-        sizes = [each[dim] for each in made]
-        if sum(sizes) == shapes[0][dim]:
-            equal = len(set(sizes)) == 1
-            found.append({"op": "split", "dim": dim, **({} if equal else {"sizes": sizes})})
-    return found
+    operations: list[Rule] = []
+    for dim, extent in enumerate(shapes[0]):
+        sizes = [shape[dim] for shape in wanted]
+        if sum(sizes) == extent:
+            is_even = len(set(sizes)) == 1
+            operations.append({"op": "split", "dim": dim, **({} if is_even else {"sizes": sizes})})
+    return operations

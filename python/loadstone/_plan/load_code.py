@@ -37,8 +37,10 @@ def has_code(model: _Module, core: _core.Plan | None = None) -> bool:
     Code of torch's batch norms only adds the counter that old checkpoints lack. So it counts
     only if ``core``, a plan without that code, reports a missing counter.
     """
-    missing = (each for each in core.findings if each.code == "plan.missing") if core else ()
-    counts = any(each.target.endswith("num_batches_tracked") for each in missing)
+    counts = any(
+        finding.code == "plan.missing" and finding.target.endswith("num_batches_tracked")
+        for finding in (core.findings if core else ())
+    )
     modules = (module for module in model.modules() if counts or not _is_batch_norm(module))
     return is_overridden(model) or any(_has_code(module) for module in modules)
 
@@ -57,7 +59,7 @@ def _has_code(module: _Module) -> bool:
 def is_filled(module: _Module) -> bool:
     """Return whether an adapter fills the layer and replaces its code."""
     name = type(module).__module__
-    return any(name in each.filled_modules for each in ADAPTERS.values())
+    return any(name in adapter.filled_modules for adapter in ADAPTERS.values())
 
 
 def refusal(path: str, module: _Module, reason: str) -> _core.Finding:
@@ -76,7 +78,7 @@ def _hooks(module: _Module) -> list[Any]:
     """Return the hooks with an effect that a load does not have anyway."""
     hooks = [*module._load_state_dict_pre_hooks.values()]
     hooks += module._load_state_dict_post_hooks.values()
-    return [each for each in hooks if not _module_of(each).startswith(_IGNORED)]
+    return [hook for hook in hooks if not _module_of(hook).startswith(_IGNORED)]
 
 
 def _hook_name(hook: Any) -> str:

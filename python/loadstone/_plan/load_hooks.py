@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,6 @@ from loadstone._files.catalog import Catalog
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import named_modules, saved_path
 from loadstone._model.targets import SAVED, planned_targets
-from loadstone._model.walk import TensorSlot
 from loadstone._plan.extra_state import ExtraState
 from loadstone._plan.load_code import LOAD_HOOK, is_filled, is_overridden, is_own, refusal
 from loadstone._plan.own_symbol import OwnSymbol, WholeSymbol
@@ -106,7 +105,7 @@ class LoadHookTracer:
         self.model = model
         self.catalog = catalog
         self.core = core
-        self.targets = {each.name: each for each in planned_targets(core)}
+        self.targets = {target.name: target for target in planned_targets(core)}
         for slot in slots_of(model):  # code sees whole tensors; the plan cuts them
             if slot.shard is not None and slot.name in self.targets:
                 whole = dataclasses.replace(self.targets[slot.name], shape=slot.shape)
@@ -122,7 +121,7 @@ class LoadHookTracer:
     def run(self) -> _core.Finding | None:
         """Return the finding that rejects the code, or ``None``."""
         try:
-            copy = stand_in(self.model, self._own)
+            copy = stand_in(self.model, lambda slot: OwnSymbol(self.trace, slot, self.copied))
         except Exception as error:
             reason = f"it cannot be copied to be examined ({type(error).__name__}: {error})"
             return refusal("", self.model, reason)
@@ -130,11 +129,11 @@ class LoadHookTracer:
         modules = dict(copy.named_modules())
         before = {path: _attributes(module) for path, module in modules.items()}
         own = {path: _attributes(module) for path, module in self.model.named_modules()}
-        found, failure = None, None
+        keys, failure = None, None
         writes = Writes(self.model)
         try:
             with writes, torch.no_grad():
-                found = copy.load_state_dict(self.symbols.copy(), strict=False)
+                keys = copy.load_state_dict(self.symbols.copy(), strict=False)
         except Exception as error:
             failure = self._refusal(error)
         for refused in (*writes.refused, *self.trace.refused):  # the code may have caught it
@@ -147,45 +146,38 @@ class LoadHookTracer:
                 return self._finding_at(path, "it would change the module")
         if failure is not None:
             return failure
-        self._note_unused(found)
+        self._note_unused(keys)
         return None
 
-    def _note_unused(self, found: Any) -> None:
+    def _note_unused(self, keys: Any) -> None:
         """Record missing and unexpected names; an override may have handled only some names."""
         if not is_overridden(self.model):
-            self.missing = [saved_path(self.model, name) for name in found.missing_keys]
-            unexpected = (saved_path(self.model, name) for name in found.unexpected_keys)
+            self.missing = [saved_path(self.model, name) for name in keys.missing_keys]
+            unexpected = (saved_path(self.model, name) for name in keys.unexpected_keys)
             self.unexpected = [n for n in unexpected if not n.startswith(self.filled_prefixes)]
             return
         self.missing = [name for name in self.targets if name not in self.copied]
-        values = [*self.extra.values(), *(each for taken in self.copied.values() for each in taken)]
-        used = set(sources_of(symbols_in(values)))
-        given = self.symbols.state.items()
-        self.unexpected = [name for name, symbol in given if symbol.source not in used]
-
-    def _own(self, slot: TensorSlot) -> torch.Tensor:
-        return OwnSymbol(self.trace, slot, self.copied)
+        copies = (value for values in self.copied.values() for value in values)
+        used = set(sources_of(symbols_in([*self.extra.values(), *copies])))
+        state = self.symbols.state.items()
+        self.unexpected = [name for name, symbol in state if symbol.source not in used]
 
     def _prepare(self, copy: _Module) -> tuple[str, ...]:
         """Remove modules that an adapter fills and return their prefixes; record extra state."""
-        filled = []
+        prefixes = []
         for path, module in list(copy.named_modules()):
             if is_filled(module) and path:
                 owner, _, leaf = path.rpartition(".")
                 copy.get_submodule(owner)._modules[leaf] = _Module()
-                filled.append(f"{saved_path(copy, path)}.")
+                prefixes.append(f"{saved_path(copy, path)}.")
             elif is_own(module, "set_extra_state"):
-                note = types.MethodType(self._note_extra, saved_path(copy, path))
+                note = types.MethodType(self.extra.__setitem__, saved_path(copy, path))
                 module.__dict__["set_extra_state"] = note
-        return tuple(filled)
-
-    def _note_extra(self, *noted: Any) -> None:
-        path, state = noted
-        self.extra[path] = state
+        return tuple(prefixes)
 
     def _refusal(self, error: Exception) -> _core.Finding:
         """Name the module of the innermost call that has a ``prefix``."""
-        codes = {each.code for each in self.core.findings if each.severity == "error"}
+        codes = {finding.code for finding in self.core.findings if finding.severity == "error"}
         if "size mismatch for" in str(error) and codes - {"plan.missing", "plan.unexpected"}:
             raise _ShapesDifferError from error
         path, frames = "", error.__traceback__
@@ -204,26 +196,26 @@ class LoadHookTracer:
             return refusal("", self.model, reason)
 
     def effect(self, missing: str | Mapping[str, str]) -> Effect | None:
-        made = Effect()
+        effect = Effect()
         try:
-            changed = self._add_recipes(made)
+            changed = self._add_recipes(effect)
         except Error as error:
             reason = f"{error.tensor}: {error.message}"
             return Effect([self._finding_at(error.tensor.rpartition(".")[0], reason)])
         extra, findings = self._extra_state(missing)
-        made.extra, made.findings = ExtraState(self.catalog, extra) if extra else None, findings
-        absent = {each.target for each in self.core.findings if each.code == "plan.missing"}
-        made.kept |= absent - {*self.missing, *changed}
+        effect.extra, effect.findings = ExtraState(self.catalog, extra) if extra else None, findings
+        absent = {finding.target for finding in self._reported("plan.missing")}
+        effect.kept |= absent - {*self.missing, *changed}
         if changed:
-            made.recipes = self.trace.finish()
-        left = self._unexpected()
-        if made.dropped or {source for _, source in left} != self._reported_unexpected():
-            made.unexpected = left
-        elif not (changed or made.kept or extra or findings):
+            effect.recipes = self.trace.finish()
+        unexpected = self._unexpected()
+        if effect.dropped or {key for _, key in unexpected} != self._reported_unexpected():
+            effect.unexpected = unexpected
+        elif not (changed or effect.kept or extra or findings):
             return None
-        return made
+        return effect
 
-    def _add_recipes(self, made: Effect) -> set[str]:
+    def _add_recipes(self, effect: Effect) -> set[str]:
         """Add a recipe for each tensor that is not copied unchanged; return their names."""
         changed: dict[str, torch.Tensor] = {}
         plain: dict[str, Symbol] = {}
@@ -233,17 +225,17 @@ class LoadHookTracer:
         for name, names in groups.items():
             if name.startswith(self.filled_prefixes):
                 continue
-            given = [self.symbols.state[each] for each in names if each in self.symbols.state]
-            taken = self.copied.get(name, [])
-            if given and taken and _is_same(taken[-1], given[0]):
-                plain[name] = given[0]
+            symbols = [self.symbols.state[key] for key in names if key in self.symbols.state]
+            copies = self.copied.get(name, [])
+            if symbols and copies and _is_same(copies[-1], symbols[0]):
+                plain[name] = symbols[0]
                 continue
-            if taken and self._needs_recipe(name, taken[-1]):
-                changed[name] = taken[-1]
-            elif taken:  # the model's own value, even if the checkpoint has one
-                made.kept |= {name}
-            for symbol in given:
-                made.dropped += self.symbols.sources_of(symbol)
+            if copies and self._needs_recipe(name, copies[-1]):
+                changed[name] = copies[-1]
+            elif copies:  # the model's own value, even if the checkpoint has one
+                effect.kept |= {name}
+            for symbol in symbols:
+                effect.dropped += self.symbols.sources_of(symbol)
         changed |= self._read_by(changed.values(), plain)
         for name, value in changed.items():
             self.trace.add(name, value)
@@ -254,15 +246,15 @@ class LoadHookTracer:
     ) -> dict[str, Symbol]:
         """Return unchanged tensors whose sources recipes read: the core would not match them."""
         read = set(sources_of(symbols_in(list(values))))
-        found = {}
+        shared = {}
         for name, symbol in plain.items():
             if read.isdisjoint(self.symbols.sources_of(symbol)):
                 continue
             if isinstance(symbol, WholeSymbol):
-                what = "it would use one of the several tensors that this one is made of"
-                raise make(LOAD_HOOK, what, tensor=name)
-            found[name] = symbol
-        return found
+                message = "it would use one of the several tensors that this one is made of"
+                raise make(LOAD_HOOK, message, tensor=name)
+            shared[name] = symbol
+        return shared
 
     def _groups(self) -> dict[str, list[str]]:
         """Return the roots of saved tensors, each with all its names."""
@@ -283,8 +275,8 @@ class LoadHookTracer:
                 tensor=name,
             )
         if isinstance(value, WholeSymbol) or value.is_meta:
-            what = f"it would give it {value!r}, which is no tensor of the checkpoint"
-            raise make(LOAD_HOOK, what, tensor=name)
+            message = f"it would give it {value!r}, which is no tensor of the checkpoint"
+            raise make(LOAD_HOOK, message, tensor=name)
         return True
 
     def _extra_state(self, missing: Any) -> tuple[dict[str, str], list[_core.Finding]]:
@@ -297,45 +289,47 @@ class LoadHookTracer:
             name = f"{path}._extra_state".lstrip(".")
             state = self.extra.get(path)
             source = self.symbols.whole_source(state) if isinstance(state, Symbol) else None
-            message = ""
+            problem = ""
             if name in self.symbols.objects:
-                message = "is no tensor in the checkpoint, and cannot be loaded"
+                problem = "is no tensor in the checkpoint, and cannot be loaded"
             elif source is not None:
                 extra[path] = source
             elif state is not None:
-                message = "is made of tensors of the checkpoint by a hook, and cannot be loaded"
+                problem = "is made of tensors of the checkpoint by a hook, and cannot be loaded"
             elif name in self.missing and policies_of([name], missing, {})[name] == "error":
-                message = "is not in the checkpoint"
-            if message:
-                what = f"the extra state of '{path}' ({type(module).__name__}.set_extra_state)"
+                problem = "is not in the checkpoint"
+            if problem:
+                owner = f"the extra state of '{path}' ({type(module).__name__}.set_extra_state)"
                 hint = "load this model with load_state_dict"
-                code = "plan.extra_state"
-                findings.append(_core.Finding("error", code, name, [], f"{what} {message}", hint))
+                message, code = f"{owner} {problem}", "plan.extra_state"
+                findings.append(_core.Finding("error", code, name, [], message, hint))
         return extra, findings
 
     def _reported_unexpected(self) -> set[str]:
-        findings = (each for each in self.core.findings if each.code == "plan.unexpected")
-        return {name for each in findings for name in each.sources}
+        return {key for finding in self._reported("plan.unexpected") for key in finding.sources}
+
+    def _reported(self, code: str) -> Iterator[_core.Finding]:
+        return (finding for finding in self.core.findings if finding.code == code)
 
     def _unexpected(self) -> list[tuple[str, str]]:
         """Return unexpected names, without components of quantized tensors."""
         reported = self._reported_unexpected()
-        found = []
+        unexpected = []
         for name in dict.fromkeys(self.unexpected):
             symbol = self.symbols.state.get(name)
             sources = self.symbols.sources_of(symbol) if symbol is not None else [name]
             if symbol is None or not reported.isdisjoint(sources):
-                found.append((name, sources[0]))
-        return found
+                unexpected.append((name, sources[0]))
+        return unexpected
 
 
 def _attributes(module: _Module) -> dict[str, Any]:
-    own: dict[str, Any] = {name: id(value) for name, value in vars(module).items()}
+    attributes: dict[str, Any] = {name: id(value) for name, value in vars(module).items()}
     for registry in _REGISTRIES:
-        own[registry] = [
+        attributes[registry] = [
             (name, id(value), *_form(value)) for name, value in getattr(module, registry).items()
         ]
-    return own
+    return attributes
 
 
 def _form(value: Any) -> tuple[Any, ...]:

@@ -50,21 +50,18 @@ class ModelTargets:
     whole_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def of_memory(self, targets: Sequence[PlannedTarget], in_place: bool) -> list[_core.Finding]:
-        found = list(overlap.findings(self.overlapping, targets)) if self.overlapping else []
-        return [*found, *self._written_in_place()] if in_place else found
+        findings = list(overlap.findings(self.overlapping, targets)) if self.overlapping else []
+        real = [slot for slot in self.slots if slot.kind in SAVED and not slot.tensor.is_meta]
+        if in_place and real:
+            message = (
+                f"the memory of {len(real)} parameters and buffers is written in place; if the "
+                "load fails they are left half-written"
+            )
+            findings.append(_core.Finding("info", "plan.in_place", real[0].name, [], message))
+        return findings
 
     def held(self) -> set[str]:
         return {slot.name for slot in self.slots if not slot.tensor.is_meta}
-
-    def _written_in_place(self) -> list[_core.Finding]:
-        real = [slot for slot in self.slots if slot.kind in SAVED and not slot.tensor.is_meta]
-        if not real:
-            return []
-        message = (
-            f"the memory of {len(real)} parameters and buffers is written in place; if the load "
-            "fails they are left half-written"
-        )
-        return [_core.Finding("info", "plan.in_place", real[0].name, [], message)]
 
 
 def targets_of(model: Any) -> ModelTargets:

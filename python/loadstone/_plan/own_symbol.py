@@ -101,6 +101,6 @@ class OwnSymbol(Symbol):
                 return cls(first.tracer, first.slot, first.copied, is_place)
         if packet in _operations.READS_VALUES or packet in _operations.FORM_ONLY:
             return _operations.run(func, args, kwargs or {})
-        own: list[Symbol] = [each for each in args if isinstance(each, OwnSymbol)]
+        own: list[Symbol] = [symbol for symbol in args if isinstance(symbol, OwnSymbol)]
         why = "is the model's own: a hook may hand it on, and neither change nor compute with it"
         raise refusal("plan.untraceable", packet.__name__, own, why)

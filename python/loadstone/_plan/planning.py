@@ -18,13 +18,13 @@ from loadstone._model import modules
 from loadstone._model.ranks import local_ranks, mesh_device
 from loadstone._plan import load_hooks, ties
 from loadstone._plan.extensions import TargetExtension
+from loadstone._plan.from_adapters import extend
 from loadstone._plan.load_code import has_code
 from loadstone._plan.load_hooks import Effect
 from loadstone._plan.model_memory import held_bytes
 from loadstone._plan.model_targets import ModelTargets, targets_of
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.policies import missing_policies
-from loadstone._plan.quantization import Quantization
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.rules import Rules, rules_or_recipes
 from loadstone._plan.shared_read import SharedReadPlan
@@ -41,6 +41,7 @@ def make_plan(
     rules: Rules | None = None,
     dtype: Any = None,
     device_map: Any = None,
+    maps_tensors: bool = False,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     missing: str | Mapping[str, str] = "error",
@@ -49,7 +50,7 @@ def make_plan(
     threads: int | None = None,
     allow_non_finite: bool = True,
     initialises: bool = False,
-    quantize: Mapping[str, Quantization] | None = None,
+    quantize: Any = None,
     strip_prefix: str | Sequence[str] = (),
     runs_hooks: bool = False,
     in_place: bool = False,
@@ -59,22 +60,23 @@ def make_plan(
     """Plan as :func:`loadstone.plan`, for an open checkpoint and recipes of an adapter.
 
     Args:
+        maps_tensors: ``device_map`` has the device of every tensor.
         missing_of: policies of single targets, by name.
-        quantize: targets that become :class:`loadstone._execute.execute.Parts`.
         allow_non_finite: the default, because libraries quantize NaN too.
         initialises: the caller runs the initialisers itself.
         runs_hooks: hooks and overrides of ``load_state_dict`` take effect.
         options: for the core: ``mmap`` ...; with ``allows_unknown_modules`` an unknown module in a
             device map is only a warning.
     """
-    derived, merged = adapter_recipes or AdapterRecipes(None), adapters or MergedAdapters()
-    model_targets = _expanded_targets(model, derived, merged.keeps_ties, quantize or {})
+    derived = extend(adapter_recipes, model, catalog, dtype, quantize)
+    merged = adapters or MergedAdapters()
+    model_targets = _expanded_targets(model, derived, merged.keeps_ties, unexpected)
     if model_targets.keeps_dtypes and dtype != "auto":
         dtype = None
-    model_targets.findings += derived.findings + derived.unexpected_findings(unexpected)
     default, patterns = missing_policies(missing)
     policy_of = dict.fromkeys(model_targets.not_in_state_dict, "keep") | dict(missing_of or {})
     prefixes, (text, recipes) = _prefixes(strip_prefix), rules_or_recipes(rules, catalog._core)
+    extensions, effect = list(derived.extensions), None
     make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
         merged.join_behind(catalog),
@@ -94,13 +96,12 @@ def make_plan(
         quantize=[(name, *astuple(encoding)) for name, encoding in model_targets.quantize.items()],
         adapters=list(merged.rows),
         tie=merged.tie,
-        **_devices(model_targets, device_map, max_memory),
+        **_devices(model_targets, device_map, max_memory, extensions if maps_tensors else ()),
         **options,
     )
     recipes = recipes or derived.recipes
     rest = {"missing_of": list(policy_of.items()), "unexpected": unexpected, "recipes": recipes}
     core = make_core(model_targets.targets, **rest)
-    extensions, effect = list(derived.extensions), None
     if runs_hooks and recipes is None:
         effect = _effect_of_hooks(model_targets, catalog, core, text, prefixes, missing)
     if effect is not None:
@@ -109,20 +110,19 @@ def make_plan(
         rest = {"missing_of": list(policy_of.items()), **effect.arguments(unexpected)}
         core = make_core(model_targets.targets, **rest)
         extensions += [] if effect.extra is None else [effect.extra]
-    core_of = functools.partial(make_core, **rest)
-    shared_read = _shared_read(core_of, model_targets, catalog) if read_once else None
+    shared_read = _shared_read(make_core, rest, model_targets, catalog) if read_once else None
     policies = set() if initialises else {default, *policy_of.values(), *dict(patterns).values()}
     return _finished(core, model_targets, extensions, in_place, shared_read, policies)
 
 
 def _expanded_targets(
-    model: Any, derived: AdapterRecipes, keeps_ties: bool, quantize: Mapping[str, Quantization]
+    model: Any, derived: AdapterRecipes, keeps_ties: bool, unexpected: str
 ) -> ModelTargets:
     model_targets = targets_of(model)
     derived.adjust(model_targets.targets, keeps_ties)
-    model_targets.quantize = dict(quantize)
     for extension in derived.extensions:
         extension.expand(model_targets)
+    model_targets.findings += derived.findings + derived.unexpected_findings(unexpected)
     return model_targets
 
 
@@ -143,8 +143,13 @@ def _effect_of_hooks(
 
 
 def _devices(
-    model_targets: ModelTargets, device_map: Any, max_memory: Mapping[Any, int | str] | None
+    model_targets: ModelTargets,
+    device_map: Any,
+    max_memory: Mapping[Any, int | str] | None,
+    extensions: Sequence[TargetExtension],
 ) -> dict[str, Any]:
+    for extension in extensions:
+        device_map = extension.devices(device_map)
     if device_map is None:
         device_map = mesh_device(
             slot.shard for slot in model_targets.slots if slot.shard is not None
@@ -162,14 +167,17 @@ def _devices(
 
 
 def _shared_read(
-    core_of: Callable[..., _core.Plan], model_targets: ModelTargets, catalog: Catalog
+    make_core: Callable[..., _core.Plan],
+    arguments: Mapping[str, Any],
+    model_targets: ModelTargets,
+    catalog: Catalog,
 ) -> SharedReadPlan:
     """Plan the same load for whole tensors, which ranks read for each other."""
     if model_targets.module is None:
         message = "ranks that read together need the model, not a file about it"
         raise make("plan.options", message, field="read_once")
     whole_tensors = [target.whole() for target in model_targets.targets]
-    shared_read = SharedReadPlan(core_of(whole_tensors), catalog)
+    shared_read = SharedReadPlan(make_core(whole_tensors, **arguments), catalog)
     shared_read.require_possible()
     return shared_read
 

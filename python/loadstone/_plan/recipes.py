@@ -48,7 +48,7 @@ class AdapterRecipes:
                 name = parent
             return name
 
-        ties = {each.name: each.tie_of or "" for each in targets if each.tie_of}
+        ties = {target.name: target.tie_of for target in targets if target.tie_of}
         if not (ties or self.ties or self.untied or self.dtypes):
             return
         for pair in (*ties.items(), *self.ties.items()):
@@ -73,7 +73,9 @@ class AdapterRecipes:
         """Tie names again, although the checkpoint has a value for each."""
         untied, self.untied = self.untied, {}
         self.findings = [
-            each for each in self.findings if each.code != "plan.tie" or each.target not in untied
+            finding
+            for finding in self.findings
+            if finding.code != "plan.tie" or finding.target not in untied
         ]
 
     def unexpected_findings(self, policy: str) -> list[_core.Finding]:

@@ -34,14 +34,14 @@ class SharedReadPlan:
         self._files = [_identity(catalog._core.root, shard) for shard in catalog._core.shards]
 
     def _in_file_order(self, catalog: Catalog) -> list[int]:
-        places = {name: (each.shard, each.offset_begin) for name, each in catalog.tensors.items()}
+        places = {name: (info.shard, info.offset_begin) for name, info in catalog.tensors.items()}
         none = ("", 0)  # adapters and empty tensors
 
         def place(index: int) -> tuple[str, int]:
-            found = (places.get(name, none) for name in self.targets[index].sources)
-            return min(found, default=none)
+            sources = self.targets[index].sources
+            return min((places.get(name, none) for name in sources), default=none)
 
-        read = (index for index, each in enumerate(self.targets) if _is_read(each))
+        read = (index for index, target in enumerate(self.targets) if _is_read(target))
         return sorted(read, key=place)
 
     def require_possible(self) -> None:
@@ -73,7 +73,9 @@ class SharedReadPlan:
     def terms(self) -> dict[str, Any]:
         return {
             "the checkpoint's files": self._files,
-            "the model's tensors": [(each.name, each.shape, each.dtype) for each in self.targets],
+            "the model's tensors": [
+                (target.name, target.shape, target.dtype) for target in self.targets
+            ],
             "the ways in which tensors are made": self._digest(),
         }
 
@@ -82,8 +84,8 @@ class SharedReadPlan:
         plan = json.loads(self.core.to_json())
         for target in plan["targets"]:
             target.pop("device")
-        made = {key: plan.get(key) for key in ("sources", "targets", "decodings")}
-        return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+        recipes = {key: plan.get(key) for key in ("sources", "targets", "decodings")}
+        return hashlib.sha256(json.dumps(recipes, sort_keys=True).encode()).hexdigest()
 
 
 def _is_read(target: PlannedTarget) -> bool:
@@ -95,10 +97,10 @@ def _identity(root: str, shard: str) -> tuple[Any, ...]:
     if _core.is_remote(root):
         return (root, shard)
     try:
-        found = Path(root, shard).stat()
+        status = Path(root, shard).stat()
     except OSError:  # a part of a joined checkpoint
         return (root, shard)
-    return (shard, found.st_ino, found.st_size, found.st_mtime_ns)
+    return (shard, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def require_group() -> None:
@@ -111,7 +113,5 @@ def require_group() -> None:
     except RuntimeError:
         message = "ranks that read together exchange memory of the host"
         expected = "a process group for it, such as 'cpu:gloo,cuda:nccl'"
-        found = dist.get_backend()
-        raise make(
-            "plan.options", message, field="read_once", found=found, expected=expected
-        ) from None
+        where = {"field": "read_once", "found": dist.get_backend(), "expected": expected}
+        raise make("plan.options", message, **where) from None

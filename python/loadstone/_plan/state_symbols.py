@@ -36,14 +36,17 @@ class StateSymbols:
         self._whole: dict[int, str] = {}
         for name, shape, dtype, sources, is_whole in _rows(catalog, rules):
             planned = targets.get(name)
-            is_numbers = planned is not None and planned.origin == "checkpoint"
-            if planned is not None and is_numbers and planned.shape != shape:
+            is_read = planned is not None and planned.origin == "checkpoint"
+            if planned is not None and is_read and planned.shape != shape:
                 shape, dtype, is_whole = planned.shape, planned.dtype, False
-            symbol = trace.source(sources[0]) if is_whole else _whole(trace, shape, dtype, name)
+            if is_whole:
+                symbol: Symbol = trace.source(sources[0])
+                self._whole[symbol.value] = sources[0]
+            else:
+                form = trace.form(shape, torch_dtype(dtype) if is_dtype(dtype) else torch.uint8)
+                symbol = WholeSymbol(trace, -1, form, (), name)
             self.state[name] = symbol
             self._sources[id(symbol)] = sources
-            if is_whole:
-                self._whole[symbol.value] = sources[0]
         modules, objects = read_metadata(catalog)
         self.objects = frozenset(objects)
         self._metadata = modules and _renamed(modules, catalog, self.state)
@@ -61,11 +64,6 @@ class StateSymbols:
     def whole_source(self, symbol: Symbol) -> str | None:
         """Return the tensor of the checkpoint if the value is that tensor, unchanged."""
         return self._whole.get(symbol.value)
-
-
-def _whole(trace: Trace, shape: tuple[int, ...], dtype: str, name: str) -> WholeSymbol:
-    kind = torch_dtype(dtype) if is_dtype(dtype) else torch.uint8
-    return WholeSymbol(trace, -1, trace.form(shape, kind), (), name)
 
 
 def _rows(catalog: Catalog, rules: str) -> Iterator[_Row]:
@@ -86,8 +84,8 @@ def _after_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
         threads=1,
         allow_non_finite=True,
     )
-    made = json.loads(conversion.to_json())["tensors"]
-    targets = [_core.Target(name, row["shape"], row["dtype"]) for name, row in made.items()]
+    tensors = json.loads(conversion.to_json())["tensors"]
+    targets = [_core.Target(name, row["shape"], row["dtype"]) for name, row in tensors.items()]
     options = {"rules": rules, "missing": "zeros", "unexpected": "ignore"}
     plan = _core.make_plan(catalog._core, targets=targets, values_known=False, **options)
     document = json.loads(plan.to_json())
@@ -113,4 +111,4 @@ def _renamed(
     """Remove the prefix from module paths that a rule removed from all names."""
     first, name = next(iter(catalog.tensors), ""), next(iter(state), "")
     prefix = first.removesuffix(name) if first.endswith(name) else ""
-    return {path.removeprefix(prefix): own for path, own in modules.items()}
+    return {path.removeprefix(prefix): entry for path, entry in modules.items()}

@@ -52,12 +52,12 @@ def untied_by(
     """Return tied names that the plan loads as separate tensors, with their roots."""
     own = {target.name for target in targets if target.origin != "tie"}
     return {
-        each.target: each.sources[0]
-        for each in findings
-        if each.code == "plan.tie" and each.message.endswith(_BOTH) and each.target in own
+        finding.target: finding.sources[0]
+        for finding in findings
+        if finding.code == "plan.tie" and finding.message.endswith(_BOTH) and finding.target in own
     }
 
 
 def may_split(targets: Sequence[PlannedTarget], findings: Sequence[_core.Finding]) -> bool:
-    is_merged = any(each.code == "merge.tie" for each in findings)
+    is_merged = any(finding.code == "merge.tie" for finding in findings)
     return is_merged or bool(untied_by(targets, findings))

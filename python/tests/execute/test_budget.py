@@ -19,6 +19,7 @@ import pytest
 from budget_files import LISTS, MIB, Stored, write_tensors
 from codec_gguf import ALIGNMENT, block_size, type_number
 from command import run
+from quantize_targets import quantizing
 
 import loadstone
 from loadstone import Quantization
@@ -171,13 +172,12 @@ def planned(load: Load, folder: Path) -> Path:
     write = write_safetensors if load.source in SOURCES[:6] else write_gguf
     checkpoint = write(load, folder)
     encoding, _, nested = load.quantize.partition(" ")
-    how = Quantization(encoding, nested=bool(nested)) if load.quantize else None
+    how = Quantization(encoding, nested=bool(nested))
     plan = make_plan(
         write_skeleton(load, folder / "skeleton.json"),
         loadstone.inspect(checkpoint),
-        None,
+        quantizing(names(load), how) if load.quantize else None,
         rules=[RULES[load.layout]] if load.layout else None,
-        quantize=dict.fromkeys(names(load), how) if how is not None else None,
         staging_bytes_max=load.staging,
         threads=load.threads,
     )

@@ -17,6 +17,7 @@ import torch
 from codec_files import CODECS
 from compare import same
 from fake_devices import FakeDevices
+from quantize_targets import quantizing
 
 import loadstone
 from loadstone import Quantization, _core
@@ -238,9 +239,8 @@ def _quantizing(path: Path, encoding: str, device: str, dialect: str) -> Any:
     from loadstone._plan.planning import make_plan
 
     wanted = Quantization(encoding, dialect=dialect)
-    quantize = {f"blocks.{i}.weight": wanted for i in range(4)}
-    catalog = loadstone.inspect(path)
-    return make_plan(skeleton(), catalog, None, device_map=device, quantize=quantize)
+    recipes = quantizing((f"blocks.{i}.weight" for i in range(4)), wanted)
+    return make_plan(skeleton(), loadstone.inspect(path), recipes, device_map=device)
 
 
 FAILURES = [

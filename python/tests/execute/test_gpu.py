@@ -15,6 +15,7 @@ import torch
 from codec_files import CODECS
 from compare import same
 from gpu_marks import MARKS
+from quantize_targets import quantizing
 
 import loadstone
 from loadstone import Quantization
@@ -104,10 +105,8 @@ def test_many_small_tensors(tmp_path: Path) -> None:
 
 def parts(path: Path, device: str, dialect: str, nested: bool) -> list[Any]:
     wanted = Quantization("nf4", dialect=dialect, nested=nested)
-    quantize = {f"layers.{i}.weight": wanted for i in range(6)}
-    plan = make_plan(
-        skeleton(), loadstone.inspect(path), None, device_map=device, quantize=quantize
-    )
+    recipes = quantizing((f"layers.{i}.weight" for i in range(6)), wanted)
+    plan = make_plan(skeleton(), loadstone.inspect(path), recipes, device_map=device)
     values = execute.read_values(plan, skeleton()).values
     return [each for each in values if isinstance(each, execute.Parts)]
 

@@ -117,18 +117,12 @@ def test_buffers_stay_in_memory_unless_they_are_offloaded() -> None:
 class Failing(TargetExtension):
     """Replace a layer, then fail; the load restores the layer."""
 
-    def installation(self, model: Any, *_: Any) -> Any:
-        before = model[1]
+    def prepare(self, model: Any, *_: Any) -> Any:
+        def install() -> None:
+            model[1] = torch.nn.Identity()
+            raise RuntimeError("half-way")
 
-        class Swap:
-            def install(self) -> None:
-                model[1] = torch.nn.Identity()
-                raise RuntimeError("half-way")
-
-            def undo(self) -> None:
-                model[1] = before
-
-        return Swap()
+        return install
 
 
 def test_a_failed_installation_leaves_the_model_as_it_was(file: Path, tmp_path: Path) -> None:

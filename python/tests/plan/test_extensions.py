@@ -51,9 +51,15 @@ class Negated(TargetExtension):
     def before_read(self):
         self.calls.append("before_read")
 
-    def installation(self, model, targets, values, offload):
+    def prepare(self, model, targets, values, offload):
         at = [target.name for target in targets].index(self.source)
-        return Installation(model, self.name, -values[at])
+        value = torch.nn.Parameter(-values[at])
+        path, _, leaf = self.name.rpartition(".")
+
+        def install():
+            model.get_submodule(path)._parameters[leaf] = value
+
+        return install
 
     def add_provenance(self, model, provenance):
         entry = provenance.pop(self.source)
@@ -61,24 +67,6 @@ class Negated(TargetExtension):
 
     def require_savable(self, is_pickled):
         raise TypeError("tied to its model")
-
-
-@dataclasses.dataclass
-class Installation:
-    model: torch.nn.Module
-    name: str
-    value: torch.Tensor
-
-    def install(self):
-        self.before = self.model.get_parameter(self.name)
-        self._put(torch.nn.Parameter(self.value))
-
-    def undo(self):
-        self._put(self.before)
-
-    def _put(self, parameter):
-        path, _, leaf = self.name.rpartition(".")
-        self.model.get_submodule(path)._parameters[leaf] = parameter
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from codec_files import CODECS
 from command import COMMAND
 from fast_files import FAST
 
-from loadstone._adapters.sites import LIBRARIES
+from loadstone._base.adapters import ADAPTERS
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -94,10 +94,6 @@ REFUSING = {"unknown"}
 
 # Pages of adapters whose page has another name; the rest is docs/NAME.md.
 ADAPTER_PAGES = {"llama_cpp": "gguf-models", "peft": "merge", "torch": "skeleton"}
-# Adapters without a table of sites: torch is entered by public names, and llama.cpp's converter is
-# a script that no package installs, whose table test_llama_cpp.py looks at.
-# The table of vLLM is held by test_serving.py, that of SGLang by a stand-in in test_sglang.py.
-WITHOUT_SITES = {"torch", "llama_cpp", "vllm", "sglang"}
 
 
 def read(path: Path) -> str:
@@ -244,19 +240,17 @@ def lacking_of_adapter(name: str) -> list[str]:
         uses.search(read(each)) for each in tests.rglob("test_*.py") if each != Path(__file__)
     ):
         lacking.append("a test that uses it")
-    if f'"{name}"' not in read(ROOT / "tools" / "site" / "stage.py"):
-        lacking.append("ADAPTERS of tools/site/stage.py")
     project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
     if name not in project["optional-dependencies"] and name != "llama_cpp":
         lacking.append("an extra in pyproject.toml")
-    if name not in WITHOUT_SITES and name not in LIBRARIES:
-        lacking.append(f"_adapters/sites/{name}.py")
+    if name not in ADAPTERS:
+        lacking.append("a LibraryAdapter in _adapters/__init__.py")
     return lacking
 
 
 def test_every_adapter_has_its_list() -> None:
     names = adapters(ROOT / "python" / "loadstone")
-    assert names >= set(LIBRARIES)
+    assert names == ADAPTERS.keys()
     assert {name: each for name in sorted(names) if (each := lacking_of_adapter(name))} == {}
 
 
@@ -264,7 +258,7 @@ def test_an_adapter_without_its_list_is_seen(tmp_path: Path) -> None:
     (tmp_path / "keras.py").touch()
     (tmp_path / "_keras.py").touch()
     assert adapters(tmp_path) == {"keras"}
-    assert len(lacking_of_adapter("keras")) == 5
+    assert len(lacking_of_adapter("keras")) == 4
 
 
 # --- commands ------------------------------------------------------------------------------------

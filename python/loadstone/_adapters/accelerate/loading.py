@@ -111,6 +111,8 @@ def load_checkpoint_in_model(
     def finalize_offload(folder: _core.OffloadFolder, report: Report) -> None:
         _name_kept(plan)
         audit.prove(model, report)
+        for extension in plan.extensions:
+            extension.prepare_hooks(model, device_map or {})
         if device_map is not None and offload_folder is not None:
             offload.finalize_offload(model, plan, device_map, folder, offload_buffers)
             note_moved(model, report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import bitsandbytes as bnb
@@ -12,7 +12,7 @@ from loadstone._adapters.bitsandbytes import experts
 from loadstone._adapters.bitsandbytes.modules import heal_all, is_self_contained
 from loadstone._adapters.bitsandbytes.parameters import adopt
 from loadstone._model.holders import Parameters
-from loadstone._model.modules import ModuleStates, owner_of
+from loadstone._model.modules import owner_of
 
 # Outlier threshold for activations, as in LLM.int8 and in transformers.
 THRESHOLD = 6.0
@@ -66,48 +66,38 @@ def put(module: Any, leaf: str, parameter: Any) -> None:
         module.quant_state = parameter.quant_state
 
 
-class Installation:
-    """New layers, prepared before the model changes."""
+def prepare_layers(
+    model: torch.nn.Module, parameters: Mapping[str, Any], offsets: Mapping[str, torch.Tensor]
+) -> Callable[[], None]:
+    """Prepare layers that replace plain ones, and return the function that installs them.
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        parameters: Mapping[str, Any],
-        offsets: Mapping[str, torch.Tensor],
-    ) -> None:
-        self.model = model
-        self.offsets = offsets
-        self.parameters = dict(parameters)
-        self.new: dict[int, torch.nn.Module] = {}
-        self.old: list[torch.nn.Linear] = []
-        self._before = ModuleStates()
-        for name, parameter in self.parameters.items():
+    That reads and computes nothing, and should not fail.
+    """
+    plain: list[torch.nn.Linear] = []
+    layers: dict[int, torch.nn.Module] = {}
+    for name, parameter in parameters.items():
+        module = owner_of(model, name)
+        if type(module) is torch.nn.Linear and id(module) not in layers:
+            plain.append(module)
+            layers[id(module)] = replacement(module, parameter)
+
+    def install() -> None:
+        replaced = Parameters(model)
+        for name, parameter in parameters.items():
             module = owner_of(model, name)
-            if type(module) is torch.nn.Linear and id(module) not in self.new:
-                self.old.append(module)
-                self.new[id(module)] = replacement(module, parameter)
-
-    def install(self) -> None:
-        """Swap layers; reads and computes nothing, and should not fail."""
-        replaced = Parameters(self.model)
-        for module in self.model.modules():
-            self._before.keep(module)
-        for name, parameter in self.parameters.items():
-            module = owner_of(self.model, name)
-            if id(module) not in self.new:
+            if id(module) not in layers:
                 put(module, name.rpartition(".")[2], parameter)
-        for old in self.old:
-            self.new[id(old)]._parameters["bias"] = old._parameters["bias"]
-        for parent in list(self.model.modules()):
+        for linear in plain:
+            layers[id(linear)]._parameters["bias"] = linear._parameters["bias"]
+        for parent in list(model.modules()):
             for name, child in parent._modules.items():
-                if child is not None and id(child) in self.new:
-                    parent._modules[name] = self.new[id(child)]
-        if any(parameter.is_meta for parameter in self.parameters.values()):
-            prepare_hooks(self.model, self.offsets)
-        replaced.note_replaced(self.model)
+                if child is not None and id(child) in layers:
+                    parent._modules[name] = layers[id(child)]
+        if any(parameter.is_meta for parameter in parameters.values()):
+            prepare_hooks(model, offsets)
+        replaced.note_replaced(model)
 
-    def undo(self) -> None:
-        self._before.undo()
+    return install
 
 
 def moves_weights(device_map: Mapping[str, Any] | None) -> bool:

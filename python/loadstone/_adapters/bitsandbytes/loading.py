@@ -8,7 +8,7 @@ bitsandbytes parameter, created after all its components are read.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,9 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, Shape, 
 from loadstone._adapters.bitsandbytes.experts import stacks
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
 from loadstone._adapters.bitsandbytes.installing import (
-    Installation,
     moves_weights,
     prepare_hooks,
+    prepare_layers,
 )
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._adapters.bitsandbytes.stored_weights import StoredWeight, require_finite
@@ -257,15 +257,15 @@ class QuantizedWeights(TargetExtension):
             weight.nested_code = functional.create_dynamic_map().to(data.device)
         return weight
 
-    def installation(
+    def prepare(
         self,
         model: torch.nn.Module,
         targets: Sequence[PlannedTarget],
         values: Sequence[Any],
         offload: _core.OffloadFolder,
-    ) -> Installation:
+    ) -> Callable[[], None]:
         self.complete_folder(model, targets, offload)
-        return Installation(model, self.parameters(model, targets, values), self.offsets)
+        return prepare_layers(model, self.parameters(model, targets, values), self.offsets)
 
     def complete_folder(
         self,

@@ -46,9 +46,8 @@ def array_class(gguf: Any, numpy: Any) -> Any:
         @classmethod
         def _wrap_fn(cls, fn: Any, *, use_self: Any = None, meta_noop: Any = False) -> Any:
             def refused(*args: Any, **kwargs: Any) -> Any:
-                given = (use_self, *args)
-                found = next(each for each in given if isinstance(each, cls))
-                found._refuse(getattr(fn, "__name__", "an operation"))
+                array = next(value for value in (use_self, *args) if isinstance(value, cls))
+                array._refuse(getattr(fn, "__name__", "an operation"))
 
             return refused
 
@@ -64,14 +63,11 @@ def array_class(gguf: Any, numpy: Any) -> Any:
 
 def symbol_in(array: Any, array_type: Any) -> ConverterSymbol | None:
     """Return an array's symbol, or ``None``; gguf wraps quantized arrays in a lazy array."""
-    if isinstance(array, array_type):
-        found: ConverterSymbol = array.symbol
-        return found
-    is_quantized = isinstance(array, array_type.__base__) and len(array._args) == 1
-    if is_quantized and isinstance(array._args[0], array_type):
-        found = array._args[0].symbol
-        return found
-    return None
+    is_lazy = isinstance(array, array_type.__base__) and not isinstance(array, array_type)
+    if is_lazy and len(array._args) == 1:
+        array = array._args[0]
+    symbol: ConverterSymbol | None = array.symbol if isinstance(array, array_type) else None
+    return symbol
 
 
 def constant(name: str, array: Any, encoding: str, numpy: Any) -> torch.Tensor:

@@ -52,7 +52,7 @@ class Converter:
     def entered(self) -> Iterator[Converter]:
         """Install its modules in ``sys.modules``; raises ``plan.options`` if one is missing."""
         with _lock:
-            others = _taken()
+            others = _remove_modules()
             path = list(sys.path)
             sys.path[:0] = self._paths
             try:
@@ -60,11 +60,11 @@ class Converter:
                 self._check()
                 yield self
             finally:
-                _taken()
+                _remove_modules()
                 sys.modules.update(others)
-                for each in self._paths:  # the converter adds them, too
-                    while sys.path.count(each) > path.count(each):
-                        sys.path.remove(each)
+                for folder in self._paths:  # the converter adds them, too
+                    while sys.path.count(folder) > path.count(folder):
+                        sys.path.remove(folder)
 
     def module(self, name: str) -> Any:
         """Import one of its modules; valid only inside :meth:`entered`."""
@@ -74,8 +74,8 @@ class Converter:
         """Return the release of its ``gguf`` package, or "?" if it is unknown."""
         project = self.folder / "gguf-py" / "pyproject.toml"
         try:
-            said = tomllib.loads(project.read_text(encoding="utf-8"))
-            return f"gguf {said['tool']['poetry']['version']}"
+            tables = tomllib.loads(project.read_text(encoding="utf-8"))
+            return f"gguf {tables['tool']['poetry']['version']}"
         except (OSError, ValueError, KeyError, TypeError):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 return f"gguf {importlib.metadata.version('gguf')}"
@@ -99,14 +99,14 @@ class Converter:
 def converter_at(path: str | os.PathLike[str] | None) -> Converter:
     """Return the converter in a folder; ``None``: the one whose folder is in ``sys.path``."""
     if path is not None:
-        given = Path(os.fsdecode(path)).expanduser().absolute()
+        folder = Path(os.fsdecode(path)).expanduser().absolute()
         for inside in _INSIDE:
-            if (given / inside / _MARK).is_file():
-                return Converter(given / inside)
-        raise _missing(f"llama.cpp's converter is not there: no {_MARK}", given)
-    for each in sys.path:
-        if (Path(each) / _MARK).is_file():
-            return Converter(Path(each).absolute())
+            if (folder / inside / _MARK).is_file():
+                return Converter(folder / inside)
+        raise _missing(f"llama.cpp's converter is not there: no {_MARK}", folder)
+    for entry in sys.path:
+        if (Path(entry) / _MARK).is_file():
+            return Converter(Path(entry).absolute())
     raise _missing(f"llama.cpp's converter ({_MARK}) is not installed", None)
 
 
@@ -130,7 +130,7 @@ def _missing(message: str, folder: Path | None) -> Exception:
     )
 
 
-def _taken() -> dict[str, ModuleType]:
-    """Remove the modules of both packages from ``sys.modules``."""
+def _remove_modules() -> dict[str, ModuleType]:
+    """Remove the modules of both packages from ``sys.modules``, and return them."""
     names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
     return {name: sys.modules.pop(name) for name in names}

@@ -56,7 +56,7 @@ class MetadataEntry:
 
 def to_json(entries: Iterable[MetadataEntry]) -> str:
     """Return the text of ``NAME.metadata.json``, one entry per line."""
-    rows = (json.dumps(each.to_json(), ensure_ascii=False, allow_nan=False) for each in entries)
+    rows = (json.dumps(entry.to_json(), ensure_ascii=False, allow_nan=False) for entry in entries)
     head = json.dumps({"format": FORMAT, "version": VERSION})[:-1]
     return head + ', "entries": [\n' + ",\n".join(rows) + "\n]}\n"
 
@@ -69,22 +69,21 @@ def entries_of(
     Raises:
         PlanError: ``plan.conversion``: a value does not match its type, or is invalid text.
     """
-    return tuple(_entry(key, found, type_of) for key, found in pairs)
+    return tuple(_entry(key, typed, type_of) for key, typed in pairs)
 
 
-def _entry(key: str, found: Any, type_of: Callable[[Any], Any]) -> MetadataEntry:
-    kind = _TYPES[found.type.name]
+def _entry(key: str, typed: Any, type_of: Callable[[Any], Any]) -> MetadataEntry:
+    kind, value = _TYPES[typed.type.name], typed.value
     if kind != "array":
-        return MetadataEntry(key, kind, _value(key, kind, found.value))
-    value = found.value
+        return MetadataEntry(key, kind, _value(key, kind, value))
     if not isinstance(value, Sequence) or len(value) == 0:
         raise _misfit(key, "array", value)
-    if found.sub_type is not None:
-        items = _TYPES[found.sub_type.name]
+    if typed.sub_type is not None:
+        items = _TYPES[typed.sub_type.name]
     elif isinstance(value, bytes):
         items = "u8"
     else:
-        types = {type_of(each) for each in value}
+        types = {type_of(item) for item in value}
         items = _TYPES[next(iter(types)).name] if len(types) == 1 else ""
     if items in ("", "array"):
         raise make(
@@ -93,7 +92,7 @@ def _entry(key: str, found: Any, type_of: Callable[[Any], Any]) -> MetadataEntry
             field=key,
             found=repr(value)[:80],
         )
-    return MetadataEntry(key, "array", [_value(key, items, each) for each in value], items)
+    return MetadataEntry(key, "array", [_value(key, items, item) for item in value], items)
 
 
 def _value(key: str, kind: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loadstone import _core
-from loadstone._base import adapters
+from loadstone._base.adapters import resolve
 
 # Limit on the total bytes that the converter may read to compute constants.
 COMPUTED_BYTES_MAX = 16 << 20
@@ -33,8 +33,8 @@ def conversion(
 
 def trace(source: Any, **options: Any) -> Any:
     """Import and call :func:`loadstone.llama_cpp.trace`, with computed constants."""
-    traced = adapters.resolve("loadstone.llama_cpp:trace")
-    return traced(source, computed_bytes_max=COMPUTED_BYTES_MAX, **options)
+    trace_folder = resolve("loadstone.llama_cpp:trace")
+    return trace_folder(source, computed_bytes_max=COMPUTED_BYTES_MAX, **options)
 
 
 def is_model_folder(path: object) -> bool:

@@ -63,16 +63,16 @@ class GgufTraced(AdapterRecipes):
         write_text(metadata, self.metadata_json())
         return recipes, metadata
 
-    def metadata_with(self, given: Metadata | None) -> dict[str, Any]:
+    def metadata_with(self, additions: Metadata | None) -> dict[str, Any]:
         """The keys for :func:`loadstone.convert`, with those that its caller adds or replaces."""
-        entries = [each.to_json() for each in self.metadata]
-        if given is not None:
+        entries = [entry.to_json() for entry in self.metadata]
+        if additions is not None:
             try:
-                entries += json.loads(metadata_text(given))["entries"]
+                entries += json.loads(metadata_text(additions))["entries"]
             except (ValueError, TypeError, KeyError):
                 message = "no metadata as docs/formats/gguf.md has it"
                 raise make("plan.options", message, field="metadata") from None
-        return {each["key"]: each for each in entries}
+        return {entry["key"]: entry for entry in entries}
 
 
 def trace_model(
@@ -149,8 +149,8 @@ class _Run:
         base, writer = self.base, self.gguf.GGUFWriter
         prepare = base.ModelBase.prepare_metadata
 
-        def note(found: Any, path: Any = None) -> None:
-            self.writers.append(found)
+        def note(gguf_writer: Any, path: Any = None) -> None:
+            self.writers.append(gguf_writer)
 
         def prepare_plain(model: Any, vocab_only: bool) -> Any:
             if self.weights.quantized.readable:  # the output file is not quantized
@@ -213,33 +213,32 @@ class _Run:
         except ImportError as reason:
             raise needs(reason, self.converter.folder) from reason
         except Exception as reason:
-            who = self.architecture or self.folder.name
-            told = f"{type(reason).__name__}: {reason}".removesuffix(": ")
-            message = f"llama.cpp's converter fails for {who}: {told} ({self._place_of(reason)})"
+            model = self.architecture or self.folder.name
+            text = f"{type(reason).__name__}: {reason}".removesuffix(": ")
+            message = f"llama.cpp's converter fails for {model}: {text} ({self._place_of(reason)})"
             raise make("plan.conversion", message, path=str(self.folder)) from reason
 
     def _place_of(self, reason: Exception) -> str:
         """Return the innermost line of the converter's own code in a traceback."""
-        passed = traceback.extract_tb(reason.__traceback__)
-        own = [each for each in passed if Path(each.filename).is_relative_to(self.converter.folder)]
-        if not own:
-            return "outside its own code"
-        file = Path(own[-1].filename).relative_to(self.converter.folder)
-        return f"{file}:{own[-1].lineno}"
+        folder = self.converter.folder
+        for frame in reversed(traceback.extract_tb(reason.__traceback__)):
+            if Path(frame.filename).is_relative_to(folder):
+                return f"{Path(frame.filename).relative_to(folder)}:{frame.lineno}"
+        return "outside its own code"
 
 
 @contextlib.contextmanager
 def _replaced(places: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
     """Replace attributes of the converter's modules, which no other code uses, during a trace."""
-    own = [(owner, name, vars(owner)[name]) for owner, name, _ in places]
+    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in places]
     try:
-        for owner, name, stand_in in places:
+        for owner, name, replacement in places:
             is_bound = isinstance(vars(owner)[name], classmethod | staticmethod)
-            setattr(owner, name, staticmethod(stand_in) if is_bound else stand_in)
+            setattr(owner, name, staticmethod(replacement) if is_bound else replacement)
         yield
     finally:
-        for owner, name, value in own:
-            setattr(owner, name, value)
+        for owner, name, original in originals:
+            setattr(owner, name, original)
 
 
 def require_no_code(folder: Path) -> None:

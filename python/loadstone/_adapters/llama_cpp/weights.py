@@ -42,16 +42,16 @@ class ConverterSymbol(Symbol):
         """Record an operation; if boxes cannot express it, run it on values if allowed."""
         call = (func, args, kwargs or {})
         try:
-            made = cls.operate(*call)
+            result = cls.operate(*call)
         except Error as refused:
             weights: Weights = symbols_in(call[1:])[0].tracer.owner
             return weights.computed(call, refused)
-        if isinstance(made, ConverterSymbol):
-            made.call = call
-        elif isinstance(made, list | tuple):
-            for place, each in enumerate(made):
-                each.call, each.place = call, place
-        return made
+        if isinstance(result, ConverterSymbol):
+            result.call = call
+        elif isinstance(result, list | tuple):
+            for place, symbol in enumerate(result):
+                symbol.call, symbol.place = call, place
+        return result
 
     def numpy(self, **_: Any) -> Any:
         weights: Weights = self.tracer.owner
@@ -139,9 +139,9 @@ class Weights:
             raise refused
         self._require_small(symbols_in((args, kwargs)), refused)
         args, kwargs = tree_map_only(ConverterSymbol, self._value, (args, kwargs))
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         self.trace.refused.remove(refused)
-        return made
+        return result
 
     def values(self, symbol: ConverterSymbol, refused: Error) -> torch.Tensor:
         """Return a tensor's values if they may be read; else raise the error."""
@@ -163,8 +163,8 @@ class Weights:
             return self._source_value(symbol)
         func, args, kwargs = symbol.call
         args, kwargs = tree_map_only(ConverterSymbol, self._value, (args, kwargs))
-        made = func(*args, **kwargs)
-        value: torch.Tensor = made if symbol.place is None else made[symbol.place]
+        result = func(*args, **kwargs)
+        value: torch.Tensor = result if symbol.place is None else result[symbol.place]
         return value
 
     def _source_value(self, symbol: ConverterSymbol) -> torch.Tensor:

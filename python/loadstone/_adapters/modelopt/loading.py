@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.model_lock import model_lock
-from loadstone._model.modules import ModuleStates
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.from_adapters import trace
@@ -148,19 +147,30 @@ class PackedWeights(TargetExtension):
     def installed_targets(self) -> set[str]:
         return set(self.weights)
 
-    def installation(
+    def prepare(
         self,
         model: Any,
         targets: Sequence[PlannedTarget],
         values: Sequence[Any],
         offload: _core.OffloadFolder,
-    ) -> _Packing:
+    ) -> Callable[[], None]:
         parameters = [
             (weight, self._packed(weight, target, parts))
             for target, parts in zip(targets, values, strict=True)
             if (weight := self.weights.get(target.name)) is not None
         ]
-        return _Packing(parameters, self.states)
+
+        def install() -> None:
+            for weight, parameter in parameters:
+                weight.module._parameters[weight.leaf] = parameter
+            for weight, path, state in self.states:
+                quantizer = weight.quantizers[path]
+                for name, value in state.items():
+                    quantizer._buffers[name] = value
+                    quantizer._non_persistent_buffers_set.discard(name)
+                quantizer._dequantize = True
+
+        return install
 
     def _packed(self, weight: PackedTarget, target: PlannedTarget, parts: Mapping[str, Any]) -> Any:
         dtype = torch_dtype(target.dtype)
@@ -195,31 +205,6 @@ class PackedWeights(TargetExtension):
             head = (name, "constructor", "persistent_buffer", "none", ())
             item = Provenance(*head, *form, reason="set by the config of ModelOpt")
             provenance.setdefault(name, item)
-
-
-@dataclasses.dataclass
-class _Packing:
-    """Parameters and quantizer states, made before the model changes."""
-
-    parameters: list[tuple[PackedTarget, Any]]
-    states: list[tuple[PackedTarget, str, dict[str, torch.Tensor]]]
-    before: ModuleStates = dataclasses.field(default_factory=ModuleStates)
-
-    def install(self) -> None:
-        """Change the model. Reads and computes nothing, so that it cannot fail halfway."""
-        for weight, parameter in self.parameters:
-            self.before.keep(weight.module)
-            weight.module._parameters[weight.leaf] = parameter
-        for weight, inside, made in self.states:
-            quantizer = weight.quantizers[inside]
-            self.before.keep(quantizer)
-            for name, value in made.items():
-                quantizer._buffers[name] = value
-                quantizer._non_persistent_buffers_set.discard(name)
-            quantizer._dequantize = True
-
-    def undo(self) -> None:
-        self.before.undo()
 
 
 def _dispatch(model: torch.nn.Module, plan: PlannedLoad) -> None:

@@ -26,10 +26,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from loadstone._base.adapters import adapters_with
 from loadstone._base.errors import Error, listed, make
 from loadstone._base.terminal import warn
 
-LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt", "peft")
+LIBRARIES = tuple(adapters_with("is_patchable"))
 
 _ABSENT = object()
 
@@ -73,30 +74,30 @@ class Site:
         if self.needs and importlib.util.find_spec(self.needs) is None:
             return ""
         try:
-            found: Any = importlib.import_module(self.module)
+            value: Any = importlib.import_module(self.module)
         except ImportError as reason:
             return f"{self.module} ({reason})"
         for name in self.path.split("."):
-            is_another = isinstance(found, type) and name not in vars(found)
-            if is_another and not self.is_inherited:
+            is_inherited = isinstance(value, type) and name not in vars(value)
+            if is_inherited and not self.is_inherited:
                 return str(self)
-            found = getattr(found, name, _ABSENT)
-        if found is _ABSENT:
+            value = getattr(value, name, _ABSENT)
+        if value is _ABSENT:
             return str(self)
-        return self._of_signature(found) if self.parameters or self.is_called else ""
+        return self._signature_lacks(value) if self.parameters or self.is_called else ""
 
-    def _of_signature(self, function: Any) -> str:
+    def _signature_lacks(self, function: Any) -> str:
         try:
-            known = inspect.signature(function).parameters
+            signature = inspect.signature(function).parameters
         except (TypeError, ValueError):
             return f"{self}()"
-        absent = [name for name in self.parameters if name not in known]
+        absent = [name for name in self.parameters if name not in signature]
         if self.is_called:
-            required = (each.name for each in known.values() if _is_required(each))
+            required = (name for name, each in signature.items() if _is_required(each))
             absent += [f"without {name}" for name in required if name not in self.parameters]
         if absent:
             return f"{self}({', '.join(absent)})"
-        order = [list(known).index(name) for name in self.parameters]
+        order = [list(signature).index(name) for name in self.parameters]
         return "" if order == sorted(order) else f"{self}({', '.join(self.parameters)})"
 
 
@@ -150,10 +151,10 @@ class Sites:
         late = {site.module for site in self.table if site.is_late} & sys.modules.keys()
         if self._lacking is None or late != self._late:
             self._late = late
-            found = [f"the functions of {self.first}"]
+            lacking = [f"the functions of {self.first}"]
             if self.is_since(self.first):
-                found = [site.lacks() for site in self.sites]
-            self._lacking = tuple(dict.fromkeys(filter(None, found)))
+                lacking = [site.lacks() for site in self.sites]
+            self._lacking = tuple(dict.fromkeys(filter(None, lacking)))
             if self.is_untried():
                 _warn_of_untried(self.library, self.version(), self.newest)
         return self._lacking
@@ -184,8 +185,8 @@ class Sites:
 
 def sites_of(library: str) -> Sites:
     """Return the table of a library, without importing the library."""
-    found: Sites = importlib.import_module(f"loadstone._adapters.sites.{library}").SITES
-    return found
+    sites: Sites = importlib.import_module(f"loadstone._adapters.sites.{library}").SITES
+    return sites
 
 
 def is_supported(library: str) -> bool:
@@ -219,18 +220,19 @@ def _warn_of_untried(library: str, version: str, newest: Release) -> None:
 
 
 def _parsed(table: str) -> Iterator[Site]:
-    module, is_late, needs, of_module = "", False, "", ("", "")
-    whole = table.replace(",\n", ", ")  # a row may continue in the next line
-    for line in filter(None, map(str.rstrip, whole.splitlines())):
+    module, is_late, needs, module_bounds = "", False, "", ("", "")
+    joined = table.replace(",\n", ", ")  # a row may continue in the next line
+    for line in filter(None, map(str.rstrip, joined.splitlines())):
         if not line.startswith(" "):
-            of_module, line = _bounded(line)
+            module_bounds, line = _bounded(line)
             *words, module = line.split(" ")
             is_late, needs = "late" in words, words[-1] if "with" in words else ""
             continue
         path, _, parameters = line.strip().rstrip(")").partition("(")
         names = tuple(filter(None, map(str.strip, parameters.split(","))))
-        own, path = _bounded(path)
-        first, last = (_release(row or above) for row, above in zip(own, of_module, strict=True))
+        bounds, path = _bounded(path)
+        pairs = zip(bounds, module_bounds, strict=True)
+        first, last = (_release(own or of_module) for own, of_module in pairs)
         *words, path = path.split(" ")
         is_called, is_inherited = "call" in words, "inherited" in words
         yield Site(
@@ -253,5 +255,5 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 def _release(version: str) -> Release:
     """Parse the first numbers: (5, 20, 1) from "5.20.1.dev0", (0, 19) from "gguf 0.19"."""
-    found = re.search(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found is not None else ()
+    match = re.search(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match is not None else ()

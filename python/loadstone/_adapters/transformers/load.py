@@ -64,11 +64,7 @@ class V5Call(FromPretrainedCall):
         assert self.plan is not None
         targets, values = self.plan.targets, filled.values
         extended = self.plan.extension_names()
-        for extension in self.plan.extensions:
-            made = extension.installation(self.model, targets, values, filled.offload)
-            if made is not None:
-                filled.installations.append(made)
-                made.install()
+        execute.prepare_extensions(self.plan, self.model, filled)()
         for name, parameter in self.model.named_parameters() if extended else ():
             if name in extended:
                 self.model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
