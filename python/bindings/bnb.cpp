@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "buffers.h"
+#include "codec/bnb/state.h"
 #include "codec/bnb/weights.h"
 #include "kernels/bnb_parts.h"
 #include "kernels/cast.h"
@@ -158,6 +159,13 @@ void decode_int8(std::uint64_t columns, const SourceBytes& data, const SourceByt
                   bytes_of(numbers));
 }
 
+// Returns shape, dtype as torch names it, block size, nested offset. `name` is the tensor's.
+nb::tuple parse_state(const std::string& name, const nb::bytes& blob) {
+  const BnbState state = parse_bnb_state({blob.c_str(), blob.size()}, name);
+  return nb::make_tuple(nb::tuple(nb::cast(state.shape.extents())),
+                        dtype_info(state.dtype).torch_name, state.block_size, state.nested_offset);
+}
+
 // name, dtype, shape
 using NamedPartRow = std::tuple<std::string, std::string_view, Extents>;
 
@@ -196,6 +204,8 @@ nb::bytes table(std::string_view name) {
 void bind_bnb(nb::module_& module) {
   nb::module_ bnb = module.def_submodule("bnb", "The formats of bitsandbytes.");
   bnb.attr("ENCODINGS") = nb::tuple(nb::cast(names_of<BnbEncoding>()));
+  bnb.attr("NESTED_BLOCK_SIZE") = bnb_nested_block_size;
+  bnb.attr("STATE_BYTES_MAX") = bnb_state_bytes_max;
   bnb.def("encode_4bit", &encode_4bit, nb::arg("encoding"), nb::arg("dialect"),
           nb::arg("block_size"), nb::arg("numbers"), nb::arg("dtype"), nb::arg("data"),
           nb::arg("absmax"));
@@ -210,6 +220,7 @@ void bind_bnb(nb::module_& module) {
           nb::arg("dtype"), nb::arg("data"), nb::arg("absmax"));
   bnb.def("decode_int8", &decode_int8, nb::arg("columns"), nb::arg("data"), nb::arg("absmax"),
           nb::arg("numbers"), nb::arg("dtype"));
+  bnb.def("parse_state", &parse_state, nb::arg("name"), nb::arg("blob"));
   bnb.def("check_parts", &check_parts, nb::arg("encoding"), nb::arg("shape"), nb::arg("block_size"),
           nb::arg("parts"));
   bnb.def("check_scales", &check_scales, nb::arg("part"), nb::arg("scales"));

@@ -389,6 +389,8 @@ class scaled:  # a submodule  # noqa: N801
 
 class bnb:  # a submodule  # noqa: N801
     ENCODINGS: tuple[str, ...]
+    NESTED_BLOCK_SIZE: int
+    STATE_BYTES_MAX: int
     @staticmethod
     def encode_4bit(
         encoding: str,
@@ -419,6 +421,8 @@ class bnb:  # a submodule  # noqa: N801
     ) -> int: ...
     @staticmethod
     def decode_int8(columns: int, data: Any, absmax: Any, numbers: Any, dtype: str) -> None: ...
+    @staticmethod
+    def parse_state(name: str, blob: bytes) -> tuple[tuple[int, ...], str, int, float | None]: ...
     @staticmethod
     def check_parts(
         encoding: str,

@@ -12,7 +12,11 @@ from typing import Any, TypeVar
 import torch
 
 from loadstone._adapters.bitsandbytes import patching
+from loadstone._adapters.bitsandbytes.experts import rebuild_experts as rebuild_experts
 from loadstone._adapters.bitsandbytes.modules import heal_all
+from loadstone._adapters.bitsandbytes.modules import rebuild_module as rebuild_module
+from loadstone._adapters.bitsandbytes.parameters import Int8Params as Int8Params
+from loadstone._adapters.bitsandbytes.parameters import Params4bit as Params4bit
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._adapters.patch import Hooks
 from loadstone._base.errors import make
@@ -51,15 +55,15 @@ def heal(model: _Model) -> _Model:
 
 
 def _components(pipeline: Any) -> dict[str, torch.nn.Module]:
-    found = getattr(pipeline, "components", None)
-    if not isinstance(found, dict):
+    components = getattr(pipeline, "components", None)
+    if not isinstance(components, dict):
         raise make(
             "plan.options",
             "the model is neither a module nor a pipeline",
             field="model",
             found=type(pipeline).__name__,
         )
-    return {name: each for name, each in found.items() if isinstance(each, torch.nn.Module)}
+    return {name: part for name, part in components.items() if isinstance(part, torch.nn.Module)}
 
 
 @functools.cache

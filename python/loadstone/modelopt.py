@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from loadstone._adapters.modelopt import building, hooks, loading
+from loadstone._adapters.modelopt.experts import PackedExperts as PackedExperts
 from loadstone._adapters.patch import Hooks
 from loadstone._base.keywords import names_keywords
 from loadstone._files.catalog import inspect

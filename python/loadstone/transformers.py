@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from loadstone._adapters.patch import Hooks, hooked, set_variable
+from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._files.weighted import Weighted
@@ -85,7 +86,7 @@ def from_pretrained(
     """
     from loadstone._adapters.transformers import hooks
 
-    chosen = LoadOptions.of_call(
+    options = LoadOptions.of_call(
         missing=missing,
         nested_offset=nested_offset,
         quantize_experts=quantize_experts,
@@ -97,7 +98,7 @@ def from_pretrained(
         threads=threads,
         receipt=receipt,
     )
-    with hooked(hooks.hooks()), set_variable(hooks.OPTIONS, chosen):
+    with hooked(hooks.hooks()), set_variable(hooks.OPTIONS, options):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
 
 
@@ -133,7 +134,8 @@ def trace(
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of transformers", field="rules", found=found)
-    recipes: AdapterRecipes = hooks.RELEASE.trace(model, catalog, dtype, key_mapping)
+    requested = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
+    recipes: AdapterRecipes = hooks.RELEASE.trace(model, catalog, requested, key_mapping)
     return recipes
 
 

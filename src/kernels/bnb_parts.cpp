@@ -31,7 +31,7 @@ struct Rule {
 
 std::optional<BnbProblem> check_rule(const Rule& rule, std::span<const BnbPart> parts) {
   const BnbPart* const part = find(parts, rule.part);
-  const std::string expected = std::to_string(rule.count) + " of " + std::string(name(rule.dtype));
+  const std::string expected = Shape({rule.count}).text();
   if (part == nullptr) {
     if (!rule.is_required) return std::nullopt;
     return BnbProblem{"q.scale_missing", std::string(rule.part), "a part of the weight is missing",

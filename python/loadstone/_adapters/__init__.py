@@ -9,7 +9,7 @@ register(
         "transformers",
         is_patchable=True,
         recipes="loadstone.transformers:trace",
-        rules="loadstone._adapters.transformers.export:export",
+        rules="loadstone._adapters.transformers.rule_export:export_rules",
         skeleton_builder="loadstone.transformers:skeleton_builder",
         tie_list="all_tied_weights_keys",
         tie_option="tie_word_embeddings",
@@ -37,8 +37,8 @@ register(
         tensor_classes=(
             "bitsandbytes.nn.modules.Params4bit",
             "bitsandbytes.nn.modules.Int8Params",
-            "loadstone._adapters.bitsandbytes.parameters.Params4bit",
-            "loadstone._adapters.bitsandbytes.parameters.Int8Params",
+            "loadstone.bitsandbytes.Params4bit",
+            "loadstone.bitsandbytes.Int8Params",
         ),
         filled_modules=("bitsandbytes.nn.modules",),
     ),
@@ -47,7 +47,7 @@ register(
         is_patchable=True,
         tensor_classes=(
             "modelopt.torch.quantization.qtensor.base_qtensor.QTensorWrapper",
-            "loadstone._adapters.modelopt.experts.PackedExperts",
+            "loadstone.modelopt.PackedExperts",
         ),
     ),
     LibraryAdapter("peft", is_patchable=True),

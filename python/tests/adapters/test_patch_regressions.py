@@ -243,7 +243,7 @@ def test_tracing_leaves_the_attributes_of_weights(tmp_path):
     model.get_parameter_or_buffer = model.get_parameter
     before = dict(vars(model.lin.weight))
     quantizer = SimpleNamespace(get_quantize_ops=lambda: Bnb8bitQuantize(None))
-    operation = kernels.quantizing(quantizer, None)
+    operation = kernels.quantize_operation(quantizer, None)
     operation.convert({"lin.weight": [torch.zeros(16, 32)]}, model=model)
     assert vars(model.lin.weight) == before and "SCB" in before
 

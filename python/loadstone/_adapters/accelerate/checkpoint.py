@@ -28,45 +28,45 @@ def find(checkpoint: str | os.PathLike[str]) -> str | list[str]:
     """
     path = Path(checkpoint)
     if path.is_dir():
-        return _in_folder(path)
+        return _find_in_folder(path)
     if not path.is_file():
         raise make("io.not_found", "no such file or folder", path=str(path))
-    return _index(path) if path.suffix == ".json" else str(path)
+    return _shards_of(path) if path.suffix == ".json" else str(path)
 
 
-def _in_folder(folder: Path) -> str | list[str]:
-    names = sorted(each.name for each in folder.iterdir())
+def _find_in_folder(folder: Path) -> str | list[str]:
+    names = sorted(path.name for path in folder.iterdir())
     if "model.safetensors" in names:
         return str(folder / "model.safetensors")
     indices = [name for name in names if name.endswith(".index.json")]
-    ours = [name for name in indices if ".safetensors.index." in name]
-    if len(ours) == 1 or len(indices) == 1:
-        return _index(folder / (ours or indices)[0])
+    safetensors_indices = [name for name in indices if ".safetensors.index." in name]
+    if len(safetensors_indices) == 1 or len(indices) == 1:
+        return _shards_of(folder / (safetensors_indices or indices)[0])
     if not indices and "pytorch_model.bin" in names:
         return str(folder / "pytorch_model.bin")
     return str(folder)  # opening finds a file with a different name, or reports the error
 
 
-def _index(path: Path) -> str | list[str]:
-    """Accept an object with a ``weight_map`` or, as accelerate does, the map alone."""
+def _shards_of(index: Path) -> str | list[str]:
+    """Return the shards of an index that, as accelerate accepts it, is a weight map alone.
+
+    Opening reads an index of the usual form, or reports its error.
+    """
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        weight_map = json.loads(index.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
-        return str(path)  # opening the file reports the error
-    if not isinstance(index, dict):
-        return str(path)
-    shards = index.get("weight_map", index)
-    if not isinstance(shards, dict) or not all(isinstance(each, str) for each in shards.values()):
-        return str(path)
-    names = sorted(set(shards.values()))
-    if "weight_map" in index:
-        return str(path)
+        return str(index)
+    if not isinstance(weight_map, dict) or "weight_map" in weight_map:
+        return str(index)
+    if not all(isinstance(name, str) for name in weight_map.values()):
+        return str(index)
+    names = sorted(set(weight_map.values()))
     if any(Path(name).name != name for name in names):
-        raise make("ix.path_escape", "a shard must lie beside its index", path=str(path))
-    return [str(path.parent / name) for name in names]
+        raise make("ix.path_escape", "a shard must lie beside its index", path=str(index))
+    return [str(index.parent / name) for name in names]
 
 
-def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
+def reason_against(model: Any, arguments: dict[str, Any]) -> str:
     """Return why accelerate must do this load; "" if loadstone does it."""
     if arguments["offload_8bit_bnb"]:
         return "offload_8bit_bnb quantizes on the way"

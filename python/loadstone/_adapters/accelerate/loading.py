@@ -80,7 +80,7 @@ def load_checkpoint_in_model(
     for ours in ("model", "checkpoint", "missing", "progress", "threads", "receipt"):
         del arguments[ours]
     paths = files.find(checkpoint)
-    reason = files.left_to_library(model, arguments)
+    reason = files.reason_against(model, arguments)
     catalog = None
     if not reason:
         catalog, reason = try_inspect(paths)

@@ -55,13 +55,13 @@ def finalize_offload(
     slots = walk(model)
     targets = {target.name: target for target in plan.targets}
     roots = {name: target.tie_of or name for name, target in targets.items()}
-    wanted = offloaded_slots(slots, device_map, offload_buffers)
-    for slot in wanted:
+    offloaded = offloaded_slots(slots, device_map, offload_buffers)
+    for slot in offloaded:
         if not targets[roots[slot.name]].delivery.startswith("disk"):
             add(folder, slot.name, slot.tensor)
-    names = {slot.name for slot in wanted}
+    names = {slot.name for slot in offloaded}
     in_memory = {roots[slot.name] for slot in slots if slot.name not in names}
-    _put_on_meta([slot for slot in wanted if roots[slot.name] not in in_memory], targets, roots)
+    _put_on_meta([slot for slot in offloaded if roots[slot.name] not in in_memory], targets, roots)
 
 
 def add(folder: _core.OffloadFolder, name: str, tensor: torch.Tensor) -> None:
@@ -73,17 +73,17 @@ def _put_on_meta(
     slots: list[TensorSlot], targets: Mapping[str, PlannedTarget], roots: Mapping[str, str]
 ) -> None:
     """Move tensors to meta, with the dtype to which hooks cast values from the folder."""
-    made: dict[str, torch.Tensor] = {}
+    meta_tensors: dict[str, torch.Tensor] = {}
     for slot in slots:
         root = roots[slot.name]
         dtype = torch_dtype(targets[root].dtype)
-        if root not in made and slot.tensor.is_meta and slot.tensor.dtype == dtype:
-            made[root] = slot.tensor
-        elif root not in made:
+        if root not in meta_tensors and slot.tensor.is_meta and slot.tensor.dtype == dtype:
+            meta_tensors[root] = slot.tensor
+        elif root not in meta_tensors:
             empty = torch.empty_like(slot.tensor, device="meta", dtype=dtype, requires_grad=False)
-            made[root] = like(slot.tensor, empty)
-        if slot.tensor is not made[root]:
-            slot.replace(made[root])
+            meta_tensors[root] = like(slot.tensor, empty)
+        if slot.tensor is not meta_tensors[root]:
+            slot.replace(meta_tensors[root])
 
 
 def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
@@ -108,38 +108,38 @@ def require_values(
     model: torch.nn.Module,
     device_map: Mapping[str, Any],
     index: Mapping[str, Any],
-    held: Mapping[str, Any],
+    state_dict: Mapping[str, Any],
     offload_buffers: bool,
 ) -> None:
     slots = walk(model)
-    findable = {slot.name for slot in offloaded_slots(slots, device_map, offload_buffers)}
-    lacking = [
+    offloaded = {slot.name for slot in offloaded_slots(slots, device_map, offload_buffers)}
+    missing = [
         slot.name
         for slot in slots
         if slot.tensor.is_meta
-        and slot.name not in held
-        and not (slot.name in index and slot.name in findable)
+        and slot.name not in state_dict
+        and not (slot.name in index and slot.name in offloaded)
         and str(device_of(slot.name, device_map)) != "meta"
     ]
-    if lacking:
-        some = listed(lacking, 5, "'{}'".format, more=", ...")
+    if missing:
+        some = listed(missing, 5, "'{}'".format, more=", ...")
         raise make(
             "plan.missing",
-            f"{counted(len(lacking), 'tensor is', 'tensors are')} on meta, and no hook would find "
+            f"{counted(len(missing), 'tensor is', 'tensors are')} on meta, and no hook would find "
             f"a value: {some}",
-            tensor=lacking[0],
+            tensor=missing[0],
         )
 
 
 def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
     """Reject hooks inside wrappers that names omit: hooks look up different names."""
-    around = next((each for each in model.modules() if is_around_another(each)), None)
+    wrapper = next((module for module in model.modules() if is_around_another(module)), None)
     devices = set(map(str, device_map.values()))
-    if around is None or (len(devices) == 1 and "disk" not in devices):
+    if wrapper is None or (len(devices) == 1 and "disk" not in devices):
         return
     raise make(
         "plan.device_map",
-        f"accelerate's hooks do not find tensors inside of {type(around).__name__}; dispatch the "
+        f"accelerate's hooks do not find tensors inside of {type(wrapper).__name__}; dispatch the "
         "model first, and put modules around others then",
         field="device_map",
     )

@@ -22,17 +22,18 @@ _ALL, _SOME, _NONE = "all", "some", "none"
 
 
 def prepare(original: Callable[..., Any], accelerator: Any, *args: Any, **options: Any) -> Any:
-    models = [each for each in args if isinstance(each, torch.nn.Module)]
+    models = [argument for argument in args if isinstance(argument, torch.nn.Module)]
     # After `AcceleratorState._reset_state()` the attribute is absent, and accelerate explains why.
     if not models or not getattr(accelerator, "is_fsdp2", False):
         return original(accelerator, *args, **options)
-    with _sends_no_skeleton(accelerator.state.fsdp_plugin, models), _told_apart(models):
+    plugin = accelerator.state.fsdp_plugin
+    with _without_broadcast_from_meta(plugin, models), _distinct_addresses(models):
         return original(accelerator, *args, **options)
 
 
 @contextlib.contextmanager
-def _sends_no_skeleton(plugin: Any, models: list[torch.nn.Module]) -> Iterator[None]:
-    if not plugin.cpu_ram_efficient_loading or not _are_skeletons(models):
+def _without_broadcast_from_meta(plugin: Any, models: list[torch.nn.Module]) -> Iterator[None]:
+    if not plugin.cpu_ram_efficient_loading or not _are_on_meta(models):
         yield
         return
     plugin.cpu_ram_efficient_loading = False
@@ -42,41 +43,43 @@ def _sends_no_skeleton(plugin: Any, models: list[torch.nn.Module]) -> Iterator[N
         plugin.cpu_ram_efficient_loading = True
 
 
-def _are_skeletons(models: list[torch.nn.Module]) -> bool:
+def _are_on_meta(models: list[torch.nn.Module]) -> bool:
     """Ask all ranks; reject models that only partly have values.
 
     accelerate sends the values of the first rank to the others, which may be on meta.
     """
-    names = [name for model in models for name, each in model.named_parameters() if each.is_meta]
-    count = sum(1 for model in models for _ in model.parameters())
-    own = _NONE if not names else _ALL if len(names) == count else _SOME
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (own, names[:1]))
-    first, lacking = told[0]
+    parameters = [pair for model in models for pair in model.named_parameters()]
+    names = [name for name, parameter in parameters if parameter.is_meta]
+    own = _NONE if not names else _ALL if len(names) == len(parameters) else _SOME
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, (own, names[:1]))
+    first, first_names = ranks[0]
     if first == _NONE:
         return False
-    if all(each == _ALL for each, _ in told):
+    if all(state == _ALL for state, _ in ranks):
         return True
     message = (
         "cpu_ram_efficient_loading sends the values of the first rank, where this tensor is on "
         "meta and has none. Leave the whole model on meta on all ranks, and load it afterwards"
     )
-    found = ", ".join(f"rank {rank}: {each}" for rank, (each, _) in enumerate(told))
-    raise make("plan.no_value", message, tensor=lacking[0], found=f"parameters on meta: {found}")
+    states = ", ".join(f"rank {rank}: {state}" for rank, (state, _) in enumerate(ranks))
+    found = f"parameters on meta: {states}"
+    raise make("plan.no_value", message, tensor=first_names[0], found=found)
 
 
 @contextlib.contextmanager
-def _told_apart(models: list[torch.nn.Module]) -> Iterator[None]:
+def _distinct_addresses(models: list[torch.nn.Module]) -> Iterator[None]:
     """Give each meta parameter a distinct address: the id of the object."""
-    marked = [part for part in _parts(models) if part.is_meta]
-    for part in marked:
-        part.data_ptr = _Address(id(part))
+    marked = [tensor for tensor in _local_tensors(models) if tensor.is_meta]
+    for tensor in marked:
+        tensor.data_ptr = _Address(id(tensor))
     try:
         yield
     finally:
-        for part in [*marked, *_parts(models)]:  # parameters that FSDP ignores are not replaced
-            if isinstance(part.__dict__.get("data_ptr"), _Address):
-                del part.data_ptr
+        # FSDP does not replace the parameters that it ignores.
+        for tensor in [*marked, *_local_tensors(models)]:
+            if isinstance(tensor.__dict__.get("data_ptr"), _Address):
+                del tensor.data_ptr
 
 
 class _Address(int):
@@ -84,7 +87,7 @@ class _Address(int):
         return int(self)
 
 
-def _parts(models: list[torch.nn.Module]) -> Iterator[Any]:
+def _local_tensors(models: list[torch.nn.Module]) -> Iterator[Any]:
     """Yield the tensors whose address accelerate asks for: the local part of sharded parameters."""
     for model in models:
         for parameter in model.parameters():

@@ -24,30 +24,31 @@ def reasons(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> dict[str, st
     Empty for a model without self-contained modules: its offloaded weights may be lost.
     """
     modules = dict(named_modules(model))
-    if not any(is_self_contained(module) for module in modules.values()):
+    if not any(map(is_self_contained, modules.values())):
         return {}
-    keys = _Keys()
+    maps = _WeightsMaps()
     return {
         slot.name: reason
         for slot in slots
-        if (reason := _reason(slot, *_place(slot.name, modules), keys))
+        if (reason := _reason(slot, *_owner(slot.name, modules), maps))
     }
 
 
-def _reason(slot: TensorSlot, module: Any, inside: str, keys: _Keys) -> str:
-    parameter = inside.partition(".")[0]
+def _reason(slot: TensorSlot, module: Any, name: str, maps: _WeightsMaps) -> str:
+    parameter = name.partition(".")[0]
     if slot.tensor.is_meta:
-        held = weights_map_of(module.__dict__.get("_hf_hook"))
-        whole = is_self_contained(module) and parameter == "weight"
-        known = held is not None and (whole or parameter == inside)
-        return OFFLOADED if known and keys.has(held, parameter, whole) else ""
+        weights_map = weights_map_of(module.__dict__.get("_hf_hook"))
+        with_scales = is_self_contained(module) and parameter == "weight"
+        if weights_map is None or not (with_scales or parameter == name):
+            return ""
+        return OFFLOADED if maps.has(weights_map, parameter, with_scales) else ""
     if not isinstance(module, SelfContainedLinear4bit) or parameter != "weight":
         return ""
     state = getattr(module.weight, "quant_state", None)
     return REARRANGED if layout.is_rearranged(state) else ""
 
 
-def _place(name: str, modules: Mapping[str, Any]) -> tuple[Any, str]:
+def _owner(name: str, modules: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the innermost module of a tensor, and the tensor's name inside it."""
     path = name
     while path and path not in modules:
@@ -55,23 +56,26 @@ def _place(name: str, modules: Mapping[str, Any]) -> tuple[Any, str]:
     return modules[path], name[len(path) :].lstrip(".")
 
 
-class _Keys:
+class _WeightsMaps:
     """Names in weight maps, listed without reading weights from disk."""
 
     def __init__(self) -> None:
-        self._known: dict[int, frozenset[str]] = {}
+        self._names: dict[int, frozenset[str]] = {}
 
-    def has(self, held: Any, name: str, whole: bool) -> bool:
-        """Return whether the map contains a parameter; ``whole``: together with its scales."""
-        if isinstance(held, OffloadedWeights):
-            return self.has(held.inner, name, whole)
-        inner, prefix = getattr(held, "dataset", None), getattr(held, "prefix", None)
-        if isinstance(inner, Mapping) and isinstance(prefix, str):  # a prefix view of another map
-            return self.has(inner, prefix + name, whole)
-        if id(held) not in self._known:
-            self._known[id(held)] = frozenset(held)
-        known = self._known[id(held)]
-        if not whole or (isinstance(held, dict) and is_packed(held.get(name))):
-            return name in known
-        scales = (f"{name}.absmax", f"{name.removesuffix('weight')}SCB")
-        return name in known and any(each in known for each in scales)
+    def has(self, weights_map: Any, name: str, with_scales: bool) -> bool:
+        """Return whether the map contains a parameter, ``with_scales``: together with its scales.
+
+        Views of other maps with a prefix are resolved.
+        """
+        if isinstance(weights_map, OffloadedWeights):
+            return self.has(weights_map.inner, name, with_scales)
+        inner, prefix = getattr(weights_map, "dataset", None), getattr(weights_map, "prefix", None)
+        if isinstance(inner, Mapping) and isinstance(prefix, str):
+            return self.has(inner, prefix + name, with_scales)
+        if id(weights_map) not in self._names:
+            self._names[id(weights_map)] = frozenset(weights_map)
+        names = self._names[id(weights_map)]
+        if not with_scales or (isinstance(weights_map, dict) and is_packed(weights_map.get(name))):
+            return name in names
+        scales = {f"{name}.absmax", f"{name.removesuffix('weight')}SCB"}
+        return name in names and bool(scales & names)

@@ -22,18 +22,18 @@ def canaries(folder: Path) -> Iterator[Canary]:
     state = _model().state_dict()
     torch.save(state, folder / "model.bin")
 
-    def own(encoding: str) -> Any:
+    def library_model(encoding: str) -> Any:
         layer: Any
         if encoding == "int8":
             layer = Linear8bitLt(_COLUMNS, _ROWS, bias=False, has_fp16_weights=False, threshold=6.0)
             layer.weight = Int8Params(state["0.weight"], requires_grad=False).to("cpu")
         else:
-            how: Any = {"quant_type": encoding, "compress_statistics": False}
-            layer = Linear4bit(_COLUMNS, _ROWS, bias=False, **how)
-            layer.weight = Params4bit(state["0.weight"], module=layer, **how).to("cpu")
+            options: Any = {"quant_type": encoding, "compress_statistics": False}
+            layer = Linear4bit(_COLUMNS, _ROWS, bias=False, **options)
+            layer.weight = Params4bit(state["0.weight"], module=layer, **options).to("cpu")
         return torch.nn.Sequential(layer)
 
-    def ours(encoding: str) -> Any:
+    def loaded_model(encoding: str) -> Any:
         with skeleton():
             model = _model()
         load(model, folder / "model.bin", quantize=encoding)
@@ -41,8 +41,8 @@ def canaries(folder: Path) -> Iterator[Canary]:
 
     note = "the library has no loader, so its own parameter quantizes"
     for name in ("nf4", "fp4", "int8"):
-        loaded, reference = functools.partial(ours, name), functools.partial(own, name)
-        yield Canary(reference, loaded, note=note, name=name)
+        reference = functools.partial(library_model, name)
+        yield Canary(reference, functools.partial(loaded_model, name), note=note, name=name)
 
 
 def _model() -> torch.nn.Module:

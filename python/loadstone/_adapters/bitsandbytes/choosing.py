@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import bitsandbytes as bnb
 import torch
 
 from loadstone import _core
-from loadstone._adapters.bitsandbytes.checkpoint_format import join_name
+from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, NESTED_BLOCK, join_name
 from loadstone._adapters.bitsandbytes.experts import stacks
-from loadstone._adapters.bitsandbytes.loading import (
-    NESTED_BLOCK,
-    QuantizedWeights,
-    of_experts,
-    quantizations,
+from loadstone._adapters.bitsandbytes.loading import QuantizedWeights
+from loadstone._adapters.bitsandbytes.stored_weights import (
+    StoredWeights,
+    find_weights,
+    groups_by_path,
 )
-from loadstone._adapters.bitsandbytes.stored_weights import find_weights, groups_by_path
 from loadstone._base.errors import make, unknown
 from loadstone._files.catalog import Catalog
-from loadstone._model.modules import named_modules, owner_of, saved_path
+from loadstone._model.modules import named_modules, owner_of, saved_path, submodule
 from loadstone._plan.quantization import Quantization
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
 
 ENCODINGS = _core.bnb.ENCODINGS
 
@@ -46,26 +46,28 @@ def extend(
     """
     if not isinstance(model, torch.nn.Module):
         raise _refused("quantizing needs a model, not a skeleton file")
-    wanted = _wanted(model, quantize)
-    known = {path: module for path, module in named_modules(model) if is_quantizing(module)}
-    if not wanted and not known:
+    requested = _requested(model, quantize)
+    layers = {path: module for path, module in named_modules(model) if is_quantizing(module)}
+    if not requested and not layers:
         return
-    for traced in recipes.extensions:
-        if isinstance(traced, QuantizedWeights):
-            names = traced.installed_targets()
-            traced.quantize |= {name: how for name, how in wanted.items() if name not in names}
+    for extension in recipes.extensions:
+        if isinstance(extension, QuantizedWeights):
+            extension.quantize |= _without(requested, extension.installed_targets())
             return
-    paths = {name.rpartition(".")[0] for name in wanted} | known.keys()
-    found = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
-    stored = {each.name for each in found.weights.values()} | found.broken.keys()
-    free = {join_name(path, "weight") for path, module in known.items() if _is_free(module)}
-    own = quantizations(model, sorted(free - stored))
-    _require_agreement(wanted, own)
-    quantized = {name: how for name, how in (wanted | own).items() if name not in stored}
-    weights = QuantizedWeights(catalog, found.weights, quantized, found.broken, dtype=dtype)
-    weights.aliases = _aliases(model, weights.weights())
-    weights.problems = [*found.findings, *weights.misfits(model), *_disagreements(weights, wanted)]
+    paths = {name.rpartition(".")[0] for name in requested} | layers.keys()
+    stored = find_weights(catalog, groups_by_path(catalog, sorted(paths)))
+    blank = {join_name(path, "weight") for path, layer in layers.items() if layer.weight.is_meta}
+    required = _required(model, sorted(blank - stored.names), {})
+    _require_agreement(requested, required)
+    quantize = _without(requested | required, stored.names)
+    weights = QuantizedWeights(catalog, stored, quantize, dtype=dtype)
+    weights.aliases = _aliases(model, stored.weights.keys() | quantize.keys())
+    weights.problems = [*_wrong_shapes(model, stored), *_disagreements(stored, requested)]
     recipes.extensions.append(weights)
+
+
+def _without(quantize: dict[str, Quantization], names: set[str]) -> dict[str, Quantization]:
+    return {name: quantize[name] for name in quantize if name not in names}
 
 
 def traced_weights(
@@ -89,14 +91,14 @@ def traced_weights(
         tied: weights that may be missing.
     """
     groups = stored if isinstance(stored, Mapping) else groups_by_path(catalog, stored)
-    found = find_weights(catalog, groups)
-    taken = {each.name for each in found.weights.values()} | found.broken.keys()
-    quantize = quantizations(model, (name for name in names if name not in taken), nested_offset)
+    checkpoint = find_weights(catalog, groups)
+    offsets = nested_offset or {}
+    quantize = _required(model, (name for name in names if name not in checkpoint.names), offsets)
     if experts is not None:
-        quantize |= of_experts(model, experts, quantize, nested_offset)
-    weights = QuantizedWeights(catalog, found.weights, quantize, found.broken)
-    unfilled = [each for each in weights.unfilled(model) if each.target not in tied]
-    weights.problems = [*found.findings, *weights.misfits(model), *unfilled]
+        quantize |= _required_of_experts(model, experts, quantize, offsets)
+    weights = QuantizedWeights(catalog, checkpoint, quantize)
+    known = {*weights.installed_targets(), *checkpoint.broken, *tied}
+    weights.problems = [*_wrong_shapes(model, checkpoint), *_unfilled(model, known)]
     return weights
 
 
@@ -115,27 +117,15 @@ def quantized_bytes(model: torch.nn.Module, name: str) -> int:
 
 
 def is_quantizing(module: torch.nn.Module) -> bool:
-    """Return whether a module is a bitsandbytes layer, without importing bitsandbytes."""
-    return any(
-        base.__module__.startswith("bitsandbytes.") and base.__name__ in _CLASSES
-        for base in type(module).__mro__
-    )
+    return isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt)
 
 
-_CLASSES = ("Linear4bit", "Linear8bitLt")
-
-
-def _is_free(module: Any) -> bool:
-    return bool(module.weight.is_meta)
-
-
-def _wanted(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]:
+def _requested(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]:
     if quantize is None:
         return {}
     if not isinstance(quantize, Mapping):
-        how = _how(quantize)
-        return dict.fromkeys(_usual(model), how)
-    patterns, hows = list(quantize), [_how(value) for value in quantize.values()]
+        return dict.fromkeys(_default_weights(model), _quantization(quantize))
+    patterns, quantizations = list(quantize), [_quantization(value) for value in quantize.values()]
     linears = [join_name(path, "weight") for path, _ in _linears(model)]
     named = model.named_parameters(remove_duplicate=False)
     parameters = (saved_path(model, name) for name, _ in named)
@@ -144,20 +134,20 @@ def _wanted(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]:
     by_weight, by_path = (
         _core.first_matches(patterns, names, "quantize") for names in (weights, paths)
     )
-    found: dict[str, Quantization] = {}
+    requested: dict[str, Quantization] = {}
     used = set()
     for weight, *matches in zip(weights, by_weight, by_path, strict=True):
         matching = [index for index in matches if index >= 0]
         used.update(matching)
         if matching:
-            found[weight] = hows[min(matching)]
+            requested[weight] = quantizations[min(matching)]
     for index, pattern in enumerate(patterns):
         if index not in used:
             raise _refused("the pattern matches no weight of a linear layer", pattern)
-    return found
+    return requested
 
 
-def _how(value: Any) -> Quantization:
+def _quantization(value: Any) -> Quantization:
     if isinstance(value, Quantization):
         return value
     if value not in ENCODINGS:
@@ -176,21 +166,21 @@ def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
             yield path, module
 
 
-def _usual(model: torch.nn.Module) -> list[str]:
+def _default_weights(model: torch.nn.Module) -> list[str]:
     """Return the weights of all linear layers, except the output embedding and tied weights."""
-    asked = getattr(model, "get_output_embeddings", None)
-    output = asked() if callable(asked) else None
+    get_output = getattr(model, "get_output_embeddings", None)
+    output = get_output() if callable(get_output) else None
     owners = Counter(
         id(parameter) for module in model.modules() for parameter in module._parameters.values()
     )
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    untied = {*tied, *tied.values()}
+    ties = getattr(model, "all_tied_weights_keys", None) or {}
+    tied = {*ties, *ties.values()}
     return [
         join_name(path, "weight")
         for path, module in _linears(model)
         if module is not output
         and path.rpartition(".")[2] != _OUTPUT
-        and join_name(path, "weight") not in untied
+        and join_name(path, "weight") not in tied
         and owners[id(module.weight)] == 1
     ]
 
@@ -198,37 +188,105 @@ def _usual(model: torch.nn.Module) -> list[str]:
 def _aliases(model: torch.nn.Module, names: set[str]) -> frozenset[str]:
     """Return other names of these weights, because a module is replaced at all its paths."""
     modules = {id(owner_of(model, name)) for name in names}
-    found = {
-        join_name(path, leaf)
+    paths = {
+        join_name(path, "weight")
         for path, module in named_modules(model, remove_duplicate=False)
-        if id(module) in modules
-        for leaf in module._parameters
-        if leaf == "weight"
+        if id(module) in modules and "weight" in module._parameters
     }
-    return frozenset(found - names)
+    return frozenset(paths - names)
 
 
-def _require_agreement(wanted: Mapping[str, Quantization], own: Mapping[str, Quantization]) -> None:
-    for name, how in own.items():
-        if name in wanted and wanted[name].encoding != how.encoding:
-            raise _refused(
-                f"the module of '{name}' is made for another encoding",
-                wanted[name].encoding,
-                how.encoding,
+def _required(
+    model: torch.nn.Module, names: Iterable[str], offsets: Mapping[str, float]
+) -> dict[str, Quantization]:
+    """Return the quantization that each weight's bitsandbytes module requires."""
+    required = {}
+    for name in names:
+        if name.rpartition(".")[2] != "weight":
+            continue
+        module = owner_of(model, name)
+        weight: Any = module._parameters.get("weight")
+        if isinstance(module, bnb.nn.Linear4bit) and weight.quant_state is None:
+            required[name] = Quantization(
+                weight.quant_type,
+                block_size=weight.blocksize,
+                nested=weight.compress_statistics,
+                nested_offset=offsets.get(name) if weight.compress_statistics else None,
             )
+        elif isinstance(module, bnb.nn.Linear8bitLt) and not weight.has_fp16_weights:
+            required[name] = Quantization("int8")
+    return required
+
+
+def _required_of_experts(
+    model: torch.nn.Module,
+    names: Iterable[str],
+    quantize: Mapping[str, Quantization],
+    offsets: Mapping[str, float],
+) -> dict[str, Quantization]:
+    """Return the quantization of expert stacks, as in the model's layers.
+
+    Raises ``plan.options`` if the layers are not quantized to 4 bits.
+    """
+    of_layers = next(iter(quantize.values()), None)
+    if of_layers is None or of_layers.encoding not in FOUR_BIT:
+        raise make(
+            "plan.options",
+            "experts are quantized as the linear layers are, which have no 4-bit encoding",
+            field="quantize_experts",
+            found="not at all" if of_layers is None else of_layers.encoding,
+            expected=", ".join(FOUR_BIT),
+        )
+    if not of_layers.nested:
+        return dict.fromkeys(stacks(model, names), replace(of_layers, nested_offset=None))
+    return {
+        name: replace(of_layers, nested_offset=offsets.get(name)) for name in stacks(model, names)
+    }
+
+
+def _unfilled(model: torch.nn.Module, known: set[str]) -> list[_core.Finding]:
+    """Return an error for each bitsandbytes layer whose weight would stay unquantized."""
+    findings = []
+    for path, module in named_modules(model):
+        name = join_name(path, "weight")
+        if is_quantizing(module) and module.weight.is_meta and name not in known:
+            message = f"'{name}' is missing, and only weights of the checkpoint are quantized"
+            findings.append(_core.Finding("error", "plan.missing", name, [], message))
+    return findings
+
+
+def _wrong_shapes(model: torch.nn.Module, stored: StoredWeights) -> list[_core.Finding]:
+    findings = []
+    for name, weight in stored.weights.items():
+        module = submodule(model, weight.path)
+        expected = (module.out_features, module.in_features)
+        if weight.shape != expected:
+            sources = sorted(weight.sources.values())
+            findings.append(shape_mismatch(name, weight.shape, expected, sources))
+    return findings
+
+
+def _require_agreement(
+    requested: Mapping[str, Quantization], required: Mapping[str, Quantization]
+) -> None:
+    for name, quantization in required.items():
+        found = requested.get(name, quantization).encoding
+        if found != quantization.encoding:
+            message = f"the module of '{name}' is made for another encoding"
+            raise _refused(message, found, quantization.encoding)
 
 
 def _disagreements(
-    weights: QuantizedWeights, wanted: Mapping[str, Quantization]
+    stored: StoredWeights, requested: Mapping[str, Quantization]
 ) -> list[_core.Finding]:
     findings = []
-    for stored in weights.stored.values():
-        encoding = stored.metadata.quant_type if stored.metadata is not None else "int8"
-        if stored.name in wanted and wanted[stored.name].encoding != encoding:
+    for name, weight in stored.weights.items():
+        encoding = requested[name].encoding if name in requested else weight.encoding
+        if encoding != weight.encoding:
             message = (
-                f"'{stored.name}' is stored as {encoding}, but {wanted[stored.name].encoding} was "
-                "requested: quantized weights are not quantized again"
+                f"'{name}' is stored as {weight.encoding}, but {encoding} was requested: quantized "
+                "weights are not quantized again"
             )
-            sources = sorted(stored.sources.values())
-            findings.append(_core.Finding("error", "plan.quantize", stored.name, sources, message))
+            sources = sorted(weight.sources.values())
+            findings.append(_core.Finding("error", "plan.quantize", name, sources, message))
     return findings

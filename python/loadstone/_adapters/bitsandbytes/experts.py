@@ -37,11 +37,11 @@ class QuantizedStack(torch.Tensor):
 
     @staticmethod
     def __new__(cls, packed: torch.Tensor, state: Any) -> QuantizedStack:
-        made: QuantizedStack = torch.Tensor._make_wrapper_subclass(
+        stack: QuantizedStack = torch.Tensor._make_wrapper_subclass(
             cls, tuple(state.shape), dtype=state.dtype, device=packed.device
         )
-        made.packed, made.state = packed, state
-        return made
+        stack.packed, stack.state = packed, state
+        return stack
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -54,9 +54,9 @@ class QuantizedStack(torch.Tensor):
                 return first
             if packet is aten.select and args[1] == 0:
                 return first.matrix(int(args[2]))
-            chosen = _chosen(packet, args)
-            if chosen is not None:
-                return first.matrices(chosen)
+            indices = _selected_indices(packet, args)
+            if indices is not None:
+                return first.matrices(indices)
         args, kwargs = tree_map_only(
             QuantizedStack, QuantizedStack.dequantized, (args, kwargs or {})
         )
@@ -78,7 +78,7 @@ class QuantizedStack(torch.Tensor):
         return f"QuantizedStack({list(self.shape)}, {self.state.quant_type})"
 
 
-def _chosen(packet: Any, args: Sequence[Any]) -> torch.Tensor | None:
+def _selected_indices(packet: Any, args: Sequence[Any]) -> torch.Tensor | None:
     """Return the indices if an operation selects from the first dimension only."""
     if packet is aten.index_select and args[1] == 0:
         return args[2]  # type: ignore[no-any-return]
@@ -110,8 +110,8 @@ def decode_range(
 def _scales(state: Any, first: int, last: int) -> torch.Tensor:
     if not state.nested:
         return state.absmax[first:last]  # type: ignore[no-any-return]
-    numbers: torch.Tensor = library.dequantize_blockwise(state.absmax, state.state2) + state.offset
-    return numbers[first:last].float()
+    scales: torch.Tensor = library.dequantize_blockwise(state.absmax, state.state2) + state.offset
+    return scales[first:last].float()
 
 
 def _decode(packed: torch.Tensor, state: Any) -> torch.Tensor:
@@ -133,6 +133,10 @@ class QuantizedExperts(torch.nn.Module):
             for part, tensor in state.as_dict(packed=True).items():
                 destination[f"{prefix}{name}.{part}"] = tensor if keep_vars else tensor.detach()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        return (rebuild_experts, (type(self).__bases__[1], self._stacks), *reduced[2:])
+
 
 def _stack(name: str) -> property:
     def get(module: Any) -> QuantizedStack:
@@ -145,7 +149,17 @@ def _stack(name: str) -> property:
 @functools.cache
 def _class_with(base: type, names: tuple[str, ...]) -> type:
     body = {name: _stack(name) for name in names} | {"_stacks": names, "__doc__": base.__doc__}
+    body["__module__"] = "loadstone.bitsandbytes"
     return type(base.__name__, (QuantizedExperts, base), body)
+
+
+def rebuild_experts(base: type, names: tuple[str, ...]) -> Any:
+    """Return an empty module of quantized experts; pickles name this function."""
+    cls = _class_with(base, names)
+    return cls.__new__(cls)  # type: ignore[call-overload]
+
+
+rebuild_experts.__module__ = "loadstone.bitsandbytes"
 
 
 def put(module: Any, name: str, parameter: Any) -> None:
@@ -158,11 +172,11 @@ def put(module: Any, name: str, parameter: Any) -> None:
 
 
 def stacks(model: torch.nn.Module, names: Iterable[str]) -> list[str]:
-    found = []
+    stacked = []
     for name in names:
         module = owner_of(model, name)
         tensor = module._parameters.get(name.rpartition(".")[2])
         is_marked = hasattr(module, "is_transposed") and hasattr(module, "num_experts")
         if is_marked and tensor is not None and tensor.dim() == 3:
-            found.append(name)
-    return found
+            stacked.append(name)
+    return stacked

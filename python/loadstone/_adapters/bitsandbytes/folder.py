@@ -29,6 +29,6 @@ def complete_on_disk(weight: QuantizedWeight, name: str, folder: _core.OffloadFo
         weight.offset = torch.frombuffer(bytearray(folder.value(offset)), dtype=torch.float32)[0]
         weight.nested_code = functional.create_dynamic_map()
         folder.remove(offset)
-    for inside, tensor in weight.state_dict(path).items():
+    for component, tensor in weight.state_dict(path).items():
         if not tensor.is_meta:
-            add(folder, inside, tensor)
+            add(folder, component, tensor)

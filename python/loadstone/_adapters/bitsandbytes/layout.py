@@ -48,8 +48,8 @@ def rowwise(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
     working = copy.copy(state)
     working.original_nested = False  # its rounded scales are not needed
     data, _ = library._convert_weight_packed_for_cpu_inverse(data, working)
-    kept = state.__dict__.get("rowwise")
-    return data, kept if kept is not None else _rounded(state)
+    exact = state.__dict__.get("rowwise")
+    return data, exact if exact is not None else _rounded(state)
 
 
 def is_rounded(state: Any) -> bool:
@@ -83,13 +83,13 @@ def decode(data: torch.Tensor, state: Any, dtype: torch.dtype | None = None) -> 
 
     Values are rounded once, from float32. Without ``dtype`` they have the original dtype.
     """
-    inner = state.state2 if state.nested else None
+    nested = (None, None, None)
+    if state.nested:
+        nested = (state.state2.absmax, state.state2.code, state.offset)
     decoded: torch.Tensor = torch.ops.loadstone.decode_4bit(
         data,
         state.absmax,
-        None if inner is None else inner.absmax,
-        None if inner is None else inner.code,
-        None if inner is None else state.offset,
+        *nested,
         state.quant_type,
         list(state.shape),
         int(state.blocksize),

@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import bitsandbytes as bnb
 import torch
 from bitsandbytes import functional
 
 from loadstone import _core
-from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, Shape, join_name
-from loadstone._adapters.bitsandbytes.experts import stacks
+from loadstone._adapters.bitsandbytes.checkpoint_format import NESTED_BLOCK, Shape, join_name
 from loadstone._adapters.bitsandbytes.folder import complete_on_disk
 from loadstone._adapters.bitsandbytes.installing import (
     moves_weights,
@@ -26,21 +24,23 @@ from loadstone._adapters.bitsandbytes.installing import (
     prepare_layers,
 )
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
-from loadstone._adapters.bitsandbytes.stored_weights import StoredWeight, require_finite
+from loadstone._adapters.bitsandbytes.stored_weights import (
+    StoredWeight,
+    StoredWeights,
+    require_finite,
+)
 from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
-from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
-from loadstone._model.modules import named_modules, owner_of, submodule
+from loadstone._model.modules import owner_of, submodule
 from loadstone._model.targets import SAVED, PlannedTarget
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.model_targets import ModelTargets
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.quantization import Quantization
-from loadstone._plan.recipes import shape_mismatch
 
-# Component path in the model -> name inside the module in a checkpoint.
-_PLACES = {
+# Path of a component from its weight -> name inside the module in a checkpoint.
+_COMPONENTS = {
     "quant_state.absmax": "weight.absmax",
     "quant_state.code": "weight.quant_map",
     "quant_state.state2.absmax": "weight.nested_absmax",
@@ -49,7 +49,6 @@ _PLACES = {
     "SCB": "SCB",
     "CB": "weight",
 }
-NESTED_BLOCK = 256
 _CONSTANTS = ("quant_state.code", "quant_state.state2.code")
 
 
@@ -58,32 +57,36 @@ class QuantizedWeights(TargetExtension):
     """The quantized weights of a model to load.
 
     Attributes:
-        stored: weights that the checkpoint stores quantized, by module path.
+        checkpoint: weights that the checkpoint stores quantized.
         quantize: weights that the load quantizes, by name.
-        broken: dtype and shape of weights that cannot be loaded.
         aliases: other names of these weights, if a module has several paths.
         problems: findings about these weights.
         dtype: of the other floating-point tensors; ``None``: unchanged.
+        offsets: of the scales of offloaded weights.
     """
 
     catalog: Catalog
-    stored: dict[str, StoredWeight] = field(default_factory=dict)
-    quantize: dict[str, Quantization] = field(default_factory=dict)
-    broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
+    checkpoint: StoredWeights
+    quantize: dict[str, Quantization]
     aliases: frozenset[str] = frozenset()
     problems: list[_core.Finding] = field(default_factory=list)
     dtype: Any = None
+    offsets: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.offsets: dict[str, torch.Tensor] = {}  # of the scales of offloaded weights
-        self._by_weight = {stored.name: stored for stored in self.stored.values()}
+    @property
+    def stored(self) -> dict[str, StoredWeight]:
+        return self.checkpoint.weights
+
+    @property
+    def broken(self) -> dict[str, tuple[str, Shape] | None]:
+        return self.checkpoint.broken
 
     # --- the plan --------------------------------------------------------------------------------
 
     def expand(self, targets: ModelTargets) -> None:
         targets.targets = self._expanded(targets.targets)
-        targets.findings = [each for each in targets.findings if not self.is_state(each.target)]
-        targets.findings += self.problems
+        findings = [f for f in targets.findings if not self.is_component(f.target)]
+        targets.findings = findings + self.checkpoint.findings + self.problems
         targets.quantize |= self.quantize
         targets.already_reported += self.broken
         targets.keeps_dtypes = bool(self.stored)  # a dtype argument would cast the scales
@@ -93,47 +96,42 @@ class QuantizedWeights(TargetExtension):
         is_cast = self.stored and self.dtype not in (None, "auto")
         cast = dtype_argument(self.dtype) if is_cast else ""
         for target in targets:
-            if target.name in self.aliases or self.is_state(target.name):
+            if target.name in self.aliases or self.is_component(target.name):
                 continue
-            if self.is_state(target.tie_of):
-                target.tie_of = ""  # tied to a component, which is not a model tensor here
+            if self.is_component(target.tie_of):
+                target.tie_of = ""  # its root is not a model tensor here
             weight = target.tie_of or target.name
-            stored = self._by_weight.get(weight)
+            stored = self.stored.get(weight)
             if stored is None:
                 if cast and _is_cast(target):
                     target.dtype = cast
                 entry = self.broken.get(weight)
                 result.append(target if entry is None else _as_stored(target, *entry))
                 continue
-            parts = stored.targets()
-            result.append(_as_stored(target, *parts[stored.name]))
-            if not target.tie_of:
-                result += [
-                    _core.Target(name, shape, dtype, "persistent_buffer")
-                    for name, (dtype, shape) in parts.items()
-                    if name != stored.name
-                ]
+            for name, (dtype, shape) in stored.targets().items():
+                if name == stored.name:
+                    result.append(_as_stored(target, dtype, shape))
+                elif not target.tie_of:
+                    result.append(_core.Target(name, shape, dtype, "persistent_buffer"))
         return result
 
     def slots(self, slots: Iterable[TensorSlot]) -> list[TensorSlot]:
         """Return the model's tensors as :meth:`expand` targets them; components are read-only."""
         result = []
         for slot in slots:
-            if slot.name in self.aliases or self.is_state(slot.name):
+            if slot.name in self.aliases or self.is_component(slot.name):
                 continue
-            stored = self._by_weight.get(slot.tie_of or slot.name)
+            stored = self.stored.get(slot.tie_of or slot.name)
             if stored is None:
                 result.append(slot)
                 continue
             for name, (dtype, shape) in stored.targets().items():
-                blank = torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+                tensor = _on_meta(dtype, shape)
                 if name == stored.name:
-                    made = dataclasses.replace(slot, tensor=blank)
-                    result.append(made)
+                    result.append(dataclasses.replace(slot, tensor=tensor))
                 elif slot.tie_of is None:
-                    result.append(
-                        TensorSlot(name, "persistent_buffer", blank, None, lambda _: None)
-                    )
+                    component = TensorSlot(name, "persistent_buffer", tensor, None, lambda _: None)
+                    result.append(component)
         return result
 
     def devices(self, devices: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,18 +140,14 @@ class QuantizedWeights(TargetExtension):
         for stored in self.stored.values():
             device = devices.get(stored.name, devices.get("", "cpu"))
             for name in stored.targets():
-                small = name.endswith((stored.state or "?", "weight_format"))
-                result[name] = device if not small or device == "disk" else "cpu"
+                is_metadata = name.endswith((stored.state or "?", "weight_format"))
+                result[name] = "cpu" if is_metadata and device != "disk" else device
         return result
 
-    def weights(self) -> set[str]:
-        return self._by_weight.keys() | self.quantize.keys()
-
-    def is_state(self, name: str) -> bool:
+    def is_component(self, name: str) -> bool:
         """Return whether a tensor is a component; modules may have it on meta before the load."""
-        place = next((each for each in _PLACES if name.endswith(f".{each}")), None)
-        weight = name[: -len(place) - 1] if place else ""
-        return weight in self._by_weight or weight in self.quantize or weight in self.broken
+        weight, _ = _split(name)
+        return weight in self.quantize or weight in self.checkpoint.names
 
     def findings(self, targets: Iterable[PlannedTarget]) -> list[_core.Finding]:
         """Return an error for each expert stack on disk, because hooks cannot load it whole."""
@@ -173,30 +167,8 @@ class QuantizedWeights(TargetExtension):
         ]
 
     def installed_targets(self) -> set[str]:
-        parts = {name for stored in self.stored.values() for name in stored.targets()}
-        return parts | self.quantize.keys()
-
-    def unfilled(self, model: torch.nn.Module) -> list[_core.Finding]:
-        """Return an error for each bitsandbytes layer whose weight would stay unquantized."""
-        findings = []
-        known = self.installed_targets() | self.broken.keys()
-        for path, module in named_modules(model):
-            name = join_name(path, "weight")
-            layers = bnb.nn.Linear4bit | bnb.nn.Linear8bitLt
-            if isinstance(module, layers) and module.weight.is_meta and name not in known:
-                message = f"'{name}' is missing, and only weights of the checkpoint are quantized"
-                findings.append(_core.Finding("error", "plan.missing", name, [], message))
-        return findings
-
-    def misfits(self, model: torch.nn.Module) -> list[_core.Finding]:
-        findings = []
-        for stored in self.stored.values():
-            module = submodule(model, stored.path)
-            expected = (module.out_features, module.in_features)
-            if stored.shape != expected:
-                sources = sorted(stored.sources.values())
-                findings.append(shape_mismatch(stored.name, stored.shape, expected, sources))
-        return findings
+        components = {name for stored in self.stored.values() for name in stored.targets()}
+        return components | self.quantize.keys()
 
     # --- the load --------------------------------------------------------------------------------
 
@@ -213,45 +185,39 @@ class QuantizedWeights(TargetExtension):
         self, model: torch.nn.Module, targets: Sequence[PlannedTarget], values: Sequence[Any]
     ) -> dict[str, Any]:
         """Return bitsandbytes parameters by name; offloaded ones are on meta."""
-        filled = {target.name: value for target, value in zip(targets, values, strict=True)}
-        made = {}
+        value_of = {target.name: value for target, value in zip(targets, values, strict=True)}
+        parameters = {}
         for stored in self.stored.values():
-            tensors = {name: filled[name] for name in stored.targets()}
-            if tensors[stored.name] is not None:
-                weight = QuantizedWeight.from_state_dict(tensors, stored.path)
-            else:
-                blank = {
-                    inside: torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
-                    for inside, (dtype, shape) in stored.entries.items()
-                }
-                weight = QuantizedWeight.from_components(stored.metadata, blank)
-            made[stored.name] = weight.to_parameter(submodule(model, stored.path))
+            is_offloaded = value_of[stored.name] is None
+            components = {
+                name: _on_meta(*entry) if is_offloaded else value_of[join_name(stored.path, name)]
+                for name, entry in stored.entries.items()
+            }
+            weight = QuantizedWeight.from_components(stored.metadata, components)
+            parameters[stored.name] = weight.to_parameter(submodule(model, stored.path))
         for target in targets:
             if target.encoding:
                 module = owner_of(model, target.name)
-                weight = self._quantized(target, filled[target.name], module)
+                weight = self._quantized(target, value_of[target.name], module)
                 is_layer = target.name.rpartition(".")[2] == "weight"
-                made[target.name] = weight.to_parameter(module if is_layer else None)
-        return made
+                parameters[target.name] = weight.to_parameter(module if is_layer else None)
+        return parameters
 
     def _quantized(
         self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any
     ) -> QuantizedWeight:
-        how = self.quantize[target.name]
+        quantization = self.quantize[target.name]
         if parts is None:
-            parts = {
-                name: torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
-                for name, shape, dtype in target.parts
-            }
+            parts = {name: _on_meta(dtype, shape) for name, shape, dtype in target.parts}
         data = parts["data"]
-        weight = QuantizedWeight(data, parts["absmax"], how.encoding, target.shape)
-        if how.encoding == "int8":
+        weight = QuantizedWeight(data, parts["absmax"], quantization.encoding, target.shape)
+        if quantization.encoding == "int8":
             return weight
-        weight.dtype, weight.blocksize = torch_dtype(target.dtype), how.block_size
+        weight.dtype, weight.blocksize = torch_dtype(target.dtype), quantization.block_size
         storage = getattr(module, "quant_storage", None) or torch.uint8
         weight.data = data.view(-1).view(storage).view(-1, 1)
-        weight.code = functional.get_4bit_type(how.encoding, device=data.device)
-        if how.nested:
+        weight.code = functional.get_4bit_type(quantization.encoding, device=data.device)
+        if quantization.nested:
             weight.nested_absmax, weight.offset = parts["nested_absmax"], parts["nested_offset"]
             weight.nested_blocksize = NESTED_BLOCK
             weight.nested_code = functional.create_dynamic_map().to(data.device)
@@ -274,13 +240,14 @@ class QuantizedWeights(TargetExtension):
         offload: _core.OffloadFolder,
     ) -> None:
         """Add the components that hooks need, before the folder is committed."""
-        on_disk = [each for each in targets if each.device == "disk" and each.encoding]
         self.offsets = {
-            stored.name: torch.tensor(stored.metadata.offset, dtype=torch.float32)
+            stored.name: torch.tensor(stored.metadata.nested_offset, dtype=torch.float32)
             for stored in self.stored.values()
             if stored.metadata is not None and stored.metadata.nested
         }
-        for target in on_disk:
+        for target in targets:
+            if target.device != "disk" or not target.encoding:
+                continue
             weight = self._quantized(target, None, owner_of(model, target.name))
             complete_on_disk(weight, target.name, offload)
             if weight.offset is not None:
@@ -295,29 +262,37 @@ class QuantizedWeights(TargetExtension):
     def add_provenance(self, model: torch.nn.Module, provenance: dict[str, Provenance]) -> None:
         """Replace the components' entries by entries for the model's own tensors."""
         for slot in walk(model):
+            weight, component = _split(slot.name)
             if slot.name in self.aliases and slot.tie_of in provenance:
-                entry = dataclasses.replace(provenance[slot.tie_of], origin="tie", sources=())
                 provenance[slot.name] = dataclasses.replace(
-                    entry, target=slot.name, tie_of=slot.tie_of
+                    provenance[slot.tie_of],
+                    target=slot.name,
+                    origin="tie",
+                    sources=(),
+                    tie_of=slot.tie_of,
                 )
-            for place, inside in _PLACES.items():
-                weight = slot.name.removesuffix(f".{place}")
-                if weight == slot.name:
-                    continue
-                if weight in self._by_weight:
-                    stored = self._by_weight[weight]
-                    provenance[slot.name] = _placed(
-                        provenance[join_name(stored.path, inside or stored.state)], slot
+            elif weight in self.stored:
+                stored = self.stored[weight]
+                source = join_name(stored.path, _COMPONENTS[component] or stored.state)
+                provenance[slot.name] = _entry_for(slot, provenance[source])
+            elif weight in self.quantize:
+                entry = _entry_for(slot, provenance[weight])
+                if component in _CONSTANTS and not slot.tensor.is_meta:
+                    entry = dataclasses.replace(
+                        entry, origin="constant", sources=(), bytes_written=0
                     )
-                elif weight in self.quantize:
-                    provenance[slot.name] = _placed(provenance[weight], slot)
-                    if place in _CONSTANTS and not slot.tensor.is_meta:
-                        provenance[slot.name] = dataclasses.replace(
-                            provenance[slot.name], origin="constant", sources=(), bytes_written=0
-                        )
+                provenance[slot.name] = entry
         for stored in self.stored.values():
-            for name in list(stored.targets())[1:]:
+            for name in stored.targets().keys() - {stored.name}:
                 provenance.pop(name, None)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split a component's name into its weight and the path from there; empty for others."""
+    for component in _COMPONENTS:
+        if name.endswith(f".{component}"):
+            return name.removesuffix(f".{component}"), component
+    return "", ""
 
 
 def _is_cast(target: _core.Target) -> bool:
@@ -328,7 +303,11 @@ def _as_stored(target: _core.Target, dtype: str, shape: Shape) -> _core.Target:
     return _core.Target(target.name, shape, dtype, target.kind, target.tie_of)
 
 
-def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
+def _on_meta(dtype: str, shape: Shape) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+
+
+def _entry_for(slot: TensorSlot, entry: Provenance) -> Provenance:
     return dataclasses.replace(
         entry,
         target=slot.name,
@@ -336,55 +315,3 @@ def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
         dtype=dtype_name(slot.tensor.dtype),
         shape=tuple(slot.tensor.shape),
     )
-
-
-def quantizations(
-    model: torch.nn.Module,
-    names: Iterable[str],
-    nested_offset: Mapping[str, float] | None = None,
-) -> dict[str, Quantization]:
-    """Return the quantization that each weight's bitsandbytes module requires."""
-    wanted = [name for name in names if name.rpartition(".")[2] == "weight"]
-    if not wanted:
-        return {}
-    offsets = nested_offset or {}
-    found = {}
-    for name in wanted:
-        module = owner_of(model, name)
-        weight: Any = module._parameters.get("weight")
-        if isinstance(module, bnb.nn.Linear4bit) and weight.quant_state is None:
-            found[name] = Quantization(
-                weight.quant_type,
-                block_size=weight.blocksize,
-                nested=weight.compress_statistics,
-                nested_offset=offsets.get(name) if weight.compress_statistics else None,
-            )
-        elif isinstance(module, bnb.nn.Linear8bitLt) and not weight.has_fp16_weights:
-            found[name] = Quantization("int8")
-    return found
-
-
-def of_experts(
-    model: torch.nn.Module,
-    names: Iterable[str],
-    quantize: Mapping[str, Quantization],
-    nested_offset: Mapping[str, float] | None = None,
-) -> dict[str, Quantization]:
-    """Return the quantization of expert stacks, as in the model's layers.
-
-    Raises ``plan.options`` if the layers are not quantized to 4 bits.
-    """
-    how = next(iter(quantize.values()), None)
-    if how is None or how.encoding not in FOUR_BIT:
-        raise make(
-            "plan.options",
-            "experts are quantized as the linear layers are, which have no 4-bit encoding",
-            field="quantize_experts",
-            found="not at all" if how is None else how.encoding,
-            expected=", ".join(FOUR_BIT),
-        )
-    offsets = nested_offset or {}
-    return {
-        name: dataclasses.replace(how, nested_offset=offsets.get(name) if how.nested else None)
-        for name in stacks(model, names)
-    }

@@ -23,6 +23,7 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import join_name
 from loadstone._adapters.bitsandbytes.offloaded import adopt_hook, weights_map_of
 from loadstone._adapters.bitsandbytes.parameters import (
     adopt,
+    components_of,
     is_incomplete,
     is_packed,
     lost_scales,
@@ -39,22 +40,11 @@ class SelfContainedModule(torch.nn.Module):
 
     weight: Any
 
-    @property
-    def _hf_hook(self) -> Any:
-        """accelerate's hook; assigning one makes it fetch weights with their scales."""
-        try:
-            return self.__dict__["_hf_hook"]
-        except KeyError:
-            raise AttributeError("_hf_hook") from None
-
-    @_hf_hook.setter
-    def _hf_hook(self, hook: Any) -> None:
-        adopt_hook(hook)
-        self.__dict__["_hf_hook"] = hook
-
-    @_hf_hook.deleter
-    def _hf_hook(self) -> None:
-        self.__dict__.pop("_hf_hook", None)
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Make accelerate's hook, once it is assigned, fetch weights with their scales."""
+        if name == "_hf_hook":
+            adopt_hook(value)
+        super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         """Move the weight with its scales; called by ``to``, ``cpu``, ``half`` and the like."""
@@ -64,14 +54,14 @@ class SelfContainedModule(torch.nn.Module):
             adopt(self._parameters["weight"])
             return result
         with torch.no_grad():
-            wanted = _applied(weight, fn)
+            moved = _moved(weight, fn)
         self._parameters["weight"] = None
         try:
             result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         except BaseException:
             self._parameters["weight"] = weight
             raise
-        self._parameters["weight"] = _moved_in_place(weight, wanted)
+        self._parameters["weight"] = _moved_in_place(weight, moved)
         return result
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -83,12 +73,12 @@ class SelfContainedModule(torch.nn.Module):
     @contextlib.contextmanager
     def _present(self) -> Iterator[None]:
         """Bring offloaded parameters into the module inside the block; the module does not move."""
-        held = weights_map_of(self.__dict__.get("_hf_hook"))
+        weights_map = weights_map_of(self.__dict__.get("_hf_hook"))
         before = dict(self._parameters)
         try:
             for name, parameter in before.items():
-                if held is not None and parameter is not None and parameter.is_meta:
-                    value = held[name]
+                if weights_map is not None and parameter is not None and parameter.is_meta:
+                    value = weights_map[name]
                     if not isinstance(value, torch.nn.Parameter):
                         value = torch.nn.Parameter(value, requires_grad=False)
                     self._parameters[name] = value
@@ -99,34 +89,35 @@ class SelfContainedModule(torch.nn.Module):
     def _require_scales(self) -> None:
         if torch.compiler.is_compiling():
             return
-        if is_packed(self.weight) and is_incomplete(self.weight):
+        weight = self.weight
+        if is_packed(weight) and (is_incomplete(weight) or not components_of(weight)):
             raise lost_scales(self.weight.shape)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)
-        return (_rebuilt, (type(self).__bases__[1],), *reduced[2:])
+        return (rebuild_module, (type(self).__bases__[1],), *reduced[2:])
 
 
-def _applied(weight: Any, fn: Callable[[Any], Any]) -> Any:
+def _moved(weight: Any, fn: Callable[[Any], Any]) -> Any:
     """Return a weight after a tensor function: moved with its scales, never cast."""
-    after = fn(weight)
-    if is_packed(after):
-        return after
-    if after.dtype != weight.dtype:
+    moved = fn(weight)
+    if is_packed(moved):
+        return moved
+    if moved.dtype != weight.dtype:
         return weight  # `half()` and the like on bytes stored as floats
-    empty = functools.partial(torch.empty_like, device=after.device)  # `to_empty`
-    return weight._with(after, mapped(weight._scales, empty))
+    empty = functools.partial(torch.empty_like, device=moved.device)  # `to_empty`
+    return weight._with(moved, mapped(weight._scales, empty))
 
 
-def _moved_in_place(weight: Any, wanted: Any) -> Any:
+def _moved_in_place(weight: Any, moved: Any) -> Any:
     """Move the weight in place if torch allows it, because others may reference the object."""
-    if wanted is weight or not torch._has_compatible_shallow_copy_type(weight, wanted):
-        return wanted
-    weight.data = wanted.data
+    if moved is weight or not torch._has_compatible_shallow_copy_type(weight, moved):
+        return moved
+    weight.data = moved.data
     if isinstance(weight, bnb.nn.Params4bit):
-        weight.quant_state = wanted.quant_state
+        weight.quant_state = moved.quant_state
     else:
-        weight.CB, weight.SCB = weight.data, wanted.SCB
+        weight.CB, weight.SCB = weight.data, moved.SCB
     return weight
 
 
@@ -144,8 +135,8 @@ class SelfContained4bit(SelfContainedModule):
     @property
     def quant_state(self) -> Any:
         """Return the weight's state, or the assigned one while the weight has none."""
-        own = getattr(self._parameters.get("weight"), "quant_state", None)
-        return own if own is not None else self.__dict__.get("quant_state")
+        state = getattr(self._parameters.get("weight"), "quant_state", None)
+        return state if state is not None else self.__dict__.get("quant_state")
 
     @quant_state.setter
     def quant_state(self, state: Any) -> None:
@@ -211,11 +202,11 @@ class SelfContainedLinear4bit(SelfContained4bit):
         if not self.compute_type_is_set:
             self.set_compute_type(x)
             self.compute_type_is_set = True
-        given = x.dtype
+        dtype = x.dtype
         if self.compute_dtype is not None:
             x = x.to(self.compute_dtype)
         _cast_bias(self.bias, x.dtype)
-        return layout.linear(x, self.weight, self.weight.quant_state, self.bias).to(given)
+        return layout.linear(x, self.weight, self.weight.quant_state, self.bias).to(dtype)
 
 
 def _cast_bias(bias: Any, dtype: torch.dtype) -> None:
@@ -256,14 +247,7 @@ class SelfContainedEmbedding4bit(SelfContained4bit):
         return torch.nn.functional.embedding(input, table).to(self.dtype)
 
 
-class SelfContained8bit(SelfContainedModule):
-    def _require_scales(self) -> None:
-        super()._require_scales()
-        if is_packed(self.weight) and self.weight.SCB is None:
-            raise lost_scales(self.weight.shape)
-
-
-class SelfContainedLinear8bitLt(SelfContained8bit):
+class SelfContainedLinear8bitLt(SelfContainedModule):
     """A ``Linear8bitLt`` whose weight keeps the scales; its state borrows them."""
 
     state: Any
@@ -296,12 +280,13 @@ class SelfContainedLinear8bitLt(SelfContained8bit):
         return result
 
 
-_MIXINS: tuple[tuple[type, type], ...] = (
-    (bnb.nn.Linear4bit, SelfContainedLinear4bit),
-    (bnb.nn.Linear8bitLt, SelfContainedLinear8bitLt),
-    (bnb.nn.Embedding4bit, SelfContainedEmbedding4bit),
-    (bnb.nn.Embedding8bit, SelfContained8bit),
-)
+_MIXINS: dict[type, type] = {
+    bnb.nn.Linear4bit: SelfContainedLinear4bit,
+    bnb.nn.Linear8bitLt: SelfContainedLinear8bitLt,
+    bnb.nn.Embedding4bit: SelfContainedEmbedding4bit,
+    bnb.nn.Embedding8bit: SelfContainedModule,
+}
+MODULES = tuple(_MIXINS)
 
 
 def _restore_rowwise(weight: Any) -> None:
@@ -311,17 +296,23 @@ def _restore_rowwise(weight: Any) -> None:
 
 @functools.cache
 def _self_contained_class(base: type) -> type:
-    mixin = next(mixin for kind, mixin in _MIXINS if issubclass(base, kind))
-    return type(base.__name__, (mixin, base), {"__doc__": base.__doc__})
+    mixin = next(mixin for library, mixin in _MIXINS.items() if issubclass(base, library))
+    body = {"__doc__": base.__doc__, "__module__": "loadstone.bitsandbytes"}
+    return type(base.__name__, (mixin, base), body)
 
 
-def _rebuilt(base: type) -> Any:
+def rebuild_module(base: type) -> Any:
+    """Return an empty self-contained module; pickles name this function."""
     cls = _self_contained_class(base)
     return cls.__new__(cls)  # type: ignore[call-overload]
 
 
+rebuild_module.__module__ = "loadstone.bitsandbytes"
+_rebuilt = rebuild_module  # in pickles of earlier releases
+
+
 def is_quantized(module: Any) -> bool:
-    return isinstance(module, tuple(kind for kind, _ in _MIXINS))
+    return isinstance(module, MODULES)
 
 
 def is_self_contained(module: Any) -> bool:
@@ -375,13 +366,13 @@ def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
     ``models`` is keyed by a prefix for paths in errors. If scales are already lost, this raises
     ``q.scale_missing`` and changes nothing.
     """
-    found = {
+    modules = {
         join_name(name, path) if path else name: module
         for name, model in models.items()
         for path, module in named_modules(model)
         if is_quantized(module) and not is_self_contained(module)
     }
-    broken = [path for path, module in found.items() if has_lost_scales(module)]
+    broken = [path for path, module in modules.items() if has_lost_scales(module)]
     if broken:
         raise make(
             "q.scale_missing",
@@ -390,7 +381,7 @@ def heal_all(models: Mapping[str, torch.nn.Module]) -> None:
             "before it is moved",
             tensor=join_name(broken[0], "weight"),
         )
-    for module in found.values():
+    for module in modules.values():
         make_self_contained(module)
 
 

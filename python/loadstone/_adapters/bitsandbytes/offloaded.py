@@ -8,12 +8,12 @@ from typing import Any
 import bitsandbytes as bnb
 import torch
 
-from loadstone._adapters.bitsandbytes.checkpoint_format import FOUR_BIT, STATE
+from loadstone._adapters.bitsandbytes.checkpoint_format import STATES
 from loadstone._adapters.bitsandbytes.parameters import Int8Params, adopt, is_packed
 from loadstone._adapters.bitsandbytes.quantized_weight import QuantizedWeight
 from loadstone._plan.placement import hooks_of
 
-_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+_COMPONENTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
 class OffloadedWeights(Mapping[str, Any]):
@@ -32,11 +32,11 @@ class OffloadedWeights(Mapping[str, Any]):
         if value.dtype == torch.int8 and f"{head}SCB" in self.inner:
             scales = self.inner[f"{head}SCB"]
             return Int8Params(value, requires_grad=False, SCB=scales.to(value.device))
-        states = [f"{head}{STATE}{quant_type}" for quant_type in FOUR_BIT]
-        if not any(each in self.inner for each in states):
+        states = [f"{head}{state}" for state in STATES]
+        if not any(state in self.inner for state in states):
             return value
-        names = [*states, *(f"{name}.{part}" for part in _PARTS)]
-        tensors = {name: value} | {each: self.inner[each] for each in names if each in self.inner}
+        names = [*states, *(f"{name}.{component}" for component in _COMPONENTS)]
+        tensors = {name: value} | {name: self.inner[name] for name in names if name in self.inner}
         weight = QuantizedWeight.from_state_dict(tensors, head.removesuffix("."))
         return adopt(weight.to_parameter())
 
@@ -52,19 +52,20 @@ class OffloadedWeights(Mapping[str, Any]):
 
 def adopt_hook(hook: Any) -> None:
     """Make accelerate's offloading hooks fetch weights with their scales."""
-    for each in hooks_of(hook):
-        inner = getattr(each, "weights_map", None)
-        if getattr(each, "offload", False) and inner is not None:
-            if not isinstance(inner, OffloadedWeights):
-                each.weights_map = OffloadedWeights(inner)
-            if each.execution_device == "cpu":
-                # Given the string "cpu", accelerate quantizes int8 weights again, on a GPU.
-                each.execution_device = torch.device("cpu")
+    for align_hook in _offloading_hooks(hook):
+        if not isinstance(align_hook.weights_map, OffloadedWeights):
+            align_hook.weights_map = OffloadedWeights(align_hook.weights_map)
+        if align_hook.execution_device == "cpu":
+            # Given the string "cpu", accelerate quantizes int8 weights again, on a GPU.
+            align_hook.execution_device = torch.device("cpu")
 
 
 def weights_map_of(hook: Any) -> Mapping[str, Any] | None:
-    for each in hooks_of(hook):
-        if getattr(each, "offload", False) and each.weights_map is not None:
-            found: Mapping[str, Any] = each.weights_map
-            return found
-    return None
+    align_hook = next(_offloading_hooks(hook), None)
+    return None if align_hook is None else align_hook.weights_map
+
+
+def _offloading_hooks(hook: Any) -> Iterator[Any]:
+    for part in hooks_of(hook):
+        if getattr(part, "offload", False) and getattr(part, "weights_map", None) is not None:
+            yield part

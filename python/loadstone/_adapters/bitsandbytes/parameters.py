@@ -1,7 +1,7 @@
 """bitsandbytes parameters that are moved and copied with all components or not at all.
 
 They derive from bitsandbytes' classes and have the same names, because libraries check both. Only a
-parameter's class changes: the object stays the same.
+parameter's class changes: the object stays the same. Pickles name the classes by ``__module__``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def mapped(scales: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
         return function(scales)
     if not isinstance(scales, QuantState):
         return scales
-    made = copy.copy(scales)
-    made.__dict__.update({name: mapped(each, function) for name, each in vars(scales).items()})
-    return made
+    state = copy.copy(scales)
+    vars(state).update({name: mapped(part, function) for name, part in vars(scales).items()})
+    return state
 
 
 def lost_scales(shape: Any) -> Exception:
@@ -91,6 +91,8 @@ class _SelfContainedParameter:
 class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[misc]
     """bitsandbytes' class, moved and copied as a whole; the source of a move keeps its state."""
 
+    __module__ = "loadstone.bitsandbytes"
+
     def __new__(
         cls,
         data: torch.Tensor | None = None,
@@ -99,15 +101,14 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
         **kwargs: Any,
     ) -> Params4bit:
         """Take the state from ``data``: libraries recreate a weight from its moved data."""
-        own = getattr(data, "quant_state", None)
-        if own is not None:
-            quant_state = own
+        if getattr(data, "quant_state", None) is not None:
+            quant_state = data.quant_state  # type: ignore[union-attr]
             kwargs["bnb_quantized"] = True
         scales = getattr(quant_state, "absmax", None)
         if data is not None and scales is not None and scales.is_meta and not data.is_meta:
             raise lost_scales(data.shape)
-        made: Params4bit = super().__new__(cls, data, requires_grad, quant_state, **kwargs)
-        return made
+        weight: Params4bit = super().__new__(cls, data, requires_grad, quant_state, **kwargs)
+        return weight
 
     def _with(self, data: torch.Tensor, state: Any, requires_grad: bool | None = None) -> Any:
         return type(self)(
@@ -130,13 +131,15 @@ class Params4bit(_SelfContainedParameter, bnb.nn.Params4bit):  # type: ignore[mi
         return self._with(self.data, self.quant_state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        made = super().__deepcopy__(memo)
-        made.module = memo.get(id(self.module))  # the copied module, if it is part of the copy
-        return made
+        weight = super().__deepcopy__(memo)
+        weight.module = memo.get(id(self.module))  # the copied module, if it is part of the copy
+        return weight
 
 
 class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[misc]
     """bitsandbytes' class, moved and copied as a whole: codes and scales stay together."""
+
+    __module__ = "loadstone.bitsandbytes"
 
     def __new__(
         cls,
@@ -148,17 +151,17 @@ class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[mi
         **kwargs: Any,
     ) -> Int8Params:
         """Take the scales from ``data``, for the same reason as in :class:`Params4bit`."""
-        own = getattr(data, "SCB", None)
         if data is not None and data.dtype == torch.int8:
-            SCB = own if own is not None else SCB  # noqa: N806
+            scales = getattr(data, "SCB", None)
+            SCB = scales if scales is not None else SCB  # noqa: N806
             if SCB is not None and SCB.device != data.device:
                 SCB = None  # noqa: N806  (of the weight before)
-        made: Int8Params = super().__new__(
+        weight: Int8Params = super().__new__(
             cls, data, requires_grad, has_fp16_weights, CB, SCB, **kwargs
         )
         if data is not None and data.dtype == torch.int8:
-            made.CB = made.data
-        return made
+            weight.CB = weight.data
+        return weight
 
     def _with(self, data: torch.Tensor, scales: Any, requires_grad: bool | None = None) -> Any:
         return type(self)(
@@ -173,15 +176,14 @@ class Int8Params(_SelfContainedParameter, bnb.nn.Int8Params):  # type: ignore[mi
         return self.SCB  # type: ignore[no-any-return]
 
 
-_OURS: dict[type, type] = {bnb.nn.Params4bit: Params4bit, bnb.nn.Int8Params: Int8Params}
+_CLASSES: dict[type, type] = {bnb.nn.Params4bit: Params4bit, bnb.nn.Int8Params: Int8Params}
 SELF_CONTAINED = (Params4bit, Int8Params)
 
 
 def adopt(weight: Any) -> Any:
     """Change bitsandbytes' own class of a parameter to this module's; returns the same object."""
-    ours = _OURS.get(type(weight))
-    if ours is not None:
-        weight.__class__ = ours
+    if type(weight) in _CLASSES:
+        weight.__class__ = _CLASSES[type(weight)]
     return weight
 
 
@@ -192,34 +194,21 @@ def is_packed(weight: Any) -> bool:
 
 
 def is_incomplete(weight: Any) -> bool:
-    if isinstance(weight, bnb.nn.Params4bit):
-        parts = state_tensors(weight.quant_state)
-    else:
-        parts = [weight.SCB] if weight.SCB is not None else []
-        if not parts and not weight.data.is_meta:
-            return True
-    return any(part.device != weight.device for part in parts)
-
-
-def state_tensors(state: Any) -> list[torch.Tensor]:
-    found = []
-    for value in vars(state).values():
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, QuantState):
-            found += state_tensors(value)
-    return found
+    components = components_of(weight).values()
+    if not components:
+        return not weight.is_meta
+    return any(component.device != weight.device for component in components)
 
 
 def components_of(weight: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a quantized weight except its data, by the codec's component names."""
     state = getattr(weight, "quant_state", None)
     inner = getattr(state, "state2", None)
-    held = {
+    components = {
         "absmax": getattr(weight, "SCB", None) if state is None else state.absmax,
         "code": getattr(state, "code", None),
         "nested_offset": getattr(state, "offset", None),
         "nested_absmax": getattr(inner, "absmax", None),
         "nested_code": getattr(inner, "code", None),
     }
-    return {name: value for name, value in held.items() if value is not None}
+    return {name: value for name, value in components.items() if value is not None}

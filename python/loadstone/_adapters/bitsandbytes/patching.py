@@ -15,6 +15,7 @@ import torch
 
 from loadstone._adapters.bitsandbytes import layout
 from loadstone._adapters.bitsandbytes.modules import (
+    MODULES,
     is_quantized,
     is_self_contained,
     make_self_contained,
@@ -26,33 +27,24 @@ from loadstone._plan.placement import hooks_of
 
 LIBRARY = "bitsandbytes"
 
-_OF_WEIGHTS = ("to", "cpu", "cuda", "xpu", "detach", "__deepcopy__")
-_OF_MODULES = ("forward", "_apply", "_save_to_state_dict")
+_PARAMETERS = (bnb.nn.Params4bit, bnb.nn.Int8Params)
+_PARAMETER_METHODS = ("to", "cpu", "cuda", "xpu", "detach", "__deepcopy__")
+_MODULE_METHODS = ("forward", "_apply", "_save_to_state_dict")
 
 
 def hooks() -> Hooks:
-    found = [
-        Hook(owner, name, wrap_if_active(LIBRARY, _by_weight(name)))
-        for owner in (bnb.nn.Params4bit, bnb.nn.Int8Params)
-        for name in _OF_WEIGHTS
+    methods = [(cls, name, _on_parameter) for cls in _PARAMETERS for name in _PARAMETER_METHODS]
+    methods += [(cls, name, _on_module) for cls in MODULES for name in _MODULE_METHODS]
+    result = [
+        Hook(cls, name, wrap_if_active(LIBRARY, adopting(name))) for cls, name, adopting in methods
     ]
-    found += [
-        Hook(owner, name, wrap_if_active(LIBRARY, _by_module(name)))
-        for owner in (
-            bnb.nn.Linear4bit,
-            bnb.nn.Linear8bitLt,
-            bnb.nn.Embedding4bit,
-            bnb.nn.Embedding8bit,
-        )
-        for name in _OF_MODULES
-    ]
-    found.append(Hook(bnb.functional, "dequantize_4bit", wrap_if_active(LIBRARY, _dequantize)))
+    result.append(Hook(bnb.functional, "dequantize_4bit", wrap_if_active(LIBRARY, _dequantize)))
     if importlib.util.find_spec("accelerate") is not None:
-        found += _of_accelerate()
-    return Hooks(found, LIBRARY)
+        result += _accelerate_hooks()
+    return Hooks(result, LIBRARY)
 
 
-def _by_weight(name: str) -> Callable[..., Any]:
+def _on_parameter(name: str) -> Callable[..., Any]:
     def call(original: Callable[..., Any], weight: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(weight, SELF_CONTAINED) or not isinstance(adopt(weight), SELF_CONTAINED):
             return original(weight, *args, **kwargs)
@@ -61,7 +53,7 @@ def _by_weight(name: str) -> Callable[..., Any]:
     return call
 
 
-def _by_module(name: str) -> Callable[..., Any]:
+def _on_module(name: str) -> Callable[..., Any]:
     def call(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         if is_self_contained(module):
             return original(module, *args, **kwargs)
@@ -78,8 +70,8 @@ def _dequantize(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    given = args or any(value is not None for name, value in kwargs.items() if name != "blocksize")
-    if quant_state is None or given or A.device.type != "cpu" or A.shape[0] == 1:
+    has_options = args or any(kwargs[name] is not None for name in kwargs if name != "blocksize")
+    if quant_state is None or has_options or A.device.type != "cpu" or A.shape[0] == 1:
         return original(A, quant_state, *args, **kwargs)
     if layout.is_rearranged(quant_state):
         A, quant_state = layout.rowwise(A, quant_state)  # noqa: N806
@@ -88,26 +80,26 @@ def _dequantize(
     return layout.decode(A, quant_state)
 
 
-def _of_accelerate() -> Iterator[Hook]:
+def _accelerate_hooks() -> Iterator[Hook]:
     from loadstone._adapters.accelerate.functions import places  # accelerate may be absent
 
-    ours: dict[str, Callable[..., Any]] = {
+    replacements: dict[str, Callable[..., Any]] = {
         "add_hook_to_module": _add_hook,
         "set_module_tensor_to_device": _set_tensor,
     }
-    for name, replacement in ours.items():
+    for name, replacement in replacements.items():
         for module in places(name):
             yield Hook(module, name, wrap_if_active(LIBRARY, replacement))
 
 
 def _add_hook(original: Callable[..., Any], module: Any, hook: Any, append: bool = False) -> Any:
-    inside = [each for each in module.modules() if is_quantized(each)]
-    for each in inside:
-        make_self_contained(each)
+    layers = [layer for layer in module.modules() if is_quantized(layer)]
+    for layer in layers:
+        make_self_contained(layer)
     result = original(module, hook, append)
-    if inside and (
+    if layers and (
         is_self_contained(module)
-        or any(getattr(each, "place_submodules", False) for each in hooks_of(module._hf_hook))
+        or any(getattr(part, "place_submodules", False) for part in hooks_of(module._hf_hook))
     ):
         adopt_hook(module._hf_hook)
     return result

@@ -13,14 +13,14 @@ from bitsandbytes.functional import QuantState
 
 from loadstone._adapters.bitsandbytes.checkpoint_format import (
     NESTED,
-    STATE,
+    NESTED_BLOCK,
+    STATES,
     QuantStateMetadata,
     Shape,
     check_components,
     join_name,
     missing,
     require_finite_scales,
-    scales_name,
 )
 from loadstone._adapters.bitsandbytes.layout import rowwise
 from loadstone._base.dtypes import dtype_name
@@ -63,22 +63,6 @@ class QuantizedWeight:
         """The device of all components."""
         return self.data.device
 
-    @property
-    def metadata(self) -> QuantStateMetadata | None:
-        """The contents of the state blob; ``None`` for int8."""
-        if self.quant_type == "int8":
-            return None
-        dtype = str(self.dtype).removeprefix("torch.")
-        plain = QuantStateMetadata(self.quant_type, self.blocksize, dtype, self.shape)
-        if self.offset is None:
-            return plain
-        return dataclasses.replace(
-            plain,
-            nested_blocksize=self.nested_blocksize,
-            nested_dtype="float32",
-            nested_offset=self.offset.item(),
-        )
-
     @classmethod
     def from_parameter(cls, weight: Any, scb: torch.Tensor | None = None) -> QuantizedWeight:
         """Makes one of a ``Params4bit`` or an ``Int8Params``, whose memory it shares.
@@ -104,12 +88,12 @@ class QuantizedWeight:
     def from_state(cls, data: torch.Tensor, state: Any) -> QuantizedWeight:
         """Makes one of packed bytes and a ``QuantState``, whose memory it shares."""
         shape = tuple(state.shape)
-        made = cls(data, state.absmax, state.quant_type, shape, state.dtype, state.blocksize)
-        made.code = state.code
+        weight = cls(data, state.absmax, state.quant_type, shape, state.dtype, state.blocksize)
+        weight.code = state.code
         if state.nested:
-            made.nested_absmax, made.nested_code = state.state2.absmax, state.state2.code
-            made.nested_blocksize, made.offset = state.state2.blocksize, state.offset
-        return made
+            weight.nested_absmax, weight.nested_code = state.state2.absmax, state.state2.code
+            weight.nested_blocksize, weight.offset = state.state2.blocksize, state.offset
+        return weight
 
     def state(self) -> Any:
         """A ``QuantState`` of bitsandbytes, which shares the memory; ``None`` for int8."""
@@ -165,18 +149,13 @@ class QuantizedWeight:
 
     def state_dict(self, prefix: str = "") -> dict[str, torch.Tensor]:
         """The tensors that a checkpoint has of it, in bitsandbytes' order, by their full names."""
-        found = {"weight": self.data}
-        metadata = self.metadata
-        if metadata is None:
-            found |= {"SCB": self.absmax, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+        tensors = {"weight": self.data}
+        if self.quant_type == "int8":
+            tensors |= {"SCB": self.absmax, "weight_format": torch.tensor(0, dtype=torch.uint8)}
         else:
-            assert self.code is not None
-            found |= {"weight.absmax": self.absmax, "weight.quant_map": self.code}
-            if self.nested_absmax is not None and self.nested_code is not None:
-                found |= dict(zip(NESTED, (self.nested_absmax, self.nested_code), strict=True))
-            blob = bytearray(metadata.to_bytes())
-            found[STATE + self.quant_type] = torch.frombuffer(blob, dtype=torch.uint8)
-        return {join_name(prefix, name): tensor for name, tensor in found.items()}
+            components = self.state().as_dict(packed=True)
+            tensors |= {f"weight.{name}": tensor for name, tensor in components.items()}
+        return {join_name(prefix, name): tensor for name, tensor in tensors.items()}
 
     @classmethod
     def from_state_dict(
@@ -187,24 +166,24 @@ class QuantizedWeight:
         Raises:
             FormatError: as :func:`check_components`.
         """
-        head = f"{prefix}." if prefix else ""
-        inside = {
-            name[len(head) :]: tensor
+        start = join_name(prefix, "")
+        components = {
+            name.removeprefix(start): tensor
             for name, tensor in tensors.items()
-            if name.startswith((f"{head}weight", f"{head}SCB"))
+            if name.startswith((f"{start}weight", f"{start}SCB"))
         }
-        blob = next((tensor for name, tensor in inside.items() if name.startswith(STATE)), None)
-        order = inside.get("weight_format")
-        entries = {
-            name: (dtype_name(each.dtype), tuple(each.shape)) for name, each in inside.items()
-        }
+        blob = next((components[name] for name in STATES if name in components), None)
+        layout = components.get("weight_format")
         metadata = check_components(
             prefix,
-            entries,
+            {
+                name: (dtype_name(part.dtype), tuple(part.shape))
+                for name, part in components.items()
+            },
             blob=blob.cpu().numpy().tobytes() if blob is not None else None,
-            weight_format=int(order) if order is not None else None,
+            weight_format=int(layout) if layout is not None else None,
         )
-        return cls.from_components(metadata, inside)
+        return cls.from_components(metadata, components)
 
     @classmethod
     def from_components(
@@ -214,14 +193,15 @@ class QuantizedWeight:
         data = tensors["weight"]
         if metadata is None:
             return cls(data, tensors["SCB"], "int8", tuple(data.shape))
-        made = cls(data, tensors["weight.absmax"], metadata.quant_type, metadata.shape)
-        made.dtype, made.blocksize = getattr(torch, metadata.dtype), metadata.blocksize
-        made.code = tensors["weight.quant_map"]
-        if metadata.nested_blocksize is not None:
-            made.nested_absmax, made.nested_code = (tensors[name] for name in NESTED)
-            made.nested_blocksize = metadata.nested_blocksize
-            made.offset = torch.tensor(metadata.offset, dtype=torch.float32, device=data.device)
-        return made
+        weight = cls(data, tensors["weight.absmax"], metadata.quant_type, metadata.shape)
+        weight.dtype, weight.blocksize = getattr(torch, metadata.dtype), metadata.blocksize
+        weight.code = tensors["weight.quant_map"]
+        if metadata.nested_offset is not None:
+            weight.nested_absmax, weight.nested_code = (tensors[name] for name in NESTED)
+            weight.nested_blocksize = NESTED_BLOCK
+            offset, device = metadata.nested_offset, data.device
+            weight.offset = torch.tensor(offset, dtype=torch.float32, device=device)
+        return weight
 
     def check(self, prefix: str = "") -> None:
         """Checks that sizes fit each other and that scales are finite.
@@ -229,11 +209,12 @@ class QuantizedWeight:
         Raises:
             FormatError: as :func:`check_components`, and ``q.nan``.
         """
-        sized = self
+        weight = self
         if self.data.is_meta and self.offset is not None:  # without memory; sizes need no value
-            sized = dataclasses.replace(self, offset=torch.zeros(()))
-        tensors = sized.state_dict(prefix)
+            weight = dataclasses.replace(self, offset=torch.zeros(()))
+        tensors = weight.state_dict(prefix)
         QuantizedWeight.from_state_dict(tensors, prefix)
         if not self.data.is_meta:
-            name = join_name(prefix, scales_name(self.metadata))
+            scales = NESTED[0] if self.nested else "weight.absmax"
+            name = join_name(prefix, "SCB" if self.quant_type == "int8" else scales)
             require_finite_scales(name, tensors[name])

@@ -6,10 +6,8 @@ findings of the plan, before weights are allocated. They do not need bitsandbyte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
 
@@ -24,19 +22,14 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
     component_names,
     join_name,
     require_finite_scales,
-    scales_name,
 )
 from loadstone._base.errors import Error, make
 from loadstone._files.catalog import Catalog
-from loadstone._model import devices, memory
-from loadstone._model.targets import planned_targets
+from loadstone._files.read import TensorReader
+from loadstone._model.memory import bytes_of
 
-# A state blob has fewer than 200 bytes; a much larger tensor is not one.
-SMALL_BYTES_MAX = 4096
 # Approximate limit on the bytes of scales to check at once.
 GROUP_BYTES = 16 << 20
-
-_ORDER = "weight_format"
 
 
 @dataclass(frozen=True)
@@ -45,8 +38,8 @@ class StoredWeight:
 
     Attributes:
         path: of the module in the model.
-        sources: names in the checkpoint, by the names inside the module (``"weight.absmax"``).
-        entries: dtype and shape of each, by the names inside the module.
+        sources: names in the checkpoint by component (``"weight.absmax"``).
+        entries: dtype and shape by component.
         metadata: the contents of the state blob; ``None`` for an 8-bit weight.
     """
 
@@ -64,14 +57,25 @@ class StoredWeight:
         return self.metadata.shape if self.metadata is not None else self.entries["weight"][1]
 
     @property
+    def encoding(self) -> str:
+        return self.metadata.quant_type if self.metadata is not None else "int8"
+
+    @property
+    def scales(self) -> str:
+        """Return the name of the float32 scales inside the module."""
+        if self.metadata is None:
+            return "SCB"
+        return NESTED[0] if self.metadata.nested else "weight.absmax"
+
+    @property
     def state(self) -> str:
         """Return the state blob's name inside the module."""
         return STATE + self.metadata.quant_type if self.metadata is not None else ""
 
     def targets(self) -> dict[str, tuple[str, Shape]]:
         """Return dtypes and shapes by full name in the model, the weight first."""
-        inside = {"weight": self.entries["weight"]} | self.entries
-        return {join_name(self.path, name): entry for name, entry in inside.items()}
+        weight_first = {"weight": self.entries["weight"]} | self.entries
+        return {join_name(self.path, name): entry for name, entry in weight_first.items()}
 
 
 @dataclass
@@ -79,7 +83,7 @@ class StoredWeights:
     """The quantized weights of a checkpoint.
 
     Attributes:
-        weights: valid weights, by path.
+        weights: valid weights, by name.
         broken: dtype and shape in the checkpoint by the weight's name; ``None`` if it is absent.
         findings: an error for each broken weight.
     """
@@ -88,6 +92,10 @@ class StoredWeights:
     broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
 
+    @property
+    def names(self) -> set[str]:
+        return self.weights.keys() | self.broken.keys()
+
 
 def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> StoredWeights:
     """Check the tensors of quantized weights against each other.
@@ -95,138 +103,117 @@ def find_weights(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> S
     ``groups``: module path -> (name inside the module -> checkpoint name).
     """
     result = StoredWeights()
-    shapes = {name: (info.encoding, info.shape) for name, info in catalog.tensors.items()}
+    entries = {name: (info.encoding, info.shape) for name, info in catalog.tensors.items()}
     small = [
         source
-        for members in groups.values()
-        for inside, source in members.items()
-        if (inside.startswith(STATE) or inside == _ORDER)
-        and catalog.tensors[source].nbytes <= SMALL_BYTES_MAX
+        for sources in groups.values()
+        for inside, source in sources.items()
+        if (inside.startswith(STATE) or inside == "weight_format")
+        and catalog.tensors[source].nbytes <= _core.bnb.STATE_BYTES_MAX
     ]
-    values = read_tensors(catalog, small)
-    beside = _by_prefix(shapes)
-    for path, members in groups.items():
-        name, source = next(iter(members.items()))
-        prefix = source.removesuffix(name).removesuffix(".")
-        inside = {name: shapes[source] for name, source in members.items()}
-        others = {name: shapes[join_name(prefix, name)] for name in beside.get(prefix, ())}
+    values = _read(catalog, small)
+    components = _components_by_path(entries)
+    wrong_tables = {
+        finding.target: finding
+        for finding in catalog.findings
+        if finding.code in ("q.code", "q.nan")
+    }
+    for path, sources in groups.items():
+        inside, source = next(iter(sources.items()))
+        prefix = source.removesuffix(inside).removesuffix(".")
+        own = {name: entries[source] for name, source in sources.items()}
+        others = {name: entries[join_name(prefix, name)] for name in components.get(prefix, ())}
         try:
-            metadata = _checked(prefix, others | inside, members, values)
+            metadata = _check(prefix, others | own, sources, values)
+            if defect := wrong_tables.get(join_name(prefix, "weight")):
+                raise make(defect.code, defect.message)
         except Error as error:
             name = join_name(path, "weight")
-            message, sources = str(error).removesuffix(f" [{error.code}]"), sorted(members.values())
-            finding = _core.Finding("error", error.code, name, sources, message)
+            message = str(error).removesuffix(f" [{error.code}]")
+            finding = _core.Finding("error", error.code, name, sorted(sources.values()), message)
             result.findings.append(finding)
-            result.broken[name] = inside.get("weight")
+            result.broken[name] = own.get("weight")
             continue
-        names = component_names(metadata)
-        kept = {name: entry for name, entry in inside.items() if name in names}
-        named = {name: members[name] for name in kept}
-        result.weights[path] = StoredWeight(path, named, kept, metadata)
+        kept = {name: own[name] for name in own if name in component_names(metadata)}
+        kept_sources = {name: sources[name] for name in kept}
+        weight = StoredWeight(path, kept_sources, kept, metadata)
+        result.weights[weight.name] = weight
     return result
 
 
-def _checked(
+def _check(
     prefix: str,
     entries: Entries,
-    members: Mapping[str, str],
+    sources: Mapping[str, str],
     values: Mapping[str, torch.Tensor],
 ) -> QuantStateMetadata | None:
-    state = next((name for name in members if name.startswith(STATE)), None)
-    blob = values.get(members[state]) if state is not None else None
-    if state is not None and blob is None:
+    state = next((name for name in sources if name.startswith(STATE)), None)
+    if state is not None and sources[state] not in values:
         raise make(
             "q.quant_state",
             "the state blob is too large",
             tensor=join_name(prefix, state),
             found=str(list(entries[state][1])),
-            expected=f"at most {SMALL_BYTES_MAX} bytes",
+            expected=f"at most {_core.bnb.STATE_BYTES_MAX} bytes",
         )
-    order = values.get(members.get(_ORDER, ""))
+    layout = values.get(sources.get("weight_format", ""))
     return check_components(
         prefix,
         entries,
-        blob=None if blob is None else blob.view(torch.uint8).numpy().tobytes(),
-        weight_format=None if order is None or order.numel() != 1 else int(order.reshape(())),
+        blob=None if state is None else bytes_of(values[sources[state]]).numpy().tobytes(),
+        weight_format=None if layout is None or layout.numel() != 1 else int(layout),
     )
 
 
-def _by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _components_by_path(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group names such as ``path.weight.absmax`` by the path of their module."""
+    components: dict[str, list[str]] = {}
     for name in names:
-        prefix, dot, rest = f".{name}".rpartition(".weight.")
+        path, dot, component = f".{name}".rpartition(".weight.")
         if dot:
-            found.setdefault(prefix[1:], []).append(f"weight.{rest}")
-    return found
+            components.setdefault(path[1:], []).append(f"weight.{component}")
+    return components
 
 
 def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return the tensors of modules with equal paths, omitting plain weights."""
-    names = catalog.encodings()
-    beside = _by_prefix(names)
+    encodings = catalog.encodings()
+    components = _components_by_path(encodings)
     groups = {}
     for path in paths:
-        inside = [*beside.get(path, ()), "SCB", _ORDER]
-        members = {name: join_name(path, name) for name in inside if join_name(path, name) in names}
-        weight = join_name(path, "weight")
-        if members or names.get(weight) in ("U8", "I8"):
-            groups[path] = ({"weight": weight} if weight in names else {}) | members
+        names = ["weight", *components.get(path, ()), "SCB", "weight_format"]
+        sources = {name: join_name(path, name) for name in names}
+        present = {name: source for name, source in sources.items() if source in encodings}
+        if present.keys() - {"weight"} or encodings.get(sources["weight"]) in ("U8", "I8"):
+            groups[path] = present
     return groups
 
 
-def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Read tensors into new memory, without decoding."""
-    wanted = set(names)
-    if not wanted:
-        return {}
-    plan = _core.identity_plan(catalog._core)
-    targets = planned_targets(plan)
-    tensors = {
-        each.name: devices.empty(each.name, each.shape, each.dtype, "cpu")
-        for each in targets
-        if each.name in wanted
-    }
-    rows = [memory.destination(tensors.get(each.name)) for each in targets]
-    _core.execute(plan, rows, threads=1, partial=True)
-    return tensors
-
-
 def require_finite(catalog: Catalog, weights: Iterable[StoredWeight]) -> None:
-    """Reject non-finite scales and wrong code tables (``q.nan``, ``q.code``); reads no codes."""
-    weights = list(weights)
-    tables: dict[str, Callable[[Any], None]] = {}
-    for weight in weights:
-        if (metadata := weight.metadata) is not None:
-            check = partial(_core.bnb.check_code, metadata.quant_type)
-            tables[weight.sources["weight.quant_map"]] = check
-            if metadata.nested:
-                tables[weight.sources[NESTED[1]]] = _core.bnb.check_nested_code
-    scales = [weight.sources[scales_name(weight.metadata)] for weight in weights]
-    for group in _in_groups(catalog, [*scales, *tables]):
-        for name, values in read_tensors(catalog, group).items():
-            if name in tables:
-                _require_table(name, values, tables[name])
-            else:
-                require_finite_scales(name, values)
+    """Reject non-finite scales (``q.nan``); reads no codes."""
+    names = [weight.sources[weight.scales] for weight in weights]
+    for group in _groups_by_size(catalog, names):
+        for name, scales in _read(catalog, group).items():
+            require_finite_scales(name, scales)
 
 
-def _in_groups(catalog: Catalog, names: Iterable[str]) -> Iterator[set[str]]:
+def _read(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Read tensors into new memory, without decoding."""
+    dtypes = {name: catalog.tensors[name].encoding for name in names}
+    if not dtypes:
+        return {}
+    return TensorReader(catalog, decodes=False).read_all(dtypes, "cpu", threads=1)
+
+
+def _groups_by_size(catalog: Catalog, names: Iterable[str]) -> Iterator[list[str]]:
     """Group names by up to ``GROUP_BYTES``; a larger tensor is a group of its own."""
-    group: set[str] = set()
+    group: list[str] = []
     total = 0
-    for name in dict.fromkeys(names):
-        size = catalog.tensors[name].nbytes
-        if group and total + size > GROUP_BYTES:
+    for name in names:
+        nbytes = catalog.tensors[name].nbytes
+        if group and total + nbytes > GROUP_BYTES:
             yield group
-            group, total = set(), 0
-        group.add(name)
-        total += size
-    if group:
-        yield group
-
-
-def _require_table(name: str, table: torch.Tensor, check: Callable[[Any], None]) -> None:
-    try:
-        check(table.view(torch.uint8).numpy())
-    except Error as error:
-        raise make(error.code, "the table of codes is wrong", tensor=name) from error
+            group, total = [], 0
+        group.append(name)
+        total += nbytes
+    yield group

@@ -19,14 +19,14 @@ def skeleton_of(
     """Build the model on meta; config and dtype default to the folder's config."""
     if config is None:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    wanted = dtype if dtype not in (None, "auto") else getattr(config, "dtype", None)
-    is_model = issubclass(cls, PreTrainedModel)
+    if dtype in (None, "auto"):
+        dtype = getattr(config, "dtype", None)
     with skeleton_in_turn():
-        if is_model:
-            made: torch.nn.Module = cls._from_config(config, dtype=wanted)
+        if issubclass(cls, PreTrainedModel):
+            model: torch.nn.Module = cls._from_config(config, dtype=dtype)
         else:
-            made = cls.from_config(config, dtype=wanted, trust_remote_code=trust_remote_code)
-    return made
+            model = cls.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    return model
 
 
 def place_quantizers(model: torch.nn.Module, quant_cfg: Any, quant_gemm: bool) -> None:

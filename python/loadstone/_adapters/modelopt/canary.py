@@ -34,16 +34,17 @@ def canaries(folder: Path) -> Iterator[Canary]:
         auto = transformers.AutoModelForCausalLM
         return auto.from_pretrained(folder, dtype=torch.bfloat16, **extra)
 
-    def own(quantization: Any) -> Any:
+    def library_model(quantization: Any) -> Any:
         model = mtq.quantize(read(), quantization)
         mtq.compress(model)
         return model
 
-    def ours(quantization: Any) -> Any:
+    def loaded_model(quantization: Any) -> Any:
         with patch("modelopt"), plugin.init_quantized_weights(quantization):
             return read(device_map={"": "cpu"})
 
     for name in _CONFIGS:
         config = getattr(mtq, name)
-        load, reference = functools.partial(ours, config), functools.partial(own, config)
-        yield Canary(reference, load, uncompared="_amax$", note=_NOTE, name=name)
+        reference = functools.partial(library_model, config)
+        loaded = functools.partial(loaded_model, config)
+        yield Canary(reference, loaded, uncompared="_amax$", note=_NOTE, name=name)

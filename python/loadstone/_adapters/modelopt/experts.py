@@ -18,6 +18,8 @@ from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 class PackedExperts(QTensorWrapper):  # type: ignore[misc]
     """A stack of packed matrices; an integer index returns one expert's weight."""
 
+    __module__ = "loadstone.modelopt"  # the name in pickles
+
     def __getitem__(self, index: Any) -> Any:
         """Return the packed weight of one expert, as a view."""
         is_number = isinstance(index, int) and not isinstance(index, bool)
@@ -42,11 +44,9 @@ class PackedExperts(QTensorWrapper):  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedExperts:
         if id(self) not in memo:
-            made = PackedExperts(self.data.clone(), metadata=copy.copy(self.metadata))
-            memo[id(self)] = made
-        found: PackedExperts = memo[id(self)]
-        return found
+            memo[id(self)] = PackedExperts(self.data.clone(), metadata=copy.copy(self.metadata))
+        return memo[id(self)]  # type: ignore[no-any-return]
 
 
 def is_packed(module: torch.nn.Module) -> bool:
-    return any(isinstance(each, PackedExperts) for each in module._parameters.values())
+    return any(isinstance(weight, PackedExperts) for weight in module._parameters.values())

@@ -16,9 +16,9 @@ from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 from loadstone._adapters.modelopt.experts import PackedExperts, is_packed
 from loadstone._base.errors import make
 
-# Encodings with scales per row, so that gate and up can be split.
+# Encodings with scales per row, which are split with the rows of gate and up.
 _SCALES_OF_ROWS = ("MXFP4QTensor", "MXFP8QTensor", "NVFP4QTensor")
-_ONE_SCALE = ("FP8QTensor",)
+_EXPORTED = ("FP8QTensor", *_SCALES_OF_ROWS)
 
 
 @functools.cache
@@ -33,16 +33,13 @@ def _export(name: str, module: Any, context: Any) -> None:
     first = module._first_proj_attr
     for leaf in (first, "down_proj"):
         stack = module._parameters[leaf]
-        if not isinstance(stack, PackedExperts) or _holder(stack) not in (
-            *_SCALES_OF_ROWS,
-            *_ONE_SCALE,
-        ):
+        if not isinstance(stack, PackedExperts) or _class_name(stack) not in _EXPORTED:
             raise make(
                 "plan.quantize",
                 "ModelOpt cannot export experts in this format",
                 tensor=f"{name}.{leaf}",
-                found=_holder(stack),
-                expected=", ".join((*_ONE_SCALE, *_SCALES_OF_ROWS)),
+                found=_class_name(stack),
+                expected=", ".join(_EXPORTED),
             )
     for index in range(module.num_experts):
         expert = torch.nn.Module()
@@ -54,9 +51,9 @@ def _export(name: str, module: Any, context: Any) -> None:
             delattr(module, attribute)
 
 
-def _holder(stack: Any) -> str:
-    kind = getattr(stack, "metadata", {}).get("qtensor_class")
-    return kind.__name__ if kind is not None else str(stack.dtype)
+def _class_name(stack: Any) -> str:
+    cls = getattr(stack, "metadata", {}).get("qtensor_class")
+    return cls.__name__ if cls is not None else str(stack.dtype)
 
 
 def _projections(module: Any, first: str) -> Iterator[tuple[str, str, slice]]:
@@ -77,34 +74,32 @@ def _projection(
     stack: Any = module._parameters[leaf]
     metadata = stack.metadata
     data = stack.data[index][rows]
+    _, height, width = metadata["shape"]
     quantizer = copy.deepcopy(getattr(module, f"{leaf}_weight_quantizers")[index])
-    height = metadata["shape"][1]
-    if _holder(stack) in _SCALES_OF_ROWS:
-        scale = quantizer._scale
-        part = scale.view(height, -1)[rows].contiguous()
-        quantizer._buffers["_scale"] = part
-    holder: Any = torch.nn.Module()
-    shape = torch.Size((data.shape[0], metadata["shape"][2]))
-    holder.weight = QTensorWrapper(data.contiguous(), metadata=metadata | {"shape": shape})
-    holder.weight_quantizer = quantizer
-    holder.input_quantizer = getattr(module, f"{leaf}_input_quantizer")
-    if _holder(stack) == "MXFP4QTensor":
-        _export_mxfp4(holder)
+    if _class_name(stack) in _SCALES_OF_ROWS:
+        quantizer._buffers["_scale"] = quantizer._scale.view(height, -1)[rows].contiguous()
+    linear: Any = torch.nn.Module()
+    shape = torch.Size((data.shape[0], width))
+    linear.weight = QTensorWrapper(data.contiguous(), metadata=metadata | {"shape": shape})
+    linear.weight_quantizer = quantizer
+    linear.input_quantizer = getattr(module, f"{leaf}_input_quantizer")
+    if _class_name(stack) == "MXFP4QTensor":
+        _export_mxfp4(linear)
     else:
-        _export_quantized_weight(holder, dtype)
-    made = torch.nn.Module()
-    made.weight = holder.weight
+        _export_quantized_weight(linear, dtype)
+    exported = torch.nn.Module()
+    exported.weight = linear.weight
     for name in ("weight_scale", "weight_scale_2", "input_scale"):
-        if hasattr(holder, name):
-            made.register_buffer(name, getattr(holder, name))
-    return made
+        if hasattr(linear, name):
+            exported.register_buffer(name, getattr(linear, name))
+    return exported
 
 
-def _export_mxfp4(holder: Any) -> None:
+def _export_mxfp4(linear: Any) -> None:
     """Replace ModelOpt's export of MXFP4, which would treat packed bytes as values."""
     from modelopt.torch.export.quant_utils import get_activation_scaling_factor
 
-    holder.register_buffer("weight_scale", holder.weight_quantizer._scale)
-    if holder.input_quantizer.is_enabled and holder.input_quantizer.amax is not None:
-        holder.register_buffer("input_scale", get_activation_scaling_factor(holder).squeeze())
-    holder.weight = torch.nn.Parameter(holder.weight.data, requires_grad=False)
+    linear.register_buffer("weight_scale", linear.weight_quantizer._scale)
+    if linear.input_quantizer.is_enabled and linear.input_quantizer.amax is not None:
+        linear.register_buffer("input_scale", get_activation_scaling_factor(linear).squeeze())
+    linear.weight = torch.nn.Parameter(linear.weight.data, requires_grad=False)

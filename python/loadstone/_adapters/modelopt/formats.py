@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from modelopt.torch.quantization import qtensor
 
 # Largest magnitude of each encoding, in units of its scale.
 _BOUNDS = {
@@ -26,12 +27,13 @@ class Format:
     """An encoding of loadstone, and the class in ``modelopt.torch.quantization.qtensor`` for it."""
 
     encoding: str
-    holder: str
+    class_name: str
 
-    def holder_class(self) -> Any:
-        from modelopt.torch.quantization import qtensor
+    def tensor_class(self) -> Any:
+        return getattr(qtensor, self.class_name)
 
-        return getattr(qtensor, self.holder)
+
+_MX_FORMATS = {(2, 1): Format("mxfp4", "MXFP4QTensor"), (4, 3): Format("mxfp8", "MXFP8QTensor")}
 
 
 def is_packing(quantizer: Any) -> bool:
@@ -46,15 +48,13 @@ def format_of(quantizer: Any) -> Format | None:
         return None
     sizes = {axis: size for axis, size in blocks.items() if isinstance(axis, int)}
     if quantizer.is_mx_format:
-        name = {(2, 1): "mxfp4", (4, 3): "mxfp8"}.get(bits) if sizes == {-1: 32} else None
-        holders = {"mxfp4": "MXFP4QTensor", "mxfp8": "MXFP8QTensor"}
-        return Format(name, holders[name]) if name is not None else None
+        return _MX_FORMATS.get(bits) if sizes == {-1: 32} else None
     if bits == (2, 1):
         is_plain = quantizer.is_nvfp4_dynamic and scale_bits == (4, 3) and sizes == {-1: 16}
         is_plain = is_plain and not blocks.get("four_over_six", False)
         return Format("nvfp4", "NVFP4QTensor") if is_plain else None
     if bits == (4, 3):
-        return _of_fp8(quantizer.axis, sizes, blocks)
+        return _fp8_format(quantizer.axis, sizes, blocks)
     if bits == 8 and not blocks and quantizer.axis in (0, (0,)):
         return Format("int8-channel", "INT8QTensor")
     if bits == 4 and sizes == {-1: _BLOCK} and scale_bits is None:
@@ -62,7 +62,7 @@ def format_of(quantizer: Any) -> Format | None:
     return None
 
 
-def _of_fp8(axis: Any, sizes: dict[int, int], blocks: dict[Any, Any]) -> Format | None:
+def _fp8_format(axis: Any, sizes: dict[int, int], blocks: dict[Any, Any]) -> Format | None:
     if not blocks and axis is None:
         return Format("fp8", "FP8QTensor")
     if not blocks and axis in (0, (0,)):
@@ -72,7 +72,7 @@ def _of_fp8(axis: Any, sizes: dict[int, int], blocks: dict[Any, Any]) -> Format 
     return None
 
 
-def state(
+def quantizer_buffers(
     form: Format, scales: Mapping[str, torch.Tensor], dtype: torch.dtype, is_wide: bool
 ) -> dict[str, torch.Tensor]:
     """Return a quantizer's buffers for one matrix, in new memory.
@@ -84,17 +84,17 @@ def state(
     scale = scales["scale"]
     if form.encoding in _ONE_COLUMN:
         scale = scale.reshape(-1, 1)
-    made = {"_scale": scale.clone()}
+    buffers = {"_scale": scale.clone()}
     if form.encoding == "nvfp4":
-        made["_double_scale"] = scales["scale_2"].clone()
-        made["_amax"] = _amax(made["_double_scale"], _BOUNDS["nvfp4"], dtype)
+        buffers["_double_scale"] = scales["scale_2"].clone()
+        buffers["_amax"] = _amax(buffers["_double_scale"], _BOUNDS["nvfp4"], dtype)
         if not is_wide:
-            made["_amax"] = _as_measured(made, dtype)
+            buffers["_amax"] = _as_measured(buffers, dtype)
     elif form.encoding == "int4":
-        made["_amax"] = _INT4_BOUND / made["_scale"].float()
+        buffers["_amax"] = _INT4_BOUND / buffers["_scale"].float()
     elif form.encoding in _BOUNDS:
-        made["_amax"] = _amax(made["_scale"].float(), _BOUNDS[form.encoding], dtype)
-    return made
+        buffers["_amax"] = _amax(buffers["_scale"].float(), _BOUNDS[form.encoding], dtype)
+    return buffers
 
 
 def _amax(scale: torch.Tensor, bound: float, dtype: torch.dtype) -> torch.Tensor:
@@ -103,17 +103,16 @@ def _amax(scale: torch.Tensor, bound: float, dtype: torch.dtype) -> torch.Tensor
     Prefer magnitudes of the weight's dtype, because the quantizer measured one of these.
     """
     about = scale * bound
-    candidates = [about.to(dtype).float(), about]
-    for towards in (float("inf"), 0.0):
-        candidates.append(torch.nextafter(about, torch.full_like(about, towards)))
+    neighbours = [torch.nextafter(about, torch.full_like(about, to)) for to in (torch.inf, 0.0)]
+    candidates = [about.to(dtype).float(), about, *neighbours]
     result = about
     for candidate in reversed(candidates):
         result = torch.where(candidate / bound == scale, candidate, result)
     return result
 
 
-def _as_measured(made: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def _as_measured(buffers: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """Return the magnitude in the weight's dtype, as ModelOpt does, if that is lossless."""
-    found = made["_amax"].to(dtype)
-    is_same = torch.equal(found.float() / _BOUNDS["nvfp4"], made["_double_scale"])
-    return found if is_same else made["_amax"]
+    amax = buffers["_amax"].to(dtype)
+    is_lossless = torch.equal(amax.float() / _BOUNDS["nvfp4"], buffers["_double_scale"])
+    return amax if is_lossless else buffers["_amax"]

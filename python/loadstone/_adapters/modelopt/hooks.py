@@ -32,21 +32,20 @@ _capacities: ContextVar[dict[Any, Any] | None] = ContextVar(
 )
 
 # Arguments of `from_pretrained` that ModelOpt would pass to accelerate.
-_OURS = ("device_map", "max_memory", "attn_implementation")
-_KNOWN = (*_OURS, "dtype", "torch_dtype", "revision")
+_OPTIONS = ("device_map", "max_memory", "attn_implementation")
+_KNOWN = (*_OPTIONS, "dtype", "torch_dtype", "revision")
 
 
 @functools.cache
 def hooks() -> Hooks:
-    ours: dict[str, Any] = {
+    replacements: dict[str, Any] = {
         "init_empty_weights": _init_empty_weights,
         "infer_auto_device_map": _infer_auto_device_map,
         "load_checkpoint_and_dispatch": _load_checkpoint_and_dispatch,
         "init_quantized_weights": _init_quantized_weights,
     }
-    return Hooks(
-        [Hook(plugin, name, wrap_if_active(LIBRARY, each)) for name, each in ours.items()], LIBRARY
-    )
+    wrapped = {name: wrap_if_active(LIBRARY, hook) for name, hook in replacements.items()}
+    return Hooks([Hook(plugin, name, hook) for name, hook in wrapped.items()], LIBRARY)
 
 
 @contextlib.contextmanager
@@ -68,16 +67,16 @@ def _infer_auto_device_map(original: Any, model: Any, max_memory: Any = None, **
 def _load_checkpoint_and_dispatch(
     original: Any, model: Any, checkpoint: Any, device_map: Any = None, **kwargs: Any
 ) -> Any:
-    chosen = OPTIONS.get()
-    room = _capacities.get() or {}
+    options = OPTIONS.get()
+    capacities = _capacities.get() or {}
     _capacities.set(None)
-    if chosen.device_map is None and any(name != "cpu" for name in room):
-        sizes = {name: int(size) for name, size in room.items()}
-        chosen = replace(chosen, device_map="auto", max_memory=chosen.max_memory or sizes)
+    if options.device_map is None and any(name != "cpu" for name in capacities):
+        sizes = {name: int(size) for name, size in capacities.items()}
+        options = replace(options, device_map="auto", max_memory=options.max_memory or sizes)
     for name, value in kwargs.items():
         if name not in _KNOWN and value is not None:
             raise unknown(name, "argument of this load", name, _KNOWN)
-    load_into(model, resolved(checkpoint, kwargs.get("revision")), chosen)
+    load_into(model, resolved(checkpoint, kwargs.get("revision")), options)
     return model.eval()
 
 
@@ -90,12 +89,12 @@ def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterato
         with original(*args, **kwargs):
             library: Any = vars(auto)["from_pretrained"]
 
-            def from_pretrained(cls: Any, /, *given: Any, **named: Any) -> Any:
-                ours = {name: named.pop(name) for name in _OURS if name in named}
-                if named.get("dtype", named.get("torch_dtype")) == "auto":
-                    named.pop("dtype", None), named.pop("torch_dtype", None)
-                with set_variable(OPTIONS, replace(OPTIONS.get(), **ours)):
-                    return library.__func__(cls, *given, **named)
+            def from_pretrained(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+                changes = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+                if kwargs.get("dtype", kwargs.get("torch_dtype")) == "auto":
+                    kwargs.pop("dtype", None), kwargs.pop("torch_dtype", None)
+                with set_variable(OPTIONS, replace(OPTIONS.get(), **changes)):
+                    return library.__func__(cls, *args, **kwargs)
 
             auto.from_pretrained = classmethod(functools.wraps(library.__func__)(from_pretrained))
             yield

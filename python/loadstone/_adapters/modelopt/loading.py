@@ -103,46 +103,46 @@ class _Blank:
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self.configured: dict[str, torch.Tensor] = {}  # set by the config, by name in the model
-        self._taken: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._removed: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
     def __enter__(self) -> _Blank:
         for path, quantizer in targets.quantizers_of(self.model):
             calibrator = getattr(quantizer, "_calibrator", None)
-            measured = {} if calibrator is None else vars(calibrator)
-            for name, value in measured.items():
+            statistics = {} if calibrator is None else vars(calibrator)
+            for name, value in statistics.items():
                 if isinstance(value, torch.Tensor) and value.is_meta:
-                    self._taken.append((measured, name, value))
-                    measured[name] = None
+                    self._removed.append((statistics, name, value))
+                    statistics[name] = None
             buffers = quantizer._buffers
             for name, value in list(buffers.items()):
                 if value is not None:
-                    self._taken.append((buffers, name, buffers.pop(name)))
+                    self._removed.append((buffers, name, buffers.pop(name)))
                     if not value.is_meta:
                         self.configured[f"{path}.{name}"] = value
         return self
 
     def keep(self) -> None:
         """Drop the buffers measured on meta, after a successful load."""
-        self._taken = [each for each in self._taken if not each[2].is_meta]
+        self._removed = [row for row in self._removed if not row[2].is_meta]
 
     def __exit__(self, *_: object) -> None:
-        for holder, name, value in self._taken:
-            if holder.get(name) is None:
-                holder[name] = value
+        for owner, name, value in self._removed:
+            if owner.get(name) is None:
+                owner[name] = value
 
 
 class PackedWeights(TargetExtension):
     def __init__(
         self, weights: list[PackedTarget], mode: str, configured: Mapping[str, torch.Tensor]
     ) -> None:
-        self.weights = {each.name: each for each in weights}
+        self.weights = {weight.name: weight for weight in weights}
         self.mode = mode
         self.configured = configured
         self.states: list[tuple[PackedTarget, str, dict[str, torch.Tensor]]] = []
 
     def expand(self, targets: ModelTargets) -> None:
-        named = self.weights.items()
-        targets.quantize |= {name: each.quantization(self.mode) for name, each in named}
+        for name, weight in self.weights.items():
+            targets.quantize[name] = weight.quantization(self.mode)
 
     def installed_targets(self) -> set[str]:
         return set(self.weights)
@@ -175,25 +175,26 @@ class PackedWeights(TargetExtension):
     def _packed(self, weight: PackedTarget, target: PlannedTarget, parts: Mapping[str, Any]) -> Any:
         dtype = torch_dtype(target.dtype)
         scales = {name: part for name, part in parts.items() if name != "data"}
-        for index, inside in enumerate(weight.quantizers):
-            own = scales
-            if weight.is_stack:
-                own = {name: part[index] for name, part in scales.items()}
-            made = formats.state(weight.form, own, dtype, self.mode != "modelopt-compat")
-            self.states.append((weight, inside, made))
+        is_wide = self.mode != "modelopt-compat"
+        for index, path in enumerate(weight.quantizers):
+            own = (
+                {name: part[index] for name, part in scales.items()} if weight.is_stack else scales
+            )
+            buffers = formats.quantizer_buffers(weight.form, own, dtype, is_wide)
+            self.states.append((weight, path, buffers))
         metadata = {
             "shape": torch.Size(target.shape),
             "dtype": dtype,
-            "qtensor_class": weight.form.holder_class(),
+            "qtensor_class": weight.form.tensor_class(),
         }
-        kind = PackedExperts if weight.is_stack else QTensorWrapper
-        return kind(parts["data"], metadata=metadata)
+        cls = PackedExperts if weight.is_stack else QTensorWrapper
+        return cls(parts["data"], metadata=metadata)
 
     def add_provenance(self, model: Any, provenance: dict[str, Provenance]) -> None:
         """Record the origin of the quantizers' state: the weight, or the config."""
-        for weight, inside, state in self.states:
+        for weight, path, state in self.states:
             for leaf, value in state.items():
-                name = f"{weight.path}.{inside}.{leaf}".lstrip(".")
+                name = f"{weight.path}.{path}.{leaf}".lstrip(".")
                 provenance[name] = dataclasses.replace(
                     provenance[weight.name],
                     target=name,
@@ -201,10 +202,10 @@ class PackedWeights(TargetExtension):
                     bytes_written=value.numel() * value.element_size(),
                 )
         for name, value in self.configured.items():
-            form = (str(value.device), dtype_name(value.dtype), tuple(value.shape))
-            head = (name, "constructor", "persistent_buffer", "none", ())
-            item = Provenance(*head, *form, reason="set by the config of ModelOpt")
-            provenance.setdefault(name, item)
+            layout = (str(value.device), dtype_name(value.dtype), tuple(value.shape))
+            origin = (name, "constructor", "persistent_buffer", "none", ())
+            entry = Provenance(*origin, *layout, reason="set by the config of ModelOpt")
+            provenance.setdefault(name, entry)
 
 
 def _dispatch(model: torch.nn.Module, plan: PlannedLoad) -> None:

@@ -26,7 +26,7 @@ _FUSED = (
 )
 
 # Layers with the same input, to which ModelOpt's export gives one scale.
-_FED_ALIKE = (
+_SAME_INPUT = (
     *_FUSED[:-1],
     ("q_a_proj", "kv_a_proj_with_mqa", "indexer.wk", "indexer.weights_proj"),
     ("q_b_proj", "indexer.wq_b"),
@@ -70,22 +70,22 @@ def find(model: torch.nn.Module, mode: str) -> list[PackedTarget]:
     if mode not in MODES:
         expected = ", ".join(MODES)
         raise make("plan.options", "unknown mode", field="mode", found=mode, expected=expected)
-    found: list[PackedTarget] = []
+    weights: list[PackedTarget] = []
     for path, module in named_modules(model):
         if isinstance(module, _QuantFusedExperts):
-            found += _stacks(path, module)
+            weights += _stacks(path, module)
         elif isinstance(getattr(module, "weight_quantizer", None), TensorQuantizer):
-            found += _single(path, module)
-    _require_all(model, found)
-    _require_alone(model, found)
+            weights += _layer_weight(path, module)
+    _require_known_modules(model, weights)
+    _require_untied(model, weights)
     if mode == "exact":
-        _join(found, _FUSED, ("fp8", "nvfp4"))
+        _set_groups(weights, _FUSED, ("fp8", "nvfp4"))
     elif mode == "modelopt-export":
-        _join(found, _FED_ALIKE, ("nvfp4",))
-    return found
+        _set_groups(weights, _SAME_INPUT, ("nvfp4",))
+    return weights
 
 
-def _single(path: str, module: Any) -> list[PackedTarget]:
+def _layer_weight(path: str, module: Any) -> list[PackedTarget]:
     quantizer = module.weight_quantizer
     weight = module._parameters.get("weight")
     if weight is None or not is_packing(quantizer):
@@ -93,27 +93,24 @@ def _single(path: str, module: Any) -> list[PackedTarget]:
     name = f"{path}.weight"
     if weight.dim() != 2:
         raise _refused(name, f"a weight of {weight.dim()} dimensions", "a matrix")
-    return [
-        PackedTarget(
-            path, "weight", module, _form(name, quantizer), {"weight_quantizer": quantizer}
-        )
-    ]
+    form = _form(name, quantizer)
+    return [PackedTarget(path, "weight", module, form, {"weight_quantizer": quantizer})]
 
 
 def _stacks(path: str, module: Any) -> list[PackedTarget]:
-    found = []
+    weights = []
     for leaf in (module._first_proj_attr, "down_proj"):
-        quantizers = dict(enumerate(getattr(module, f"{leaf}_weight_quantizers")))
-        packing = [each for each in quantizers.values() if is_packing(each)]
+        attribute = f"{leaf}_weight_quantizers"
+        quantizers = {f"{attribute}.{i}": q for i, q in enumerate(getattr(module, attribute))}
+        packing = [quantizer for quantizer in quantizers.values() if is_packing(quantizer)]
         if not packing:
             continue
         name = f"{path}.{leaf}"
-        forms = {_form(name, each) for each in packing}
+        forms = {_form(name, quantizer) for quantizer in packing}
         if len(packing) != len(quantizers) or len(forms) != 1:
             raise _refused(name, "experts of one stack in several formats", "one for all")
-        inside = {f"{leaf}_weight_quantizers.{index}": each for index, each in quantizers.items()}
-        found.append(PackedTarget(path, leaf, module, forms.pop(), inside, is_stack=True))
-    return found
+        weights.append(PackedTarget(path, leaf, module, forms.pop(), quantizers, is_stack=True))
+    return weights
 
 
 def _form(name: str, quantizer: Any) -> Format:
@@ -125,39 +122,39 @@ def _form(name: str, quantizer: Any) -> Format:
     return form
 
 
-def _require_all(model: torch.nn.Module, found: list[PackedTarget]) -> None:
+def _require_known_modules(model: torch.nn.Module, weights: list[PackedTarget]) -> None:
     """Reject packing quantizers of unknown modules, which would fail in a forward pass."""
-    known = {id(each) for weight in found for each in weight.quantizers.values()}
+    known = {id(quantizer) for weight in weights for quantizer in weight.quantizers.values()}
     for path, quantizer in quantizers_of(model):
         if "weight_quantizer" in path and is_packing(quantizer) and id(quantizer) not in known:
             raise _refused(path, "a quantizer of a module of another kind")
 
 
-def _require_alone(model: torch.nn.Module, found: list[PackedTarget]) -> None:
+def _require_untied(model: torch.nn.Module, weights: list[PackedTarget]) -> None:
     """Reject tied weights, which both modules would pack."""
+    packed = {weight.name for weight in weights}
     owners: dict[int, str] = {}
     for path, module in named_modules(model):
         for leaf, parameter in module._parameters.items():
             name = f"{path}.{leaf}" if path else leaf
             owners.setdefault(id(parameter), name)
-            if owners[id(parameter)] != name and any(
-                weight.name in (name, owners[id(parameter)]) for weight in found
-            ):
-                raise _refused(name, f"tied to {owners[id(parameter)]!r}", "a weight of its own")
+            owner = owners[id(parameter)]
+            if owner != name and packed & {name, owner}:
+                raise _refused(name, f"tied to {owner!r}", "a weight of its own")
 
 
-def _join(
-    found: list[PackedTarget], partners: tuple[tuple[str, ...], ...], encodings: tuple[str, ...]
+def _set_groups(
+    weights: list[PackedTarget], layers: tuple[tuple[str, ...], ...], encodings: tuple[str, ...]
 ) -> None:
-    by_path = {weight.path: weight for weight in found if not weight.is_stack}
+    by_path = {weight.path: weight for weight in weights if not weight.is_stack}
     for parent in sorted({path.rpartition(".")[0] for path in by_path}):
-        for names in partners:
+        for names in layers:
             paths = [f"{parent}.{name}" if parent else name for name in names]
-            others = [by_path[each] for each in paths if each in by_path]
-            forms = {each.form for each in others}
-            if len(others) > 1 and len(forms) == 1 and others[0].form.encoding in encodings:
-                for each in others:
-                    each.group = f"{parent}.{names[0]}"
+            group = [by_path[path] for path in paths if path in by_path]
+            forms = {weight.form for weight in group}
+            if len(group) > 1 and len(forms) == 1 and group[0].form.encoding in encodings:
+                for weight in group:
+                    weight.group = f"{parent}.{names[0]}"
 
 
 def _refused(name: str, found: str, expected: str = "") -> Exception:

@@ -9,29 +9,28 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import PeftModel, peft_model
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import transformers_weight_conversion
 
 from loadstone._adapters.patch import Hook, Hooks, wrap_if_active
 from loadstone._adapters.peft.offloaded import bring_weights_for, has_offloaded, offloading_hooks
-from loadstone._adapters.transformers import adapters
 from loadstone._base.errors import Error, counted, make
-
-LIBRARY = "peft"
 
 
 def hooks() -> Hooks:
-    places: list[tuple[Any, str, Callable[..., Any]]] = [
+    pretrained_model: Any = peft_model.PreTrainedModel  # type: ignore[attr-defined]
+    functions: list[tuple[Any, str, Callable[..., Any]]] = [
+        (pretrained_model, "_load_pretrained_model", _load_into),
         (BaseTunerLayer, "_get_base_layer_device_and_dtype", _device_and_dtype),
         (BaseTuner, "inject_adapter", _inject),
-        (PeftModel, "from_pretrained", _peft_model),
+        (PeftModel, "from_pretrained", _load_peft_model),
         (transformers_weight_conversion, "build_peft_weight_mapping", _weight_mapping),
         (transformers_weight_conversion, "convert_peft_config_for_transformers", _convert_config),
-        *((cls, "_replace_module", _replace) for cls in _tuners(BaseTuner)),
+        *((cls, "_replace_module", _replace_module) for cls in _tuner_classes(BaseTuner)),
     ]
-    found = [Hook(owner, name, wrap_if_active(LIBRARY, call)) for owner, name, call in places]
-    return Hooks([*found, adapters.reading(_load_into)], LIBRARY)
+    hooks = (Hook(owner, name, wrap_if_active("peft", call)) for owner, name, call in functions)
+    return Hooks(hooks, "peft")
 
 
 def _device_and_dtype(original: Any, layer: Any, base_layer: Any) -> tuple[Any, Any]:
@@ -41,24 +40,27 @@ def _device_and_dtype(original: Any, layer: Any, base_layer: Any) -> tuple[Any, 
     return device, dtype
 
 
-def _tuners(cls: Any) -> Iterator[type]:
+def _tuner_classes(cls: Any) -> Iterator[type]:
     if "_replace_module" in vars(cls):
         yield cls
-    for each in cls.__subclasses__():
-        yield from _tuners(each)
+    for subclass in cls.__subclasses__():
+        yield from _tuner_classes(subclass)
 
 
-def _replace(
+def _replace_module(
     original: Any, tuner: Any, parent: Any, child_name: str, new_module: Any, child: Any
 ) -> None:
     """Undo PEFT's move of the new adapter to meta, the device of an offloaded weight."""
-    held = [(each._parameters, dict(each._parameters)) for each in new_module.modules()]
-    held += [(each._buffers, dict(each._buffers)) for each in new_module.modules()]
+    tensors = [
+        (registry, name, tensor)
+        for module in new_module.modules()
+        for registry in (module._parameters, module._buffers)
+        for name, tensor in registry.items()
+    ]
     original(tuner, parent, child_name, new_module, child)
-    for now, before in held:
-        for name, tensor in before.items():
-            if tensor is not None and not tensor.is_meta and now[name].is_meta:
-                now[name] = tensor
+    for registry, name, tensor in tensors:
+        if tensor is not None and not tensor.is_meta and registry[name].is_meta:
+            registry[name] = tensor
 
 
 def _inject(original: Any, tuner: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,12 +69,12 @@ def _inject(original: Any, tuner: Any, model: Any, *args: Any, **kwargs: Any) ->
     except RuntimeError as reason:
         if isinstance(reason, Error) or not has_offloaded(model):
             raise
-        raise _refused(f"the initialiser needs an offloaded weight: {reason}", "", "") from reason
+        raise _unsupported(f"the initialiser needs an offloaded weight: {reason}") from reason
     low_memory = kwargs.get("low_cpu_mem_usage", args[2] if len(args) > 2 else False)
     _require_reachable(model)
     if not low_memory:  # otherwise the adapter is on meta until it is read
         _require_memory(model)
-    for _, layer in _tuned(model):
+    for _, layer in _adapter_layers(model):
         bring_weights_for(layer)
     return result
 
@@ -92,7 +94,7 @@ def _convert_config(original: Any, config: Any, *args: Any, **kwargs: Any) -> No
             config.alpha_pattern[pattern] = alpha / math.sqrt(joined)
 
 
-class _Mapping(list[Any]):
+class _WeightMapping(list[Any]):
     adapter: str = ""
 
 
@@ -103,12 +105,13 @@ def _weight_mapping(
 
     Files store them without ``.weight``, so transformers would initialise them.
     """
-    found = _Mapping(original(weight_conversions, adapter_name, *args, **kwargs))
-    found.adapter = adapter_name
+    mapping = _WeightMapping(original(weight_conversions, adapter_name, *args, **kwargs))
+    mapping.adapter = adapter_name
     name = f"lora_magnitude_vector.{adapter_name}"
-    if found:
-        found.append(adapters.renaming(f"{re.escape(name)}$", f"{name}.weight"))
-    return found
+    if mapping:
+        renaming: Any = transformers_weight_conversion.WeightRenaming  # type: ignore[attr-defined]
+        mapping.append(renaming(f"{re.escape(name)}$", f"{name}.weight"))
+    return mapping
 
 
 def _load_into(
@@ -116,14 +119,16 @@ def _load_into(
 ) -> Any:
     """Read an adapter to where its layers run, not to where their weights are offloaded."""
     devices = load_config.device_map
-    layers = dict(_tuned(model)) if devices is not None else {}
+    layers = dict(_adapter_layers(model)) if devices is not None else {}
     if layers:
-        places = {path: "cpu" if device == "disk" else device for path, device in devices.items()}
+        device_map = {
+            path: "cpu" if device == "disk" else device for path, device in devices.items()
+        }
         for path, layer in layers.items():
             device = _execution_device(layer.get_base_layer())
             if device is not None:
-                places[path] = device
-        load_config = dataclasses.replace(load_config, device_map=places)
+                device_map[path] = device
+        load_config = dataclasses.replace(load_config, device_map=device_map)
     result = original(model, state_dict, checkpoint_files, load_config, **rest)
     if layers:
         _require_memory(model)
@@ -149,7 +154,7 @@ def _require_read(info: Any, adapter: str) -> None:
         )
 
 
-def _peft_model(original: Any, cls: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _load_peft_model(original: Any, cls: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Explain an error of PEFT, which removes all hooks and cannot dispatch from disk again."""
     try:
         return original(cls, model, *args, **kwargs)
@@ -164,7 +169,7 @@ def _peft_model(original: Any, cls: Any, model: Any, *args: Any, **kwargs: Any) 
         ) from reason
 
 
-def _tuned(model: Any) -> Iterator[tuple[str, Any]]:
+def _adapter_layers(model: Any) -> Iterator[tuple[str, Any]]:
     for path, module in model.named_modules():
         if isinstance(module, BaseTunerLayer):
             yield path, module
@@ -179,15 +184,15 @@ def _execution_device(module: Any) -> torch.device | None:
 
 def _require_reachable(model: Any) -> None:
     """Reject hooks on outer modules, which look for the adapter among the offloaded values."""
-    around = [
+    outer_paths = [
         path
         for path, module in model.named_modules()
-        if any(each.place_submodules for each in offloading_hooks(module))
+        if any(hook.place_submodules for hook in offloading_hooks(module))
     ]
-    for path, _ in _tuned(model):
-        for outer in around:
+    for path, _ in _adapter_layers(model):
+        for outer in outer_paths:
             if not outer or path.startswith(f"{outer}."):
-                raise _refused(
+                raise _unsupported(
                     "the layer is offloaded by a hook on a module around it "
                     "(preload_module_classes), which does not know the adapter",
                     path,
@@ -199,10 +204,10 @@ def _require_memory(model: Any) -> None:
     """Reject adapter tensors on meta if hooks run the model."""
     if not has_offloaded(model):
         return  # the caller wants the model on meta
-    for path, layer in _tuned(model):
+    for path, layer in _adapter_layers(model):
         for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
             if tensor.is_meta and not name.startswith("base_layer."):
-                raise _refused(
+                raise _unsupported(
                     "the adapter's tensor is on meta, where it has no value: PEFT makes it from "
                     "the weight of the layer, or on its device, and the weight is offloaded",
                     f"{path}.{name}",
@@ -210,7 +215,7 @@ def _require_memory(model: Any) -> None:
                 )
 
 
-def _refused(message: str, tensor: str, found: str) -> Exception:
+def _unsupported(message: str, tensor: str = "", found: str = "") -> Exception:
     return make(
         "plan.options",
         f"{message}; load the model without offloading this layer",

@@ -11,23 +11,20 @@ import torch
 
 from loadstone._plan.placement import hooks_of
 
-# PEFT's methods that read or change the base weight.
-METHODS = ("forward", "merge", "unmerge")
-
 
 def offloading_hooks(module: Any) -> list[Any]:
     hooks = hooks_of(module.__dict__.get("_hf_hook"))
-    return [each for each in hooks if getattr(each, "offload", False)]
+    return [hook for hook in hooks if getattr(hook, "offload", False)]
 
 
 def bring_weights_for(layer: Any) -> None:
-    """Wrap the methods of an adapter layer that need its base weight; idempotent.
+    """Wrap the methods of an adapter layer that read or change its base weight; idempotent.
 
     The wrappers stay after the patch ends, as accelerate's hooks do.
     """
     if vars(layer).get("merge") is not None or not has_offloaded(layer):
         return
-    for name in METHODS:
+    for name in ("forward", "merge", "unmerge"):
         method = getattr(layer, name)
         wrapper = functools.partial(_with_weights, layer, method)
         setattr(layer, name, functools.update_wrapper(wrapper, method))
@@ -49,24 +46,24 @@ def _in_memory(layer: Any) -> Iterator[None]:
     accelerate's hooks cover only the base layer's ``forward``. In this context they only move its
     inputs.
     """
-    merged = _merged(layer)
+    merged = _merged_adapters(layer)
     with contextlib.ExitStack() as stack:
         for module in layer.modules():
-            if not any(each.is_meta for each in module.parameters(recurse=False)):
+            if not any(parameter.is_meta for parameter in module.parameters(recurse=False)):
                 continue
             for hook in offloading_hooks(module):
                 hook.pre_forward(module)
                 hook.offload = False
-                stack.callback(_take_away, module, hook, layer, merged)
+                stack.callback(_offload_again, module, hook, layer, merged)
         yield
 
 
-def _merged(layer: Any) -> list[list[str]]:
-    return [list(getattr(each, "merged_adapters", ())) for each in layer.modules()]
+def _merged_adapters(layer: Any) -> list[list[str]]:
+    return [list(getattr(module, "merged_adapters", ())) for module in layer.modules()]
 
 
-def _take_away(module: Any, hook: Any, layer: Any, merged: list[list[str]]) -> None:
-    if _merged(layer) != merged:
+def _offload_again(module: Any, hook: Any, layer: Any, merged: list[list[str]]) -> None:
+    if _merged_adapters(layer) != merged:
         tensors = list(module.named_parameters(recurse=hook.place_submodules))
         if hook.offload_buffers:
             tensors += module.named_buffers(recurse=hook.place_submodules)

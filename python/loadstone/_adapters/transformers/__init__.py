@@ -1,16 +1,24 @@
 """The implementation of :mod:`loadstone.transformers`; no public names.
 
-* ``rules``: recipes, derived from the library's own conversion code.
-* ``missing_experts``: the keys that an incomplete group of experts lacks.
-* ``kernels``: the library's arithmetic operations, matched by class to kernels of the core.
+The way of a call of ``from_pretrained`` through the files:
+
+* ``hooks``: the entry point, and hooks on functions that all releases have.
+* ``from_pretrained_call``: one call: missing tensors and the proof, for all releases.
+* ``v5``: hooks of releases from 5.0 on; ``releases``: functions that differ between these.
 * ``stripped_config``: the choice of the library's quantizer or loadstone's codecs.
-* ``quantized``: the keys of a quantized checkpoint that loadstone dequantizes.
-* ``cache``: recipes in the user's cache folder.
-* ``hooks``: hooks on functions that all releases have.
-* ``v5``, ``load``: hooks, planning and reading from 5.0 on; ``v4``: the same for 4.57.
-* ``from_pretrained_call``: missing tensors and the proof, for all releases.
-* ``releases``: functions that differ between releases from 5.0 on.
-* ``adapters``, ``trainer``: other functions of the library that read files.
+* ``load``: ``V5Call``, which plans, reads and installs.
+* ``cache``, ``code_key``: recipes in the user's cache folder, and their key.
+* ``conversion``: the input and result of ``derivation``, which traces recipes from the library's
+  own conversion code. It uses ``registry`` (the conversions of one model), ``quantized`` (the keys
+  of a quantized checkpoint), ``kernels`` (the library's arithmetic, as kernels of the core) and
+  ``missing_experts`` (the keys that an incomplete group of experts lacks).
+* ``v4``: hooks, planning and reading of 4.57, which converts nothing.
+
+Other entry points:
+
+* ``trainer``: the library's ``Trainer``.
+* ``gguf``: the names of a GGUF file's tensors in published checkpoints.
+* ``rule_export``: rules for a model type, from its traced recipes.
 """
 
 from loadstone._adapters.sites.transformers import SITES

@@ -23,7 +23,7 @@ from transformers import conversion_mapping, core_model_loading
 
 from loadstone import _core, tracing
 from loadstone._adapters.sites.transformers import SITES
-from loadstone._adapters.transformers import quantized, rules
+from loadstone._adapters.transformers import derivation, quantized
 from loadstone._adapters.transformers.code_key import Code, UndescribedError, digest_of_file
 from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
 from loadstone._base import user_cache
@@ -42,23 +42,23 @@ def folder() -> Path:
 
 
 def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
-    """Return :func:`rules.derive`'s result, from the cache if possible.
+    """Return :func:`derivation.derive`'s result, from the cache if possible.
 
     Thread safety: threads and processes may share the folder; files appear atomically.
     """
     if SITES.is_untried():  # the inputs of its conversion code are unknown
-        return rules.derive(catalog, conversion)
+        return derivation.derive(catalog, conversion)
     try:
         key = digest(catalog, conversion)
     except UndescribedError:
-        return rules.derive(catalog, conversion)
+        return derivation.derive(catalog, conversion)
     path = folder() / f"{key}.json"
     result = _read(path, key, catalog)
     if result is not None:
         for index in result.used if SITES.is_since("5.6") else ():
             conversion.conversions[index]._was_used = True
         return result
-    result = rules.derive(catalog, conversion)
+    result = derivation.derive(catalog, conversion)
     if not result.findings:
         _write(path, key, result, catalog)
     return result

@@ -1,7 +1,4 @@
-"""The input and result of the library's conversion code.
-
-Separate from the tracing code, which cached recipes do not import.
-"""
+"""The input and result of the library's conversion code."""
 
 from __future__ import annotations
 
@@ -39,7 +36,9 @@ class ConversionInput:
 
     @property
     def decodes(self) -> bool:
-        return not self.is_quantized_already or self._is_of_bitsandbytes
+        if not self.is_quantized_already:
+            return True
+        return getattr(self.quantizer.quantization_config, "quant_method", "") == "bitsandbytes"
 
     def takes_codes(self, target: str) -> bool:
         """Exclude experts that share one tensor: bitsandbytes replaces only linear layers."""
@@ -50,11 +49,6 @@ class ConversionInput:
     @property
     def is_quantized_already(self) -> bool:
         return self.quantizer is not None and bool(self.quantizer.pre_quantized)
-
-    @property
-    def _is_of_bitsandbytes(self) -> bool:
-        method = getattr(self.quantizer.quantization_config, "quant_method", "")
-        return str(getattr(method, "value", method)) == "bitsandbytes"
 
 
 @dataclass
@@ -67,7 +61,7 @@ class ConversionResult:
         unexpected: (the name that the library reports, the checkpoint's own).
         mismatched: (target, shape found, shape expected).
         used: positions in ``ConversionInput.conversions`` of the transforms that matched.
-        units: checkpoint tensors of each module with a quantized weight, by name in the module.
+        stored_weights: the checkpoint tensors of quantized weights, by module and name in it.
         quantized: targets that the load quantizes.
         decoded: targets that the load dequantizes, while others stay quantized.
         unneeded: tensors that only codes need, such as activation scales.
@@ -81,7 +75,7 @@ class ConversionResult:
     unexpected: list[tuple[str, str]] = field(default_factory=list)
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
-    units: dict[str, dict[str, str]] = field(default_factory=dict)
+    stored_weights: dict[str, dict[str, str]] = field(default_factory=dict)
     quantized: list[str] = field(default_factory=list)
     decoded: list[str] = field(default_factory=list)
     unneeded: list[str] = field(default_factory=list)

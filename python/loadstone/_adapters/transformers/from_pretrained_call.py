@@ -1,22 +1,29 @@
+"""One call of ``from_pretrained``: its hooks, and what is common to all releases of the library."""
+
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from loadstone import _core
+from loadstone._adapters.patch import Hook, wrap_if_active
 from loadstone._adapters.transformers.stripped_config import StrippedQuantizationConfig
 from loadstone._base.errors import make
 from loadstone._execute import ties
 from loadstone._execute.execute import Filled
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
-from loadstone._files.catalog import Catalog
+from loadstone._files.catalog import Catalog, try_inspect
 from loadstone._model.holders import Parameters
 from loadstone._model.model_lock import slots_of
+from loadstone._model.ranks import shard_of
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import OFFLOADED
@@ -63,6 +70,16 @@ class FromPretrainedCall(LoadSession):
                 ties.follow_plan(self.model, self.plan, self._ties)
             yield filled
 
+    @contextlib.contextmanager
+    def constructing(self) -> Iterator[None]:
+        """Keep torch's random state: the library's construction on meta must not draw from it."""
+        self.is_constructing = True
+        try:
+            with torch.random.fork_rng(devices=[]):
+                yield
+        finally:
+            self.is_constructing = False
+
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:
         """Return memory with a fill value, to detect whether an initialiser writes to it."""
         self._fresh.add(name)
@@ -104,24 +121,85 @@ class FromPretrainedCall(LoadSession):
     def complete(self, model: Any, report: Report) -> None:
         if self._before is not None:
             self._before.note_replaced(model)
-        known = report.provenance
+        provenance = report.provenance
         for slot in slots_of(model):
-            item = known.get(slot.name)
+            item = provenance.get(slot.name)
             if item is None:
                 continue
             if slot.tie_of is not None:
-                known[slot.name] = dataclasses.replace(
+                provenance[slot.name] = dataclasses.replace(
                     item, origin="tie", tie_of=slot.tie_of, sources=(), reason=""
                 )
             elif slot.name in self._constructed:
                 reason = "missing, and the model's initialiser leaves it as the constructor made it"
-                known[slot.name] = dataclasses.replace(item, origin="constructor", reason=reason)
+                provenance[slot.name] = dataclasses.replace(
+                    item, origin="constructor", reason=reason
+                )
             elif slot.name in self._rewritten and item.origin == "constructor":
-                known[slot.name] = dataclasses.replace(item, origin="initialiser")
+                provenance[slot.name] = dataclasses.replace(item, origin="initialiser")
             elif item.origin == "tie":  # the checkpoint has both, with different values
-                known[slot.name] = dataclasses.replace(item, origin="checkpoint", tie_of="")
-        for name in self.offloaded & known.keys():
-            known[name] = dataclasses.replace(known[name], reason=OFFLOADED)
+                provenance[slot.name] = dataclasses.replace(item, origin="checkpoint", tie_of="")
+        for name in self.offloaded & provenance.keys():
+            provenance[name] = dataclasses.replace(provenance[name], reason=OFFLOADED)
+
+
+CURRENT_CALL: ContextVar[FromPretrainedCall | None] = ContextVar(
+    "loadstone_transformers_load", default=None
+)
+
+# Owner, name and replacement, which takes the call, the library's function and its arguments.
+HookedFunction = tuple[Any, str, Callable[..., Any]]
+
+
+def hooks_in_calls(functions: Iterable[HookedFunction]) -> list[Hook]:
+    """Return hooks that run inside a call; outside, the library's own functions run."""
+    return [
+        Hook(owner, name, wrap_if_active("transformers", functools.partial(_in_call, replacement)))
+        for owner, name, replacement in functions
+    ]
+
+
+def _in_call(replacement: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
+    call = CURRENT_CALL.get()
+    if call is None:
+        return original(*args, **kwargs)
+    return replacement(call, original, *args, **kwargs)
+
+
+def reason_against(
+    model: Any, state_dict: Any, files: list[str] | None, device_mesh: Any
+) -> str | None:
+    """Return why loadstone does not load this checkpoint; ``None`` if it does."""
+    if state_dict is not None:
+        return "state_dict"
+    if not files:
+        return "no checkpoint files"
+    if not all(str(file).endswith(".safetensors") for file in files):
+        reason = try_inspect(files, allow_links=True)[1]
+        if reason:
+            return f"a file that loadstone does not read ({reason})"
+    if getattr(model, "_pp_stage", None) is not None:
+        return "distributed_config"
+    if device_mesh is not None and not _has_readable_shards(model):
+        return "distributed_config"
+    if any(name.endswith("_extra_state") for name in model.state_dict()):
+        return "extra state of modules"
+    return None
+
+
+def _has_readable_shards(model: Any) -> bool:
+    """Return whether the model is sharded over ranks, and loadstone can read every shard."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    shards = [shard for shard in map(shard_of, tensors) if shard is not None]
+    return bool(shards) and not any(shard.obstacle for shard in shards)
+
+
+def unsupported(argument: str) -> Exception:
+    return make(
+        "plan.options",
+        "this load is not supported: call the model class's own from_pretrained",
+        field=argument,
+    )
 
 
 def mismatch(

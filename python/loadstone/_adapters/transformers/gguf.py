@@ -13,21 +13,13 @@ from typing import Any
 
 import torch
 import transformers
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from transformers import core_model_loading, modeling_gguf_pytorch_utils
 
-from loadstone._adapters.transformers.export import model_class
 from loadstone._adapters.transformers.kernels import with_globals
+from loadstone._adapters.transformers.rule_export import model_class
 from loadstone._base.errors import Error, make
 from loadstone._files.catalog import inspect
-
-
-def config_of(path: str) -> Any:
-    """Return the configuration from a file's keys and values, or raise ``plan.conversion``."""
-    file = Path(path)
-    try:
-        return transformers.AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
-    except Exception as reason:  # the library may raise anything
-        raise _failed(path, reason) from reason
 
 
 def in_published_names(tensors: Mapping[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
@@ -35,42 +27,46 @@ def in_published_names(tensors: Mapping[str, torch.Tensor], path: str) -> dict[s
 
     ``tensors`` have decoded shapes and may be symbols. Raises ``plan.conversion``.
     """
-    config = config_of(path)
+    file = Path(path)
     try:
+        config = transformers.AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
         with torch.device("meta"):
             model = model_class(config)(config)
-        made = _in_names_of_the_model(tensors, path, model)
-        named: dict[str, torch.Tensor] = core_model_loading.revert_weight_conversion(model, made)
+        state = _in_model_names(tensors, path, model)
+        published: dict[str, torch.Tensor]
+        published = core_model_loading.revert_weight_conversion(model, state)
     except Error:
         raise
-    except Exception as reason:
-        raise _failed(path, reason) from reason
-    return named
+    except Exception as reason:  # the library may raise anything
+        cause = f"{type(reason).__name__}: {' '.join(str(reason).split())}"
+        message = f"transformers has no way from this GGUF file to the model ({cause})"
+        raise make("plan.conversion", message, path=path) from reason
+    return published
 
 
-def _in_names_of_the_model(
+def _in_model_names(
     tensors: Mapping[str, torch.Tensor], path: str, model: Any
 ) -> dict[str, torch.Tensor]:
     library: Any = modeling_gguf_pytorch_utils
-    values = library.load_gguf_checkpoint(path, return_tensors=False)["config"]
+    config = library.load_gguf_checkpoint(path, return_tensors=False)["config"]
     architecture = str(inspect(path).metadata["general.architecture"])
-    known = library.TENSOR_PROCESSORS.get(architecture, library.TensorProcessor)
-    processor = _with_stand_ins(known)(config=values)
+    processor_class = library.TENSOR_PROCESSORS.get(architecture, library.TensorProcessor)
+    processor = _with_stand_ins(processor_class)(config=config)
     names = library.get_gguf_hf_weights_map(model, processor)
-    made: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        done = processor.process(
+        processed = processor.process(
             weights=Array(tensor),
             name=name,
             tensor_key_mapping=names,
-            parsed_parameters={"tensors": made},
+            parsed_parameters={"tensors": state},
         )
-        if done.name in names:
-            made[names[done.name]] = done.weights
-    return {name: _tensor(value, name) for name, value in made.items()}
+        if processed.name in names:
+            state[names[processed.name]] = processed.weights
+    return {name: _to_tensor(value, name) for name, value in state.items()}
 
 
-class Array:
+class Array(NDArrayOperatorsMixin):
     """Applies the array operations of the library's code to a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -101,26 +97,18 @@ class Array:
         return Array(self.tensor[index])
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        given = [_tensors(each) for each in args]
         stand_in = _FUNCTIONS.get(func.__name__)
         if stand_in is None:
             return NotImplemented
-        made = stand_in(*given, **kwargs)
-        return [Array(each) for each in made] if isinstance(made, tuple | list) else Array(made)
+        result = stand_in(*_unwrap(args), **kwargs)
+        if isinstance(result, tuple | list):
+            return [Array(tensor) for tensor in result]
+        return Array(result)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         if method != "__call__" or kwargs or not hasattr(torch, ufunc.__name__):
             return NotImplemented
-        return Array(getattr(torch, ufunc.__name__)(*(_tensors(each) for each in args)))
-
-    def __neg__(self) -> Array:
-        return Array(-self.tensor)
-
-    def __sub__(self, other: Any) -> Array:
-        return Array(self.tensor - _tensors(other))
-
-    def __add__(self, other: Any) -> Array:
-        return Array(self.tensor + _tensors(other))
+        return Array(getattr(torch, ufunc.__name__)(*_unwrap(args)))
 
 
 class Canvas:
@@ -143,29 +131,28 @@ class Canvas:
     def joined(self, name: str) -> torch.Tensor:
         """Join all pieces. Raises PlanError ``plan.conversion`` if one is missing."""
         pieces = [self._pieces[start] for start in sorted(self._pieces)]
-        whole = torch.cat(pieces, self._dim)
-        if list(whole.shape) != self._shape:
-            message = "the file lacks a part of this tensor"
+        tensor = torch.cat(pieces, self._dim)
+        if list(tensor.shape) != self._shape:
             raise make(
                 "plan.conversion",
-                message,
+                "the file lacks a part of this tensor",
                 tensor=name,
-                found=str(list(whole.shape)),
+                found=str(list(tensor.shape)),
                 expected=str(self._shape),
             )
-        return whole
+        return tensor
 
 
-def _tensor(value: Any, name: str) -> torch.Tensor:
+def _to_tensor(value: Any, name: str) -> torch.Tensor:
     if isinstance(value, Canvas):
         return value.joined(name)
     return value.tensor if isinstance(value, Array) else value
 
 
-def _tensors(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     if isinstance(value, Array):
         return value.tensor
-    return [_tensors(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_unwrap(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 _FUNCTIONS: dict[str, Any] = {
@@ -184,18 +171,12 @@ _TORCH = types.SimpleNamespace(
 )
 
 
-def _with_stand_ins(known: Any) -> Any:
+def _with_stand_ins(processor_class: Any) -> Any:
     """Return a processor of the library whose code uses these stand-ins instead of torch."""
     functions = {
-        name: with_globals(each, torch=_TORCH)
-        for owner in reversed(known.__mro__)
-        for name, each in vars(owner).items()
-        if isinstance(each, types.FunctionType) and name != "__init__"
+        name: with_globals(member, torch=_TORCH)
+        for owner in reversed(processor_class.__mro__)
+        for name, member in vars(owner).items()
+        if isinstance(member, types.FunctionType) and name != "__init__"
     }
-    return type(known.__name__, (known,), functions)
-
-
-def _failed(path: str, reason: Exception) -> Error:
-    told = f"{type(reason).__name__}: {' '.join(str(reason).split())}"
-    message = f"transformers has no way from this GGUF file to the model ({told})"
-    return make("plan.conversion", message, path=path)
+    return type(processor_class.__name__, (processor_class,), functions)

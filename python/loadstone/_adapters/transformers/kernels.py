@@ -21,10 +21,10 @@ from loadstone.tracing import Symbol, Trace
 def substitute(mapping: Any, trace: Trace) -> None:
     operations = getattr(mapping, "operations", None)
     if operations:
-        mapping.operations = [_traceable(each, trace) for each in operations]
+        mapping.operations = [_traceable(operation, trace) for operation in operations]
 
 
-def quantizing(quantizer: Any, trace: Trace) -> Any:
+def quantize_operation(quantizer: Any, trace: Trace) -> Any:
     return _traceable(quantizer.get_quantize_ops(), trace)
 
 
@@ -34,9 +34,13 @@ def is_known(operation: Any) -> bool:
 
 def with_globals(function: types.FunctionType, **names: Any) -> types.FunctionType:
     """Copy a function of the library with different globals."""
-    seen = function.__globals__ | names
-    made = (function.__code__, seen, function.__name__, function.__defaults__, function.__closure__)
-    return types.FunctionType(*made)
+    return types.FunctionType(
+        function.__code__,
+        function.__globals__ | names,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
 
 
 def _name(operation: Any) -> str:
@@ -49,7 +53,7 @@ def _traceable(operation: Any, trace: Trace) -> Any:
 
 
 @dataclass
-class Noted:
+class Notes:
     """Notes about the operations of a derivation; the owner of its trace.
 
     ``stored`` has the tensors of each quantized weight. For the FP8 tensors in ``recut`` the
@@ -134,11 +138,11 @@ def _bnb_quantize(operation: Any, trace: Trace) -> Any:
         weights = [model.get_parameter_or_buffer(name) for name in input_dict]
         attributes = [dict(vars(weight)) for weight in weights]
         try:
-            made: dict[str, Any] = function(operation, input_dict, model=model, **rest)
+            result: dict[str, Any] = function(operation, input_dict, model=model, **rest)
         finally:
             for weight, before in zip(weights, attributes, strict=True):
                 vars(weight).update(before)
-        return made
+        return result
 
     operation.convert = convert
     return operation

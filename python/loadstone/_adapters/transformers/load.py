@@ -141,12 +141,12 @@ def _quantized_weights(
     model: Any, catalog: Catalog, result: ConversionResult, options: LoadOptions
 ) -> list[TargetExtension]:
     """Return the weights that bitsandbytes quantized, or that the load quantizes likewise."""
-    if not result.units and not result.quantized and not options.quantize_experts:
+    if not result.stored_weights and not result.quantized and not options.quantize_experts:
         return []
     weights = resolve(ADAPTERS["bitsandbytes"].quantizer).traced_weights(
         model,
         catalog,
-        result.units,
+        result.stored_weights,
         result.quantized,
         nested_offset=options.nested_offset,
         experts=result.dtypes if options.quantize_experts else None,

@@ -21,114 +21,113 @@ _DIGITS_MAX = 18
 
 
 # A target, the first keys it lacks, how many it lacks, and keys outside the series.
-Lacking = tuple[str, list[str], int, list[str]]
+MissingKeys = tuple[str, list[str], int, list[str]]
 
 
-def series_gaps(derivation: Any, first: str) -> tuple[Lacking | None, list[_core.Finding]]:
-    """Return what a group lacks; or an error, if no missing name can be derived.
+def find_gaps(derivation: Any, first: str) -> MissingKeys | _core.Finding | None:
+    """Return the keys that a group lacks; or an error, if their names cannot be derived.
 
     The library sorts the members of each pattern by number and pairs them by position, so one gap
     pairs the wrong members.
     """
     _, members = derivation.groups[first]
-    read = [Series(keys, derivation) for pattern, keys in members.items() if "*" in pattern]
-    series = [each for each in read if each.keys]  # others are not series
-    counts = {len(each.keys) for each in series}
-    if len(counts) < 2 and all(each.is_whole for each in series):
-        return None, []
-    lacking = absent_keys(derivation, first)
-    if lacking is not None:
-        return lacking, []
-    odd = [key for each in series for key in (*each.odd, *each.beyond(min(counts)))]
+    candidates = [Series(keys, derivation) for pattern, keys in members.items() if "*" in pattern]
+    all_series = [series for series in candidates if series.keys]
+    counts = {len(series.keys) for series in all_series}
+    if len(counts) < 2 and all(series.is_complete for series in all_series):
+        return None
+    missing_keys = find_missing_keys(derivation, first)
+    if missing_keys is not None:
+        return missing_keys
+    extra = [key for series in all_series for key in series.extra_keys(min(counts))]
     message = (
         f"'{first}' is made of series of tensors whose numbers have to go from 0 on without a gap, "
         "each once, and be the same in all series; these do not fit in: "
-        f"{listed(odd, 4, repr, more=' ...')}"
+        f"{listed(extra, 4, repr, more=' ...')}"
     )
     suggestion = "remove these tensors from the checkpoint, or give them the numbers that they lack"
-    finding = _core.Finding(
-        "error", "plan.conversion", first, odd[:LISTED_MAX], message, suggestion
-    )
-    return None, [finding]
+    sources = extra[:LISTED_MAX]
+    return _core.Finding("error", "plan.conversion", first, sources, message, suggestion)
 
 
-def absent_keys(derivation: Any, first: str) -> Lacking | None:
+def find_missing_keys(derivation: Any, first: str) -> MissingKeys | None:
     """Compare a group with its other members and other layers' groups; derive missing names."""
     mapping, members = derivation.groups[first]
     patterns = [pattern for pattern in mapping.source_patterns if "*" in pattern]
     if not patterns:
         return None
     present = {pattern: Series(members.get(pattern, ()), derivation) for pattern in patterns}
-    count = _count(derivation, first, present)
-    absent = [
-        name
-        for pattern, each in present.items()
-        for number in each.missing(count)
-        if (name := _expected(derivation, first, pattern, number, present)) is not None
+    count = _group_size(derivation, first, present)
+    missing = [
+        key
+        for pattern, series in present.items()
+        for number in series.missing_numbers(count)
+        if (key := _expected_key(derivation, first, pattern, number, present)) is not None
     ]
-    if not absent:
+    if not missing:
         return None
-    total = sum(count - each.below(count) for each in present.values())
-    beyond = [key for each in present.values() for key in (*each.odd, *each.beyond(count))]
-    return first, absent[:LISTED_MAX], total, beyond[:LISTED_MAX]
+    total = sum(count - series.count_below(count) for series in present.values())
+    extra = [key for series in present.values() for key in series.extra_keys(count)]
+    return first, missing[:LISTED_MAX], total, extra[:LISTED_MAX]
 
 
 class Series:
     """The keys that a pattern matched, by number.
 
-    ``odd`` lists keys without a number, or with a duplicate number (``01`` and ``1``).
+    ``unnumbered`` lists keys without a number, or with a duplicate number (``01`` and ``1``).
     """
 
     def __init__(self, keys: Iterable[str], derivation: Any) -> None:
         self.keys: dict[int, str] = {}
-        self.odd: list[str] = []
+        self.unnumbered: list[str] = []
         head = tail = ""
         for key in keys:
             digits = key[len(head) : len(key) - len(tail)]
             is_alike = head and key.startswith(head) and key.endswith(tail)
             if not (is_alike and digits.isascii() and digits.isdigit()):
-                position = _position(key, derivation)
-                if position is None:
-                    self.odd.append(key)
+                span = _number_span(key, derivation)
+                if span is None:
+                    self.unnumbered.append(key)
                     continue
-                head, digits, tail = key[: position[0]], key[slice(*position)], key[position[1] :]
+                head, digits, tail = key[: span[0]], key[slice(*span)], key[span[1] :]
             number = int(digits[:_DIGITS_MAX])
             if number in self.keys:
-                self.odd.append(key)
+                self.unnumbered.append(key)
             else:
                 self.keys[number] = key
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the numbers run from 0 without a gap or a duplicate."""
-        return not self.odd and max(self.keys, default=-1) + 1 == len(self.keys)
+        return not self.unnumbered and max(self.keys, default=-1) + 1 == len(self.keys)
 
-    def missing(self, count: int) -> list[int]:
+    def missing_numbers(self, count: int) -> list[int]:
         """Return the first absent numbers; bounded, because ``count`` is untrusted."""
-        lacking = (number for number in range(count) if number not in self.keys)
-        return list(itertools.islice(lacking, LISTED_MAX))
+        missing = (number for number in range(count) if number not in self.keys)
+        return list(itertools.islice(missing, LISTED_MAX))
 
-    def below(self, count: int) -> int:
-        return sum(number < count for number in self.keys)
+    def count_below(self, limit: int) -> int:
+        return sum(number < limit for number in self.keys)
 
-    def beyond(self, count: int) -> list[str]:
-        return [key for number, key in sorted(self.keys.items()) if number >= count]
+    def extra_keys(self, count: int) -> list[str]:
+        numbers = sorted(number for number in self.keys if number >= count)
+        return self.unnumbered + [self.keys[number] for number in numbers]
 
 
-def _count(derivation: Any, first: str, present: dict[str, Series]) -> int:
+def _group_size(derivation: Any, first: str, present: dict[str, Series]) -> int:
     """Return the size of a complete group: the model's, or that of the largest similar group."""
     shape = derivation.state[first].shape
     if len(shape) == 3:  # a stack of matrices
         return int(shape[0])
-    counts = [len(each.keys) for each in present.values()]
+    counts = [len(series.keys) for series in present.values()]
     for _, members in derivation.groups.values():
         counts += [len(members[pattern]) for pattern in present if pattern in members]
-    highest = max((number for each in present.values() for number in each.keys), default=-1) + 1
+    end = max((number for series in present.values() for number in series.keys), default=-1) + 1
     largest = max(counts)
-    return highest if largest < highest <= largest + LISTED_MAX else largest
+    return end if largest < end <= largest + LISTED_MAX else largest
 
 
-def _position(key: str, derivation: Any) -> tuple[int, int] | None:
+def _number_span(key: str, derivation: Any) -> tuple[int, int] | None:
     """Find the expert's number in a key of the checkpoint.
 
     It is the last number that can change without changing the key's target, because the layer's
@@ -143,24 +142,26 @@ def _position(key: str, derivation: Any) -> tuple[int, int] | None:
     return None
 
 
-def _expected(
-    derivation: Any, first: str, pattern: str, index: int, present: dict[str, Series]
+def _expected_key(
+    derivation: Any, first: str, pattern: str, number: int, present: dict[str, Series]
 ) -> str | None:
-    like = next(iter(present[pattern].keys.values()), None)
-    if like is None:  # the group has no key of this pattern; use another layer's
+    template = next(iter(present[pattern].keys.values()), None)
+    if template is None:  # the group has no key of this pattern; use another layer's
         others = (members for target, (_, members) in derivation.groups.items() if target != first)
-        like = next((each[pattern][0] for each in others if each.get(pattern)), None)
-        like = like or _beside(derivation, first, pattern, present)
-        if like is None:
+        template = next((members[pattern][0] for members in others if members.get(pattern)), None)
+        template = template or _sibling_key(derivation, first, pattern, present)
+        if template is None:
             return None
         layer = re.search(r"\.layers?\.(\d+)\.", first)
         if layer is not None:
-            like = re.sub(r"(\.layers?\.)\d+\.", rf"\g<1>{layer[1]}.", like, count=1)
-    position = _position(like, derivation)
-    return f"{like[: position[0]]}{index}{like[position[1] :]}" if position is not None else None
+            template = re.sub(r"(\.layers?\.)\d+\.", rf"\g<1>{layer[1]}.", template, count=1)
+    span = _number_span(template, derivation)
+    return f"{template[: span[0]]}{number}{template[span[1] :]}" if span is not None else None
 
 
-def _beside(derivation: Any, first: str, pattern: str, present: dict[str, Series]) -> str | None:
+def _sibling_key(
+    derivation: Any, first: str, pattern: str, present: dict[str, Series]
+) -> str | None:
     """Derive a key for a projection that the file lacks everywhere, from one of the same expert."""
     tail = pattern.rpartition("*.")[2]
     for other, series in present.items():

@@ -56,29 +56,29 @@ def keys_of(
     kept: set[str] = set()  # modules whose tensors all remain keys
     for name, _, _, parts in rows:
         codes = parts.get("data", name)
-        beside = set(parts.values()) - {codes}
-        has_scales = any(_leaf(each) in leaves and is_target(each) for each in beside)
+        companions = set(parts.values()) - {codes}
+        has_scales = any(key.rpartition(".")[2] in leaves and is_target(key) for key in companions)
         if has_scales or takes_codes(name):
             kept.add(name.rpartition(".")[0] or name)
         else:
             data[name] = codes
-            components |= beside
+            components |= companions
     hidden = {key for key in catalog._core.companions() if not _is_inside(key, kept)}
     by_codes = {codes: name for name, codes in data.items()}
-    found: dict[str, str] = {}
+    value_encodings: dict[str, str] = {}
     unneeded: list[str] = []
     for key, encoding in encodings.items():
         if key in by_codes:
-            found[by_codes[key]] = "F32"
+            value_encodings[by_codes[key]] = "F32"
         elif key in hidden and key in components:
             continue
         elif (key in hidden or _core.is_companion_name(key)) and not is_target(key):
             unneeded.append(key)
         else:
-            found[key] = encoding
-    for name in data.keys() - found.keys():  # scales without codes: the use reports the defect
-        found[name] = "F32"
-    return Keys(found, data, unneeded)
+            value_encodings[key] = encoding
+    for name in data.keys() - value_encodings.keys():  # no codes: the use reports the defect
+        value_encodings[name] = "F32"
+    return Keys(value_encodings, data, unneeded)
 
 
 def digest(catalog: Catalog) -> str:
@@ -95,13 +95,12 @@ def is_decodable(catalog: Catalog) -> bool:
     return any(row[2] is not None for row in catalog._core.quantized())
 
 
-def dtype_of_numbers(catalog: Catalog) -> str:
+def value_dtype(catalog: Catalog) -> str:
     """Return the dtype of the first plain floating-point tensor, or BF16."""
-    plain = catalog.encodings()
-    hidden = set(catalog._core.companions())
-    codes = {row[3].get("data", row[0]) for row in catalog._core.quantized()}
-    for name, encoding in plain.items():
-        if name not in hidden and name not in codes and encoding in _WIDE:
+    components = set(catalog._core.companions())
+    components.update(row[3].get("data", row[0]) for row in catalog._core.quantized())
+    for name, encoding in catalog.encodings().items():
+        if name not in components and encoding in _WIDE:
             return encoding
     return "BF16"
 
@@ -120,7 +119,3 @@ def _is_inside(name: str, modules: set[str]) -> bool:
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return bool(name)
-
-
-def _leaf(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -14,25 +14,29 @@ from loadstone._model.contents import keep_object
 
 
 def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    since_51: Any = getattr(model, "_get_dtype_plan", None)
-    found: dict[str, torch.dtype] = model.dtype_plan if since_51 is None else since_51(dtype)
-    return found
+    plan: dict[str, torch.dtype]
+    plan = model._get_dtype_plan(dtype) if SITES.is_since("5.1") else model.dtype_plan
+    return plan
 
 
-def converted(mapping: Any, first: str, model: Any, quantizer: Any) -> dict[str, Any]:
-    made: Any = mapping.convert(first, model=model, config=model.config, hf_quantizer=quantizer)
-    return made if SITES.is_since("5.1") else made[0]  # type: ignore[no-any-return]
+def convert(mapping: Any, first: str, model: Any, quantizer: Any) -> Any:
+    result = mapping.convert(first, model=model, config=model.config, hf_quantizer=quantizer)
+    return result if SITES.is_since("5.1") else result[0]
 
 
 def empty_info(unexpected: Iterable[str] = ()) -> LoadStateDictInfo:
-    since: dict[str, Any] = {"skipped_pp_keys": set()} if SITES.is_since("5.16") else {}
+    fields: dict[str, Any] = {}
+    if SITES.is_since("5.16"):
+        fields["skipped_pp_keys"] = set()
+    elif not SITES.is_since("5.1"):
+        fields["disk_offload_index"] = None
     return LoadStateDictInfo(
         missing_keys=set(),
         unexpected_keys=set(unexpected),
         mismatched_keys=set(),
         error_msgs=[],
         conversion_errors={},
-        **(since if SITES.is_since("5.1") else {"disk_offload_index": None}),
+        **fields,
     )
 
 
@@ -45,20 +49,23 @@ def answer(info: LoadStateDictInfo, index: dict[str, Any] | None) -> Any:
 
 def reportable(model: Any, unexpected: set[str]) -> set[str]:
     """Drop the unexpected names that the model or the library ignores."""
-    info: Any = empty_info(unexpected)
+    reported: set[str]
     if SITES.is_since("5.1"):
+        info: Any = empty_info(unexpected)
         model._adjust_missing_and_unexpected_keys(info)
-        left: set[str] = info.unexpected_keys
-        return left
-    left = model._adjust_missing_and_unexpected_keys(set(), unexpected)[1]
-    return left
+        reported = info.unexpected_keys
+    else:
+        reported = model._adjust_missing_and_unexpected_keys(set(), unexpected)[1]
+    return reported
 
 
 def put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -> None:
-    notes: tuple[Any, ...] = (info,)
-    if not SITES.is_since("5.1"):
-        notes = (info.mismatched_keys, info.missing_keys, info.unexpected_keys)
-    of_distributed_loads = () if SITES.is_since("5.16") else (None,)
-    set_in_module: Any = set_param_for_module
-    arguments = (model, name, value, *notes, *of_distributed_loads, quantizer)
-    keep_object(model, name, lambda: set_in_module(*arguments))
+    arguments: list[Any] = [model, name, value]
+    if SITES.is_since("5.1"):
+        arguments.append(info)
+    else:
+        arguments += [info.mismatched_keys, info.missing_keys, info.unexpected_keys]
+    if not SITES.is_since("5.16"):
+        arguments.append(None)  # the distributed operation
+    put_in_module: Any = set_param_for_module
+    keep_object(model, name, lambda: put_in_module(*arguments, quantizer))

@@ -6,7 +6,6 @@ Without a quantizer the model is an ordinary one, and codecs dequantize its weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from transformers.quantizers import auto
@@ -51,62 +50,63 @@ class StrippedQuantizationConfig:
             )
 
 
-def chosen(
-    original: Any, wish: bool | None, config: Any, quantization_config: Any, *args: Any, **rest: Any
+def choose_quantizer(
+    original: Any,
+    dequantize: bool | None,
+    config: Any,
+    quantization_config: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> tuple[Any, StrippedQuantizationConfig]:
     """Return the result of ``get_hf_quantizer``, and the config that was taken off.
 
-    ``wish`` is to dequantize, or to leave it to the library; ``None`` chooses correct values.
+    ``dequantize=False`` leaves the checkpoint to the library; ``None`` chooses correct values.
     """
-    stored = _section(config)
-    if stored is None or wish is False:
-        return original(config, quantization_config, *args, **rest), StrippedQuantizationConfig()
-    method = method_of(stored)
+    stored_config = _quantization_config_of(config)
+    if stored_config is None or dequantize is False:
+        return original(config, quantization_config, *args, **kwargs), StrippedQuantizationConfig()
+    method = method_of(stored_config)
     is_alike = quantization_config is not None and method_of(quantization_config) == method
     asks_library = is_alike and not getattr(quantization_config, "dequantize", False)
     is_known = method in auto.AUTO_QUANTIZATION_CONFIG_MAPPING
-    if wish or not is_known or (method in _DEQUANTIZED and not asks_library):
-        take_off(config)
-        given = None if is_alike else quantization_config
+    if dequantize or not is_known or (method in _DEQUANTIZED and not asks_library):
+        strip(config)
+        requested = None if is_alike else quantization_config
         stripped = StrippedQuantizationConfig(method or "unknown")
-        return original(config, given, *args, **rest), stripped
+        return original(config, requested, *args, **kwargs), stripped
     try:
-        return original(config, quantization_config, *args, **rest), StrippedQuantizationConfig()
+        return original(config, quantization_config, *args, **kwargs), StrippedQuantizationConfig()
     except Exception as reason:  # a missing package or device
         if quantization_config is not None:
             raise
-        take_off(config)
-        return original(config, None, *args, **rest), StrippedQuantizationConfig(method, reason)
+        strip(config)
+        return original(config, None, *args, **kwargs), StrippedQuantizationConfig(method, reason)
 
 
-def take_off(config: Any) -> None:
+def strip(config: Any) -> None:
     """Remove every ``quantization_config``, which makes the model an ordinary one."""
-    for each in _parts(config):
-        vars(each).pop("quantization_config", None)
+    vars(config).pop("quantization_config", None)
+    for name in getattr(config, "sub_configs", None) or ():
+        sub_config = getattr(config, name, None)
+        if sub_config is not None:
+            strip(sub_config)
 
 
 def _warn(message: str) -> None:
     warn(message, UserWarning, stacklevel=4)
 
 
-def _section(config: Any) -> Any:
-    of_text = config.get_text_config(decoder=True)
-    found = getattr(config, "quantization_config", None)
-    return found or getattr(of_text, "quantization_config", None) or None
+def _quantization_config_of(config: Any) -> Any:
+    text_config = config.get_text_config(decoder=True)
+    stored_config = getattr(config, "quantization_config", None)
+    return stored_config or getattr(text_config, "quantization_config", None) or None
 
 
-def method_of(section: Any) -> str:
-    members = section if isinstance(section, dict) else vars(section)
+def method_of(quantization_config: Any) -> str:
+    is_dict = isinstance(quantization_config, dict)
+    members = quantization_config if is_dict else vars(quantization_config)
     for member, bits in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):
         if members.get(member) or members.get(f"_{member}"):
             return f"bitsandbytes_{bits}"
     method = members.get("quant_method") or ""
     return str(getattr(method, "value", method))
-
-
-def _parts(config: Any) -> Iterator[Any]:
-    yield config
-    for name in getattr(config, "sub_configs", None) or ():
-        part = getattr(config, name, None)
-        if part is not None:
-            yield from _parts(part)

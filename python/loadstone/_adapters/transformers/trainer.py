@@ -22,31 +22,27 @@ _FILES = ("model.safetensors.index.json", "model.safetensors")
 
 def hooks() -> tuple[Hook, ...]:
     """Return hooks only if a script has imported ``Trainer``: the import takes seconds."""
-    return _hooks() if hasattr(sys.modules.get(_MODULE), "Trainer") else ()
+    cls = getattr(sys.modules.get(_MODULE), "Trainer", None)
+    return () if cls is None else _hooks_on(cls)
 
 
 @functools.cache
-def _hooks() -> tuple[Hook, ...]:
-    cls = sys.modules[_MODULE].Trainer
-    places: dict[str, Any] = {
-        "_load_from_checkpoint": load_from_checkpoint,
-        "_load_best_model": load_best_model,
-    }
+def _hooks_on(cls: Any) -> tuple[Hook, ...]:
     return tuple(
-        Hook(cls, name, wrap_if_active("transformers", each))
-        for name, each in places.items()
-        if hasattr(cls, name)
+        Hook(cls, function.__name__, wrap_if_active("transformers", function))
+        for function in (_load_from_checkpoint, _load_best_model)
+        if hasattr(cls, function.__name__)
     )
 
 
-def load_from_checkpoint(original: Any, trainer: Any, folder: Any, model: Any = None) -> Any:
+def _load_from_checkpoint(original: Any, trainer: Any, folder: Any, model: Any = None) -> Any:
     target = trainer.model if model is None else model
     if not _needs_conversion(trainer, target, folder):
         return original(trainer, folder, model)
     return _read(target, folder)
 
 
-def load_best_model(original: Any, trainer: Any) -> Any:
+def _load_best_model(original: Any, trainer: Any) -> Any:
     folder = trainer.state.best_model_checkpoint
     if not _needs_conversion(trainer, trainer.model, folder):
         return original(trainer)

@@ -18,16 +18,16 @@ from transformers import PreTrainedModel, modeling_utils
 
 from loadstone._adapters.patch import Hooks
 from loadstone._adapters.transformers import quantized, stripped_config
-from loadstone._adapters.transformers.call import (
-    Place,
-    constructing_in,
-    hooks_of_loads,
-    reason_against,
-    refused,
-)
 from loadstone._adapters.transformers.conversion import PLAIN_FLOATS
-from loadstone._adapters.transformers.from_pretrained_call import FromPretrainedCall, mismatch
-from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
+from loadstone._adapters.transformers.from_pretrained_call import (
+    FromPretrainedCall,
+    HookedFunction,
+    hooks_in_calls,
+    mismatch,
+    reason_against,
+    unsupported,
+)
+from loadstone._base.dtypes import dtype_name
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
@@ -35,20 +35,21 @@ from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.contents import keep_object
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import SAVED
-from loadstone._model.walk import walk
+from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._skeleton.skeleton import skeleton
 from loadstone.tracing import Trace
 
 MAKES_DTENSORS = False
 
+# Names of the model's tensors and of the checkpoint's, in either direction.
 _Names = dict[str, str]
 
 
 class V4Call(FromPretrainedCall):
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self.names: _Names = {}  # the library's names by those in the checkpoint
+        self.names: _Names = {}  # the model's names by those in the checkpoint
 
     def give_memory(self, model: Any, missing: list[str], dtype: torch.dtype | None) -> None:
         state = model.state_dict()
@@ -59,30 +60,44 @@ class V4Call(FromPretrainedCall):
                 keep_object(model, name, functools.partial(put, model, name, value))
         self.note_buffers(model)
 
-    def read(self, model: Any, files: list[str], given: dict[str, Any], result: Any) -> Any:
-        """Return the index of the offload folder."""
+    def read(
+        self,
+        model: Any,
+        files: list[str],
+        arguments: dict[str, Any],
+        unexpected: list[str],
+        mismatched: set[str],
+    ) -> Any:
+        """Return the index of the offload folder.
+
+        ``arguments`` are those of ``_load_pretrained_model``, by name.
+        """
         catalog = inspect(files, allow_links=True)
         warn_of_findings(catalog.findings)
         if quantized.is_decodable(catalog):
             _require_own_names(catalog)
-            stripped_config.take_off(model.config)
-        _, _, unexpected, mismatched, _, _ = result
-        keeps = self.options.adapters is not None and self.options.adapters.keeps_ties
-        ties = _both_held(model, self.names) if keeps else {}
-        sources = source_of_each(model, self.names, unties=True)
-        kept = given.get("keep_in_fp32_regex")
-        recipes = as_recipes(model, catalog, sources, kept, set(mismatched))
-        recipes.ties = ties
-        known = {name: key for key, name in self.names.items()}
-        recipes.unexpected = [(name, known.get(name, name)) for name in unexpected]
-        device_map = given.get("device_map")
-        devices, folder = self.devices(model, device_map), given.get("disk_offload_folder")
+            stripped_config.strip(model.config)
+        keys = {name: key for key, name in self.names.items()}
+        own_values = _tied_with_own_values(model, keys)
+        for slot in own_values:  # the library's load does so before it ties again
+            slot.replace(torch.empty_like(slot.tensor))
+        fp32_names = arguments.get("keep_in_fp32_regex")
+        recipes = as_recipes(model, catalog, _sources(model, keys), fp32_names, mismatched)
+        if self.options.adapters is not None and self.options.adapters.keeps_ties:
+            recipes.ties = {slot.name: slot.tie_of or "" for slot in own_values}
+        recipes.unexpected = [(name, keys.get(name, name)) for name in unexpected]
+        device_map = arguments.get("device_map")
+        devices, folder = self.devices(model, device_map), arguments.get("disk_offload_folder")
         with model_lock(model):
-            arguments = {"device_map": devices, "offload_folder": folder}
-            plan = self.make_plan(model, catalog, recipes, **arguments)
+            plan = self.make_plan(
+                model, catalog, recipes, device_map=devices, offload_folder=folder
+            )
             with self.reading() as filled:
                 execute.install(plan, model, filled)
         return self.offload_index if "disk" in (device_map or {}).values() else None
+
+
+Call = V4Call
 
 
 def as_recipes(
@@ -91,12 +106,12 @@ def as_recipes(
     sources: _Names,
     keep_in_fp32: Any,
     mismatched: set[str],
-    asked: torch.dtype | None = None,
+    requested: torch.dtype | None = None,
 ) -> AdapterRecipes:
     """Map one tensor of the checkpoint to each of the model's, as the library reads it.
 
     ``sources`` maps the model's names to the checkpoint's. The caller asked to ignore the
-    ``mismatched`` shapes. ``asked`` overrides the dtypes of the construction.
+    ``mismatched`` shapes. ``requested`` overrides the dtypes of the construction.
     """
     dtype_of: Any = modeling_utils._infer_parameter_dtype  # type: ignore[attr-defined]
     trace = Trace(catalog)
@@ -106,16 +121,16 @@ def as_recipes(
     for name, source in sources.items():
         symbol: torch.Tensor
         final = None
-        if asked is not None and state[name].dtype in PLAIN_FLOATS:
+        if requested is not None and state[name].dtype in PLAIN_FLOATS:
             is_kept = keep_in_fp32 is not None and keep_in_fp32.search(name)
-            final = torch.float32 if is_kept else asked
+            final = torch.float32 if is_kept else requested
         if source in decoded:
             symbol = trace.decoded(source, final or state[name].dtype)
         else:
             symbol = trace.source(source)
-        found, expected = tuple(symbol.shape), tuple(state[name].shape)
-        if found != expected:
-            recipes.findings.append(mismatch(name, found, expected, name in mismatched))
+        shape, expected = tuple(symbol.shape), tuple(state[name].shape)
+        if shape != expected:
+            recipes.findings.append(mismatch(name, shape, expected, name in mismatched))
             continue
         dtype = final or dtype_of(model, name, symbol, keep_in_fp32)[1]
         if dtype is not None and symbol.dtype != dtype:
@@ -130,59 +145,45 @@ def _require_own_names(catalog: Catalog) -> None:
     """Reject codes with other names: the library looks only for ``X.weight`` in the files."""
     for name, _, _, components in catalog._core.quantized():
         if components.get("data", name) != name:
-            raise refused(f"{components['data']} (codes, with transformers before 5.0)")
+            raise unsupported(f"{components['data']} (codes, with transformers before 5.0)")
 
 
-def _both_held(model: Any, names: _Names) -> dict[str, str]:
-    """Return tied names that have their own sources, with the root of each."""
-    known = set(names.values())
-    return {
-        slot.name: slot.tie_of
-        for slot in walk(model)
-        if slot.tie_of in known and slot.name in known and slot.tie_of is not None
-    }
+def _tied_with_own_values(model: Any, keys: _Names) -> list[TensorSlot]:
+    """Return the tied tensors for which the checkpoint has two values."""
+    return [slot for slot in walk(model) if slot.tie_of in keys and slot.name in keys]
 
 
-def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
-    """Map the model's names to the checkpoint's; tied tensors use the first.
-
-    ``names`` maps the other way; the last of duplicates counts. With ``unties``, untie a tied
-    tensor that has its own source, as the library's load does before it ties again.
-    """
-    known = {name: source for source, name in names.items()}
-    if unties:
-        for slot in walk(model):
-            if slot.tie_of in known and slot.name in known:
-                slot.replace(torch.empty_like(slot.tensor))
-    found: _Names = {}
+def _sources(model: Any, keys: _Names) -> _Names:
+    """Map the model's tensors to the checkpoint's; tied tensors use the first."""
+    sources: _Names = {}
     for slot in walk(model):
-        if slot.is_registered and slot.kind in SAVED and slot.name in known:
-            found.setdefault(slot.tie_of or slot.name, known[slot.name])
-    return found
+        if slot.is_registered and slot.kind in SAVED and slot.name in keys:
+            sources.setdefault(slot.tie_of or slot.name, keys[slot.name])
+    return sources
 
 
 def trace(
     model: Any,
     catalog: Catalog,
-    dtype: torch.dtype | str | None,
+    requested: torch.dtype | None,
     key_mapping: Mapping[str, str] | None,
 ) -> AdapterRecipes:
     """See :func:`loadstone.transformers.trace`."""
     keys, prefix = list(catalog.encodings()), model.base_model_prefix
-    has = bool(prefix) and any(key.startswith(prefix) for key in keys)
-    expects = bool(prefix) and hasattr(model, prefix)
-    names = model._get_key_renaming_mapping(
-        keys, key_mapping, has and not expects, expects and not has
+    has_prefix = bool(prefix) and any(key.startswith(prefix) for key in keys)
+    has_base_model = bool(prefix) and hasattr(model, prefix)
+    names: _Names = model._get_key_renaming_mapping(
+        keys, key_mapping, has_prefix and not has_base_model, has_base_model and not has_prefix
     )
-    sources = source_of_each(model, names)
-    asked = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
-    recipes = as_recipes(model, catalog, sources, _kept_in_fp32(model, asked), set(), asked)
+    sources = _sources(model, {name: key for key, name in names.items()})
+    fp32_names = _fp32_names(model, requested)
+    recipes = as_recipes(model, catalog, sources, fp32_names, set(), requested)
     state = model.state_dict()
     recipes.unexpected = [(names.get(key, key), key) for key in keys if names.get(key) not in state]
     return recipes
 
 
-def _kept_in_fp32(model: Any, dtype: torch.dtype | None) -> re.Pattern[str] | None:
+def _fp32_names(model: Any, dtype: torch.dtype | None) -> re.Pattern[str] | None:
     names: list[str] = []
     if dtype == torch.float16:
         names += model._keep_in_fp32_modules or ()
@@ -195,7 +196,7 @@ def _kept_in_fp32(model: Any, dtype: torch.dtype | None) -> re.Pattern[str] | No
 
 
 def hooks() -> Hooks:
-    places: list[Place] = [
+    functions: list[HookedFunction] = [
         (modeling_utils, "init_empty_weights", _init_empty_weights),
         (modeling_utils, "_load_state_dict_into_meta_model", _load_state_dict),
         (PreTrainedModel, "_load_pretrained_model", _load_pretrained_model),
@@ -205,77 +206,78 @@ def hooks() -> Hooks:
         (PreTrainedModel, "_load_from_flax", _load_from_another),
         (modeling_utils, "load_shard_files_with_threadpool", _in_this_thread),
     ]
-    return Hooks(hooks_of_loads(places), "transformers")
+    return Hooks(hooks_in_calls(functions), "transformers")
 
 
 @contextlib.contextmanager
-def _init_empty_weights(load: V4Call, original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-    with skeleton(), constructing_in(load):
+def _init_empty_weights(call: V4Call, original: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    with skeleton(), call.constructing():
         yield
 
 
 def _load_pretrained_model(
-    load: V4Call,
+    call: V4Call,
     original: Any,
     cls: Any,
     model: Any,
     state_dict: Any,
     checkpoint_files: list[str] | None,
     *args: Any,
-    **given: Any,
+    **kwargs: Any,
 ) -> Any:
-    if load.model is not None:
-        return original(cls, model, state_dict, checkpoint_files, *args, **given)
-    reason = reason_against(model, state_dict, checkpoint_files, given.get("device_mesh"))
+    if call.model is not None:
+        return original(cls, model, state_dict, checkpoint_files, *args, **kwargs)
+    reason = reason_against(model, state_dict, checkpoint_files, kwargs.get("device_mesh"))
     names = map(str, checkpoint_files or ())
-    other = next((name for name in names if not name.endswith(".safetensors")), None)
-    if reason is None and other is not None:
-        reason = f"files that are not safetensors ({other}; of transformers before 5.0)"
-    if reason is None and given.get("hf_quantizer") is not None:
+    other_file = next((name for name in names if not name.endswith(".safetensors")), None)
+    if reason is None and other_file is not None:
+        reason = f"files that are not safetensors ({other_file}; of transformers before 5.0)"
+    if reason is None and kwargs.get("hf_quantizer") is not None:
         reason = "quantization_config (of transformers before 5.0)"
-    if reason is not None and load.options.refuses_unsupported:
-        raise refused(reason)
-    load.initialises_missing = given.get("hf_quantizer") is None
-    if not load.initialises_missing:
+    if reason is not None and call.options.refuses_unsupported:
+        raise unsupported(reason)
+    call.initialises_missing = kwargs.get("hf_quantizer") is None
+    if not call.initialises_missing:
         warn(f"{reason}: the library loads it by itself", UserWarning, stacklevel=2)
-    load.model = model if reason is None else None
-    result = original(cls, model, state_dict, checkpoint_files, *args, **given)
-    if load.model is None or checkpoint_files is None:
+    call.model = model if reason is None else None
+    result = original(cls, model, state_dict, checkpoint_files, *args, **kwargs)
+    if call.model is None or checkpoint_files is None:
         return result
-    *before, _, errors = result
-    return *before, load.read(model, checkpoint_files, given, result), errors
+    *before, unexpected, mismatched, _, errors = result
+    index = call.read(model, checkpoint_files, kwargs, unexpected, set(mismatched))
+    return *before, unexpected, mismatched, index, errors
 
 
 def _get_key_renaming_mapping(
-    load: V4Call, original: Any, model: Any, *args: Any, **kwargs: Any
+    call: V4Call, original: Any, model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     names = original(model, *args, **kwargs)
-    if load.model is model and not load.names:
-        load.names = dict(names)
+    if call.model is model and not call.names:
+        call.names = dict(names)
     return names
 
 
 def _move_missing_keys(
-    load: V4Call, original: Any, model: Any, missing: Any, dtype: Any, *args: Any
+    call: V4Call, original: Any, model: Any, missing: Any, dtype: Any, *args: Any
 ) -> Any:
-    if not load.initialises_missing:
+    if not call.initialises_missing:
         return original(model, missing, dtype, *args)
-    return load.give_memory(model, missing, dtype)
+    return call.give_memory(model, missing, dtype)
 
 
-def _load_state_dict(load: V4Call, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _load_state_dict(call: V4Call, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     # The library expects the index of the offload folder.
-    return None if load.model is model else original(model, *args, **kwargs)
+    return None if call.model is model else original(model, *args, **kwargs)
 
 
-def _in_this_thread(load: V4Call, original: Any, shards: Any) -> Any:
+def _in_this_thread(call: V4Call, original: Any, shards: Any) -> Any:
     """Read in this thread: the library's threads do not inherit the context variable."""
-    load_one: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
-    results = [load_one(each) for each in shards]
+    load_shard: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
+    results = [load_shard(shard) for shard in shards]
     return [], *results[-1][1:]
 
 
-def _load_from_another(load: V4Call, original: Any, *args: Any, **kwargs: Any) -> Any:
-    if load.options.refuses_unsupported:
-        raise refused("from_tf or from_flax")
+def _load_from_another(call: V4Call, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if call.options.refuses_unsupported:
+        raise unsupported("from_tf or from_flax")
     return original(*args, **kwargs)

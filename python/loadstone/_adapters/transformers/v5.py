@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,31 +18,32 @@ from loadstone._adapters.sites import is_known, sites_of
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers import (
     cache,
-    conversions,
     kernels,
     load,
     quantized,
+    registry,
     releases,
     stripped_config,
     trainer,
 )
-from loadstone._adapters.transformers.call import (
-    Place,
-    constructing_in,
-    hooks_of_loads,
-    reason_against,
-    refused,
-)
 from loadstone._adapters.transformers.conversion import ConversionInput
+from loadstone._adapters.transformers.from_pretrained_call import (
+    HookedFunction,
+    hooks_in_calls,
+    reason_against,
+    unsupported,
+)
 from loadstone._adapters.transformers.load import V5Call
 from loadstone._base.adapters import ADAPTERS, resolve
-from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import wrap_always
 from loadstone._files.catalog import Catalog, try_inspect
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.ties import untied_findings
 from loadstone._skeleton.rebuild import construction_dtype
 from loadstone._skeleton.skeleton import skeleton
+
+Call = V5Call
 
 # The release shards a model over ranks before the load.
 MAKES_DTENSORS = hasattr(core_model_loading, "DtensorShardOperation")
@@ -52,23 +53,28 @@ _TIES = ContextVar("loadstone_transformers_ties", default=True)
 
 # Quantizers whose modules loadstone fills: they contain plain values, or bitsandbytes' weights.
 # The library reads the others.
-_READ_HERE = ("bitsandbytes", "fp8", "mxfp4", "mxfp8")
+_SUPPORTED_METHODS = ("bitsandbytes", "fp8", "mxfp4", "mxfp8")
 
 
 def trace(
     model: Any,
     catalog: Catalog,
-    dtype: torch.dtype | str | None,
+    requested: torch.dtype | None,
     key_mapping: Mapping[str, str] | None,
 ) -> AdapterRecipes:
     """See :func:`loadstone.transformers.trace`."""
     quantizer = getattr(model, "hf_quantizer", None)
-    built = construction_dtype(model)
-    is_asked = dtype not in (None, "auto")
-    wanted = torch_dtype(dtype_argument(dtype)) if is_asked else built
-    keeps = releases.dtype_plan(model, wanted)
-    registered = conversions.registered(model, key_mapping, quantizer)
-    conversion = ConversionInput(model, wanted, keeps, registered, quantizer, built, is_asked)
+    built_dtype = construction_dtype(model)
+    dtype = requested or built_dtype
+    conversion = ConversionInput(
+        model,
+        dtype,
+        releases.dtype_plan(model, dtype),
+        registry.conversions_of(model, key_mapping, quantizer),
+        quantizer,
+        built_dtype,
+        is_asked=requested is not None,
+    )
     result = cache.derive(catalog, conversion)
     recipes = load.as_recipes(model, catalog, result, ignores_mismatches=False)
     recipes.untied = load.untied(model, recipes.dtypes)
@@ -78,24 +84,25 @@ def trace(
 
 def hooks() -> Hooks:
     loading = _load_pretrained_model if SITES.is_since("5.1") else _load_by_class
-    places: list[Place] = [
+    functions: list[HookedFunction] = [
         (PreTrainedModel, "get_init_context", _get_init_context),
         (PreTrainedModel, "init_weights", _init_weights),
         (PreTrainedModel, "_load_pretrained_model", loading),
         (PreTrainedModel, "_move_missing_keys_from_meta_to_device", _move_missing_keys),
         (modeling_utils, "get_hf_quantizer", _get_hf_quantizer),
         (modeling_utils, "_get_dtype", _get_dtype),
-        *(
-            (quantizer, name, each)
-            for quantizer in (Bnb4BitHfQuantizer, Bnb8BitHfQuantizer)
-            for name, each in _OF_QUANTIZERS.items()
-        ),
     ]
-    found = hooks_of_loads(places)
+    for quantizer in (Bnb4BitHfQuantizer, Bnb8BitHfQuantizer):
+        functions += [
+            (quantizer, "validate_environment", _validate_environment),
+            (quantizer, "adjust_max_memory", _adjust_max_memory),
+            (quantizer, "param_element_size", _param_element_size),
+        ]
+    release_hooks = hooks_in_calls(functions) + registry.hooks()
     if SITES.is_since("5.1"):  # a construction suspends ties in its own thread only
-        found.append(Hook(initialization, "no_tie_weights", lambda original: _no_ties))
-        found.append(Hook(PreTrainedModel, "tie_weights", wrap_always(_tie_weights)))
-    return Hooks(found + conversions.hooks(), "transformers", trainer.hooks)
+        release_hooks.append(Hook(initialization, "no_tie_weights", lambda original: _no_ties))
+        release_hooks.append(Hook(PreTrainedModel, "tie_weights", wrap_always(_tie_weights)))
+    return Hooks(release_hooks, "transformers", trainer.hooks)
 
 
 @contextlib.contextmanager
@@ -110,16 +117,19 @@ def _tie_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _get_init_context(call: V5Call, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     contexts = original(cls, *args, **kwargs)
-    if not any(isinstance(each, torch.device) for each in contexts):
+    if not any(isinstance(context, torch.device) for context in contexts):
         return contexts
-    ours = [skeleton() if isinstance(each, torch.device) else each for each in contexts]
-    return [*ours, constructing_in(call)]
+    replaced = [
+        skeleton() if isinstance(context, torch.device) else context for context in contexts
+    ]
+    return [*replaced, call.constructing()]
 
 
 def _get_hf_quantizer(call: V5Call, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Return None if codecs dequantize the checkpoint; the model does not see the config."""
-    wish = call.options.dequantize
-    quantizer, call.stripped_config = stripped_config.chosen(original, wish, *args, **kwargs)
+    quantizer, call.stripped_config = stripped_config.choose_quantizer(
+        original, call.options.dequantize, *args, **kwargs
+    )
     return quantizer
 
 
@@ -133,11 +143,11 @@ def _get_dtype(
     **kwargs: Any,
 ) -> Any:
     """Return a dtype for values: if the config has none, the library uses that of the codes."""
-    is_asked = dtype == "auto" and getattr(config, "dtype", None) is None
-    if call.stripped_config.method and is_asked and checkpoint_files:
+    follows_files = dtype == "auto" and getattr(config, "dtype", None) is None
+    if call.stripped_config.method and follows_files and checkpoint_files:
         catalog, _ = try_inspect(checkpoint_files, allow_links=True)
         if catalog is not None and quantized.is_decodable(catalog):
-            dtype = torch_dtype(quantized.dtype_of_numbers(catalog))
+            dtype = torch_dtype(quantized.value_dtype(catalog))
     return original(dtype, checkpoint_files, config, *args, **kwargs)
 
 
@@ -164,13 +174,6 @@ def _param_element_size(
     return nbytes / max(int(parameter.numel()), 1)
 
 
-_OF_QUANTIZERS: dict[str, Callable[..., Any]] = {
-    "validate_environment": _validate_environment,
-    "adjust_max_memory": _adjust_max_memory,
-    "param_element_size": _param_element_size,
-}
-
-
 def _init_weights(call: V5Call, original: Any, model: Any) -> Any:
     """Skip construction: the library checks the default device, which is not meta here."""
     return None if call.is_constructing else original(model)
@@ -194,7 +197,7 @@ def _load_pretrained_model(
         if reason is None and checkpoint_files is not None:
             return call.read(model, checkpoint_files, load_config)
         if call.options.refuses_unsupported:
-            raise refused(reason or "no files")
+            raise unsupported(reason or "no files")
         call.initialises_missing = load_config.hf_quantizer is None and mesh is None
     return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
@@ -220,15 +223,15 @@ def _move_missing_keys(
 def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str | None:
     quantizer = config.hf_quantizer
     method = stripped_config.method_of(quantizer.quantization_config).partition("_")[0]
-    if method not in _READ_HERE:
+    if method not in _SUPPORTED_METHODS:
         catalog = try_inspect(files, allow_links=True)[0] if files else None
         is_decodable = catalog is not None and quantized.is_decodable(catalog)
         hint = "; or dequantize=True" if is_decodable else ""
         return f"quantization_config ({method}: the library's quantizer reads it by itself{hint})"
     if method == "bitsandbytes" and not is_known("bitsandbytes"):
-        known = sites_of("bitsandbytes")
-        return f"quantization_config (bitsandbytes {known.version()}; known: {known.tested})"
-    if not quantizer.pre_quantized and not kernels.is_known(_operation(quantizer)):
+        sites = sites_of("bitsandbytes")
+        return f"quantization_config (bitsandbytes {sites.version()}; known: {sites.tested})"
+    if not quantizer.pre_quantized and not kernels.is_known(_quantize_operation(quantizer)):
         return f"quantization_config ({type(quantizer).__name__} quantizes while it loads)"
     if getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False):
         return "quantization_config (llm_int8_has_fp16_weight leaves weights as they are)"
@@ -239,7 +242,7 @@ def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str |
     return None
 
 
-def _operation(quantizer: Any) -> Any:
+def _quantize_operation(quantizer: Any) -> Any:
     try:
         return quantizer.get_quantize_ops()
     except NotImplementedError:

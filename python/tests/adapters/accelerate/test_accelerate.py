@@ -43,7 +43,7 @@ def test_the_arguments_are_accelerates(name):
     for key, parameter in theirs.items():
         assert (mine[key].kind, mine[key].default) == (parameter.kind, parameter.default), key
     extra = list(mine.values())[len(theirs) :]
-    assert all(each.kind is each.KEYWORD_ONLY for each in extra)
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in extra)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, "float16", "torch.float64"])
@@ -99,14 +99,14 @@ def test_alike_without_a_map(tmp_path, built, file_dtype):
     assert mine.embed.weight.dtype == (file_dtype if built == "meta" else torch.float32)
     assert_alike(mine, theirs)
     if built == "real":  # an optimizer that holds them goes on holding the right ones
-        assert all(each is parameters[name] for name, each in mine.named_parameters())
+        assert all(parameter is parameters[name] for name, parameter in mine.named_parameters())
 
 
 @pytest.mark.parametrize("name", ["auto", "balanced", "balanced_low_0", "sequential"])
 @pytest.mark.parametrize("whole", [None, ["Layer"]])
 def test_maps_are_computed_by_accelerate(tmp_path, name, whole):
     reference, path = saved(tmp_path)
-    size = sum(each.nbytes for each in reference.parameters())
+    size = sum(parameter.nbytes for parameter in reference.parameters())
     arguments = {
         "device_map": name,
         "max_memory": {"cpu": size // 2},
@@ -136,8 +136,8 @@ def test_everything_on_disk_and_nothing_written(tmp_path):
         model = ours.load_checkpoint_and_dispatch(
             empty(), path, device_map=DISK, offload_folder=folder, dtype=dtype
         )
-        assert all(each.is_meta for each in model.parameters())
-        assert [each.name for each in folder.iterdir()] == ["index.json"]
+        assert all(parameter.is_meta for parameter in model.parameters())
+        assert [file.name for file in folder.iterdir()] == ["index.json"]
         cast = reference.to(dtype) if dtype else reference
         assert loadstone.audit(model).ok
         assert torch.equal(model(TOKENS), cast(TOKENS))
@@ -257,10 +257,10 @@ def test_missing_on_meta_is_found_before_anything_is_read(tmp_path, monkeypatch)
         with pytest.raises(loadstone.PlanError) as caught:
             ours.load_checkpoint_and_dispatch(model, path, **arguments)
         assert caught.value.code == "plan.missing"
-        finding = next(each for each in caught.value.findings if each.severity == "error")
+        finding = next(finding for finding in caught.value.findings if finding.severity == "error")
         assert finding.target == "layers.1.linear.weight"
         assert finding.sources == ["layers.1.linear.weight"]
-        assert all(each.is_meta for each in model.parameters())
+        assert all(parameter.is_meta for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("device_map", [None, {"": "cpu"}, MIXED])
@@ -447,7 +447,7 @@ def test_what_hooks_hold_in_host_memory_is_accounted_for(tmp_path):
     ours.load_checkpoint_in_model(model, path, device_map=device_map)
     main = torch.device("cpu")  # another word than "cpu" for accelerate, so everything is offloaded
     ours.dispatch_model(model, device_map, main_device=main, force_hooks=True)
-    assert all(each.is_meta for each in model.parameters())
+    assert all(parameter.is_meta for parameter in model.parameters())
     assert loadstone.audit(model).ok
     assert torch.equal(model(TOKENS), reference(TOKENS))
     model.head.weight = torch.nn.Parameter(torch.ones(16, 8))

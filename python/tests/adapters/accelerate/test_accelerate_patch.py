@@ -283,15 +283,15 @@ def test_a_model_keeps_the_modules_that_it_wants_in_float32(tmp_path):
     small = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}
     config = T5Config(vocab_size=32, **small)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    found = {}
+    dtypes = {}
     for name, load in {"theirs": bound_before, "ours": ours.load_checkpoint_and_dispatch}.items():
         with init_empty_weights():
             model = T5ForConditionalGeneration(config)
         model.tie_weights()
         load(model, tmp_path, device_map={"": "cpu"}, dtype=torch.float16)
-        found[name] = {key: tensor.dtype for key, tensor in model.named_parameters()}
-    kept = {key for key, dtype in found["ours"].items() if dtype == torch.float32}
+        dtypes[name] = {key: tensor.dtype for key, tensor in model.named_parameters()}
+    kept = {key for key, dtype in dtypes["ours"].items() if dtype == torch.float32}
     assert kept and all(".wo." in key for key in kept)
-    assert set(found["theirs"].values()) == {torch.float16}
+    assert set(dtypes["theirs"].values()) == {torch.float16}
     library = T5ForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float16)
-    assert found["ours"] == {key: tensor.dtype for key, tensor in library.named_parameters()}
+    assert dtypes["ours"] == {key: tensor.dtype for key, tensor in library.named_parameters()}

@@ -85,10 +85,10 @@ def test_accelerate_reads_what_was_written(state, tmp_path):
         if name not in loader:
             assert not report.provenance[name].reason
             continue
-        found = loader[name]
-        assert found.dtype == wanted.dtype, name
-        assert found.shape == wanted.shape, name
-        assert torch.equal(bits(found), bits(wanted)), name
+        value = loader[name]
+        assert value.dtype == wanted.dtype, name
+        assert value.shape == wanted.shape, name
+        assert torch.equal(bits(value), bits(wanted)), name
     assert "weight" in loader and "gain" in loader
     assert raw_value(folder, "weight") == bytes(bits(state["weight"].bfloat16()).numpy())
     assert report.provenance["weight"].reason == "offloaded"
@@ -102,7 +102,7 @@ def test_what_needs_no_change_stays_in_its_shard(state, tmp_path):
     _, report, folder = offload(state, tmp_path)
     index = json.loads((folder / "index.json").read_text())
     assert index["weight"]["safetensors_file"] == str(tmp_path / "model.safetensors")
-    assert [each.name for each in folder.iterdir()] == ["index.json"]
+    assert [file.name for file in folder.iterdir()] == ["index.json"]
     loader = OffloadedWeightsLoader(save_folder=folder)
     for name in index:
         assert torch.equal(bits(loader[name]), bits(state[name])), name

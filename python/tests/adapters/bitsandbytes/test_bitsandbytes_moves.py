@@ -5,13 +5,18 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import pickletools
+import subprocess
+import sys
 
 import bitsandbytes as bnb
 import pytest
 import torch
 from bitsandbytes.functional import has_avx512bf16
+from bitsandbytes_checkpoints import config, plain
 from bitsandbytes_models import FOUR_BIT, KINDS, Net, copied, inputs, linear, net, on_meta
 from bitsandbytes_models import same_bytes as same
+from transformers_models import by_name
 
 import loadstone
 import loadstone.bitsandbytes as ours
@@ -104,7 +109,7 @@ def test_a_move_leaves_the_source(kind):
 def parts(weight):
     if isinstance(weight, bnb.nn.Int8Params):
         return [weight.CB, weight.SCB]
-    return parameters.state_tensors(weight.quant_state)
+    return list(parameters.components_of(weight).values())
 
 
 @pytest.mark.parametrize("kind", FOUR_BIT)
@@ -255,6 +260,49 @@ def test_a_healed_model_can_be_pickled(kind):
     if kind == "int8":  # torch saves neither class nor scales of such parameters: bitsandbytes' too
         return
     assert torch.equal(other(inputs()), expected)
+
+
+def own_globals(pickled: bytes) -> set[str]:
+    """The functions and classes of loadstone that a pickle names."""
+    names = [arg for op, arg, _ in pickletools.genops(pickled) if op.name == "GLOBAL"]
+    return {name for name in names if name.startswith("loadstone")}
+
+
+def test_a_new_process_reads_pickles_by_public_names(tmp_path):
+    model = healed("nf4+double").body
+    pickled = pickle.dumps(model, protocol=2)
+    assert own_globals(pickled) == {"loadstone.bitsandbytes rebuild_module"}
+    earlier = pickled.replace(
+        b"cloadstone.bitsandbytes\nrebuild_module\n",
+        b"cloadstone._adapters.bitsandbytes.modules\n_rebuilt\n",
+    )
+    torch.save((pickled, earlier, inputs(), model(inputs())), tmp_path / "saved.pt")
+    script = (
+        "import pickle, sys, torch; *pickles, x, expected = torch.load(sys.argv[1]); "
+        "assert all(torch.equal(pickle.loads(each)(x), expected) for each in pickles)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "saved.pt")], check=True)
+
+
+@kinds
+def test_classes_of_weights_are_pickled_by_public_names(kind):
+    cls = type(healed(kind).body[0].weight)
+    assert own_globals(pickle.dumps(cls, protocol=2)) == {f"loadstone.bitsandbytes {cls.__name__}"}
+    assert pickle.loads(pickle.dumps(cls)) is cls
+
+
+def test_quantized_experts_are_pickled_by_public_names(tmp_path):
+    cls, folder = by_name("mixtral").cls, plain("mixtral", tmp_path)
+    model = loadstone.transformers.from_pretrained(
+        cls, folder, quantize_experts=True, quantization_config=config("nf4")
+    )
+    experts = model.model.layers[0].mlp.experts
+    pickled = pickle.dumps(experts, protocol=2)
+    assert b"cloadstone.bitsandbytes\nrebuild_experts\n" in pickled
+    assert b"loadstone._" not in pickled
+    read_back = pickle.loads(pickled)
+    assert type(read_back) is type(experts)
+    assert torch.equal(read_back.down_proj[1], experts.down_proj[1])
 
 
 @four_bit

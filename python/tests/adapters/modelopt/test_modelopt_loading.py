@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,12 @@ def test_bytes_and_scales_are_those_of_the_resident_model(
 
 def scale_of(amax: str) -> str:
     return amax.removesuffix("_amax") + "_scale"
+
+
+def test_pickles_name_the_public_class_of_experts() -> None:
+    pickled = pickle.dumps(PackedExperts)
+    assert pickle.loads(pickled) is PackedExperts is loadstone.modelopt.PackedExperts
+    assert b"loadstone._" not in pickled
 
 
 @pytest.mark.parametrize("kind", ["fp8", "nvfp4"])

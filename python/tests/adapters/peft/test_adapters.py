@@ -64,9 +64,10 @@ def offloaded(folder: Path, tmp_path: Path):
 
 
 def assert_adapters_are_real(model) -> None:
-    adapters = {name: each for name, each in model.named_parameters() if "lora_" in name}
-    assert len(adapters) == 8 and not any(each.is_meta for each in adapters.values())
-    assert any(each.is_meta for each in model.parameters())  # the layer is offloaded still
+    adapters = {name: parameter for name, parameter in model.named_parameters() if "lora_" in name}
+    assert len(adapters) == 8 and not any(parameter.is_meta for parameter in adapters.values())
+    # The layer is offloaded still.
+    assert any(parameter.is_meta for parameter in model.parameters())
 
 
 @torch.no_grad()
@@ -122,7 +123,7 @@ def test_a_fresh_adapter_is_initialised(llama, tmp_path, add):
     assert_adapters_are_real(model)
     assert torch.equal(model.eval()(IDS).logits, plain)  # a fresh adapter changes nothing
     values = dict(model.named_parameters())
-    first = next(each for name, each in values.items() if "layers.1" in name and "lora_A" in name)
+    first = next(value for name, value in values.items() if "layers.1" in name and "lora_A" in name)
     assert first.abs().max() > 0 and first.requires_grad
 
 
@@ -133,10 +134,10 @@ def test_what_needs_an_offloaded_weight_is_refused_by_name(llama, tmp_path):
             model = offloaded(base, tmp_path / str(number))
             with pytest.raises(loadstone.PlanError, match="without offloading this layer"):
                 model.add_adapter(lora(**more))
-            whole = LlamaForCausalLM.from_pretrained(base)  # as the message advises
-            whole.add_adapter(lora(**more))
-            assert not any(each.is_meta for each in whole.parameters())
-            assert whole(IDS).logits.isfinite().all()
+            in_memory = LlamaForCausalLM.from_pretrained(base)  # as the message advises
+            in_memory.add_adapter(lora(**more))
+            assert not any(parameter.is_meta for parameter in in_memory.parameters())
+            assert in_memory(IDS).logits.isfinite().all()
 
 
 def test_hooks_on_modules_around_a_layer_are_refused(llama):
@@ -166,7 +167,7 @@ def test_a_peft_model_over_a_disk_is_refused_by_name(llama, tmp_path, monkeypatc
 def test_a_model_on_meta_by_its_makers_wish_is_left_alone(llama):
     with loadstone.patch("peft"), torch.device("meta"):
         model = get_peft_model(LlamaForCausalLM(LlamaConfig.from_pretrained(llama[0])), lora())
-    assert all(each.is_meta for each in model.parameters())
+    assert all(parameter.is_meta for parameter in model.parameters())
 
 
 @torch.no_grad()
@@ -188,9 +189,9 @@ def test_an_adapter_of_a_diffusers_model(tmp_path):
         other.load_lora_adapter(
             tmp_path / "lora", prefix=None, weight_name="pytorch_lora_weights.safetensors"
         )
-    adapters = [each for name, each in other.named_parameters() if "lora_" in name]
-    assert adapters and not any(each.is_meta for each in adapters)
-    assert any(each.is_meta for each in other.parameters())
+    adapters = [parameter for name, parameter in other.named_parameters() if "lora_" in name]
+    assert adapters and not any(parameter.is_meta for parameter in adapters)
+    assert any(parameter.is_meta for parameter in other.parameters())
     assert torch.equal(other(*inputs).sample, expected)
 
 
@@ -213,17 +214,20 @@ def trainer_of(tmp_path: Path) -> tuple[Trainer, Path, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("which", ["resume", "best"])
 def test_trainers_checkpoints_give_all_experts(tmp_path, which):
     trainer, folder, saved = trainer_of(tmp_path)
-    before = {name: (id(each), each.data_ptr()) for name, each in trainer.model.named_parameters()}
+    before = {
+        name: (id(parameter), parameter.data_ptr())
+        for name, parameter in trainer.model.named_parameters()
+    }
     with loadstone.patch("transformers"):
         if which == "resume":
             trainer._load_from_checkpoint(str(folder))
         else:
             trainer.state.best_model_checkpoint = str(folder)
             trainer._load_best_model()
-    for name, each in trainer.model.named_parameters():
-        assert torch.equal(each, saved[name]), name
-        assert (id(each), each.data_ptr()) == before[name]  # an optimizer may hold it
-        assert each.requires_grad
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(parameter, saved[name]), name
+        assert (id(parameter), parameter.data_ptr()) == before[name]  # an optimizer may hold it
+        assert parameter.requires_grad
 
 
 def test_a_lost_expert_in_trainers_checkpoint_is_an_error(tmp_path):

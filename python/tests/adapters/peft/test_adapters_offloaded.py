@@ -62,8 +62,8 @@ CASES = [(kind, options) for kind, cases in KINDS.items() for options in cases]
 
 
 def config_of(kind: str, options: dict[str, Any]) -> Any:
-    given = LAYERS | {name: value for name, value in options.items() if name != REFUSED}
-    return peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType[kind]](**given)
+    arguments = LAYERS | {name: value for name, value in options.items() if name != REFUSED}
+    return peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType[kind]](**arguments)
 
 
 def spread(model: Any) -> Any:
@@ -156,7 +156,7 @@ def test_control_without_the_weight_the_output_is_another_one(
 
 
 def layers_of(model: Any) -> list[Any]:
-    return [each for each in model.modules() if isinstance(each, peft.tuners.lora.LoraLayer)]
+    return [module for module in model.modules() if isinstance(module, peft.tuners.lora.LoraLayer)]
 
 
 def merged(model: Any) -> None:
@@ -196,7 +196,7 @@ def test_a_merge_into_a_layer_on_disk(
     monkeypatch.chdir(tmp_path)
     config = config_of("LORA", {"r": 2})
     torch.manual_seed(0)
-    whole = spread(get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)).eval()
+    in_memory = spread(get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)).eval()
     file = (base / "model.safetensors").read_bytes()
     with loadstone.patch("transformers", "peft"):
         torch.manual_seed(0)
@@ -205,10 +205,10 @@ def test_a_merge_into_a_layer_on_disk(
             MERGES[way](model)
     if when != "patched":
         MERGES[way](model)
-    MERGES[way](whole)
+    MERGES[way](in_memory)
     for _ in range(2):
-        assert torch.equal(model(IDS).logits, whole(IDS).logits)
-    assert any(each.is_meta for each in model.parameters())
+        assert torch.equal(model(IDS).logits, in_memory(IDS).logits)
+    assert any(parameter.is_meta for parameter in model.parameters())
     assert (base / "model.safetensors").read_bytes() == file
 
 
@@ -252,7 +252,7 @@ def test_fuse_lora_of_a_diffusers_model_on_disk(
                 low_cpu_mem_usage=True,  # as pipelines do; else DoRA's initialiser runs
             )
             FUSES[way](model)
-        assert any(each.is_meta for each in model.parameters()) == is_offloaded
+        assert any(parameter.is_meta for parameter in model.parameters()) == is_offloaded
         results.append(model(*inputs).sample)
     assert torch.equal(*results)
     assert torch.equal(results[0], base) == (way == "disable")

@@ -49,13 +49,13 @@ def wrapped_and_saved(model: Any, folder: Path, modules: list[str]) -> dict[str,
     return dict(wrapped.merge_and_unload().state_dict())
 
 
-def assert_close(found: Any, expected: dict[str, torch.Tensor], changed: int) -> None:
-    values = dict(found.state_dict())
+def assert_close(model: Any, expected: dict[str, torch.Tensor], changed: int) -> None:
+    values = dict(model.state_dict())
     assert values.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(values[name], value, rtol=1e-5, atol=1e-5)
-    assert loadstone.audit(found).ok
-    report = last_report(found)
+    assert loadstone.audit(model).ok
+    report = last_report(model)
     assert report is not None
     assert sum(bool(row.merged) for row in report.provenance.values()) == changed
 
@@ -67,10 +67,10 @@ def test_transformers(tmp_path: Path, kind: str) -> None:
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     expected = wrapped_and_saved(model, tmp_path, ["q_proj", "v_proj"])
     cls = type(model)
-    found = loadstone.transformers.from_pretrained(
+    model = loadstone.transformers.from_pretrained(
         cls, tmp_path / "base", lora=tmp_path / "adapter", dtype=torch.float32
     )
-    assert_close(found, expected, changed=4)
+    assert_close(model, expected, changed=4)
     plain = loadstone.transformers.from_pretrained(cls, tmp_path / "base", dtype=torch.float32)
     name = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(plain.state_dict()[name], expected[name])
@@ -111,10 +111,10 @@ def test_diffusers(tmp_path: Path, single_file: bool) -> None:
     lora = {tmp_path / "adapter": 0.5}
     if single_file:
         path = str(tmp_path / "single.safetensors")
-        found = loadstone.diffusers.from_single_file(case.cls, path, config=config, lora=lora)
+        model = loadstone.diffusers.from_single_file(case.cls, path, config=config, lora=lora)
     else:
-        found = loadstone.diffusers.from_pretrained(case.cls, tmp_path / "base", lora=lora)
-    assert_close(found, expected, changed=3)
+        model = loadstone.diffusers.from_pretrained(case.cls, tmp_path / "base", lora=lora)
+    assert_close(model, expected, changed=3)
 
 
 # Names of one module of a single file, whose own name is the model's in this layout.
@@ -143,12 +143,12 @@ def test_names_of_a_single_file_are_one_tensor(style: str, door: str, tmp_path: 
     if door == "merge":
         loadstone.merge(file, tmp_path / "out.safetensors", lora=adapter)
         name = "model.diffusion_model.caption_projection.linear_1.weight"
-        found = load_file(tmp_path / "out.safetensors")[name]
+        merged = load_file(tmp_path / "out.safetensors")[name]
     else:
         loaded = loadstone.diffusers.from_single_file(case.cls, file, config=config, lora=adapter)
-        found = loaded.caption_projection.linear_1.weight
-    assert not torch.equal(found, weight)  # the control
-    assert torch.allclose(found, weight + left @ right, rtol=1e-5, atol=1e-5)
+        merged = loaded.caption_projection.linear_1.weight
+    assert not torch.equal(merged, weight)  # the control
+    assert torch.allclose(merged, weight + left @ right, rtol=1e-5, atol=1e-5)
 
 
 MODULE = "text_model.encoder.layers.0.mlp.fc1"
@@ -165,7 +165,7 @@ def write_encoder_adapter(prefix: str, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("encoders", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("prefix", [each for each in ENCODERS if each.startswith("lora")])
+@pytest.mark.parametrize("prefix", [prefix for prefix in ENCODERS if prefix.startswith("lora")])
 def test_encoders_of_a_single_file_are_told_apart(
     prefix: str, encoders: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -192,10 +192,10 @@ def test_an_adapter_of_another_encoder_is_named(prefix: str, folder: str, tmp_pa
     save_file({f"{MODULE}.weight": torch.zeros(16, 8)}, base / "model.safetensors")
     adapter = write_encoder_adapter(prefix, tmp_path / "lora.safetensors")
     report = loadstone.merge(base, tmp_path / "out", lora=adapter)
-    warned = [each.message for each in report.findings if each.code == "merge.adapter"]
+    warned = [finding.message for finding in report.findings if finding.code == "merge.adapter"]
     is_same = folder == "text_encoder_2" if ENCODERS[prefix] == 2 else folder != "text_encoder_2"
     assert len(warned) == (not is_same)
-    assert all(f"text encoder {ENCODERS[prefix]}" in each for each in warned)
+    assert all(f"text encoder {ENCODERS[prefix]}" in message for message in warned)
 
 
 @pytest.mark.parametrize("door", ["merge", "load", "from_pretrained"])

@@ -153,8 +153,8 @@ def test_control_the_library_alone_leaves_magnitudes_at_random(
 ) -> None:
     kind, model_folder, folder = adapter
     model = transformers.BertForSequenceClassification.from_pretrained(folder)
-    found = different(model, expected(folder, model_folder))
-    assert bool(found) == (kind not in ("lora", "ia3")), found
+    differing = different(model, expected(folder, model_folder))
+    assert bool(differing) == (kind not in ("lora", "ia3")), differing
 
 
 def test_an_adapter_that_the_library_does_not_find_again_is_refused(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def output(model: Any) -> torch.Tensor:
     takes_two = hasattr(model.config, "is_encoder_decoder") and model.config.is_encoder_decoder
     further = {"decoder_input_ids": IDS} if takes_two else {}
     with torch.no_grad():
-        found: torch.Tensor = model.eval()(IDS, **further)[0]
-    return found
+        output: torch.Tensor = model.eval()(IDS, **further)[0]
+    return output
 
 
 def trained(folder: Path, name: str, config: LoraConfig) -> Any:
@@ -92,7 +92,7 @@ def test_the_library_s_door_gives_the_trained_model(
         model = loadstone.transformers.from_pretrained(
             cls, tmp_path / "base", lora=tmp_path / "adapter"
         )
-    told = [str(each.message) for each in caught if "adapters change" in str(each.message)]
+    told = [str(warning.message) for warning in caught if "adapters change" in str(warning.message)]
     assert len(told) == 1 and "the base's value" in told[0]
     assert loadstone.audit(model).ok
     assert torch.allclose(output(model), wanted, rtol=1e-4, atol=1e-4)
@@ -103,5 +103,7 @@ def test_the_library_s_door_gives_the_trained_model(
         if not torch.equal(tensor, base.state_dict()[key])
     }
     names = {"shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head"}
-    found = {each for each in names if any(key.endswith(f"{each}.weight") for key in changed)}
-    assert found == {module}
+    changed_modules = {
+        name for name in names if any(key.endswith(f"{name}.weight") for key in changed)
+    }
+    assert changed_modules == {module}

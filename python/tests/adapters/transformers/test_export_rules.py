@@ -19,7 +19,7 @@ pytest.importorskip("transformers", minversion="5.0")
 
 from transformers_models import CASES, randomise_all
 
-from loadstone._adapters.transformers import export
+from loadstone._adapters.transformers import rule_export
 
 TYPES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "olmoe", "phimoe",
@@ -36,7 +36,7 @@ def test_there_are_enough_model_types():
 
 def saved(case, folder: Path):
     """A random model with other numbers of layers and experts than the rules were found with."""
-    model = randomise_all(case.cls(export.resized(case.config(), 5, 6)).eval(), seed=3)
+    model = randomise_all(case.cls(rule_export.resize(case.config(), 5, 6)).eval(), seed=3)
     model.save_pretrained(folder / "model")
     config = case.config()
     config.architectures = [case.class_name]
@@ -61,17 +61,17 @@ def test_a_model_of_another_size_loads_by_the_rules_alone(case, tmp_path: Path):
     plan = loadstone.plan(model, tmp_path / "model", rules=rules, unexpected="error")
     plan.require_ok()
     plan.execute()
-    found = model.state_dict()
-    assert found.keys() == expected.keys()
+    state = model.state_dict()
+    assert state.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(state[name], value), name
 
 
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory) -> Path:
     """A checkpoint, the skeleton of its model, and rules that were found without its config."""
     folder = tmp_path_factory.mktemp("mixtral")
-    case = next(each for each in CASES if each.name == "mixtral")
+    case = next(case for case in CASES if case.name == "mixtral")
     saved(case, folder)
     rules_of("mixtral", folder)
     with loadstone.skeleton():
@@ -83,16 +83,18 @@ def mixtral(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("end", ["file", "pipe"])
 def test_the_command_plans_and_loads_with_the_rules(mixtral: Path, end: str):
     rules = mixtral / "rules.json"
-    given = {"input": rules.read_text()} if end == "pipe" else {"stdin": subprocess.DEVNULL}
+    stdin = {"input": rules.read_text()} if end == "pipe" else {"stdin": subprocess.DEVNULL}
     for name in ("plan", "load"):
         words = [name, mixtral / "model", "--skeleton", mixtral / "skeleton.json", "--json"]
         words += ["--rules", "-" if end == "pipe" else rules]
         done = subprocess.run(
-            [COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **given
+            [COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **stdin
         )
         assert done.returncode == 0, done.stderr
         assert not [
-            each for each in json.loads(done.stdout)["findings"] if each["severity"] != "info"
+            finding
+            for finding in json.loads(done.stdout)["findings"]
+            if finding["severity"] != "info"
         ]
 
 
@@ -123,21 +125,21 @@ def bound(rules: list[dict]) -> None:
 
 @pytest.mark.parametrize("change", [broken, bound])
 def test_rules_that_do_otherwise_are_refused(change, mixtral: Path, monkeypatch, tmp_path: Path):
-    found = export._found
+    find_rules = rule_export._find_rules
 
     def changed(sample):
-        rules = found(sample)
+        rules = find_rules(sample)
         change(rules)
         return rules
 
-    monkeypatch.setattr(export, "_found", changed)
+    monkeypatch.setattr(rule_export, "_find_rules", changed)
     with pytest.raises(loadstone.PlanError, match=r"layers\.0\.mlp\.experts\.gate_up") as caught:
-        export.export("mixtral")
+        rule_export.export_rules("mixtral")
     assert caught.value.code == "plan.rules"
 
 
 def test_nothing_is_written_where_rules_are_refused(monkeypatch, tmp_path: Path, capsys):
-    monkeypatch.setattr(export, "_found", lambda _: [])
+    monkeypatch.setattr(rule_export, "_find_rules", lambda _: [])
     words = ["--library", "transformers", "--model-type", "mixtral", "-o", str(tmp_path / "r")]
     assert main(["export-rules", *words]) == 2
     assert "[plan.rules]" in capsys.readouterr().err

@@ -46,12 +46,6 @@ class Toy(transformers.PreTrainedModel):
         self.post_init()
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "loadstone" / "recipes"
-
-
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     folder = tmp_path / "toy"
@@ -140,15 +134,15 @@ def test_a_lost_expert_is_named_with_its_layer_and_key(mixtral: Path, tmp_path: 
     lost = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
     edit(folder, lambda state: state.pop(lost))
     cut = folder / "model.safetensors"
-    whole = cut.read_bytes()
-    header = 8 + int.from_bytes(whole[:8], "little")
+    content = cut.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
     with cut.open("wb") as file:  # the header alone, before a hole as large as the data
-        file.write(whole[:header])
-        file.truncate(len(whole))
+        file.write(content[:header])
+        file.truncate(len(content))
     with pytest.raises(loadstone.PlanError) as caught:
         ours(by_name("mixtral").cls, folder)
     assert caught.value.code == "plan.missing"
-    (finding,) = [each for each in caught.value.findings if each.severity == "error"]
+    (finding,) = [finding for finding in caught.value.findings if finding.severity == "error"]
     assert finding.target == "model.layers.1.mlp.experts.gate_up_proj"
     assert finding.sources == [lost]
     assert "layer 1" in finding.message
@@ -162,7 +156,7 @@ def test_a_whole_projection_that_is_lost_is_named(mixtral: Path, tmp_path: Path)
     edit(folder, lambda state: [state.pop(name) for name in lost])
     with pytest.raises(loadstone.PlanError) as caught:
         ours(by_name("mixtral").cls, folder)
-    (finding,) = [each for each in caught.value.findings if each.severity == "error"]
+    (finding,) = [finding for finding in caught.value.findings if finding.severity == "error"]
     assert sorted(finding.sources) == lost
 
 
@@ -171,7 +165,9 @@ def test_a_projection_that_no_layer_has_is_named(mixtral: Path, tmp_path: Path):
     edit(folder, lambda state: [state.pop(name) for name in list(state) if ".w3." in name])
     with pytest.raises(loadstone.PlanError) as caught:
         ours(by_name("mixtral").cls, folder)
-    lost = sorted(name for each in caught.value.findings for name in each.sources if ".w3." in name)
+    lost = sorted(
+        name for finding in caught.value.findings for name in finding.sources if ".w3." in name
+    )
     assert lost == sorted(
         f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w3.weight"
         for layer in range(2)
@@ -189,8 +185,8 @@ def test_all_lost_experts_are_found_at_once(mixtral: Path, tmp_path: Path):
     edit(folder, lambda state: [state.pop(name) for name in lost])
     with pytest.raises(loadstone.PlanError) as caught:
         ours(by_name("mixtral").cls, folder)
-    errors = [each for each in caught.value.findings if each.severity == "error"]
-    assert sorted(name for each in errors for name in each.sources) == lost
+    errors = [finding for finding in caught.value.findings if finding.severity == "error"]
+    assert sorted(name for error in errors for name in error.sources) == lost
 
 
 def test_gaps_are_filled_where_the_library_reads_too(toy: Path):
@@ -257,9 +253,9 @@ def test_errors_of_the_library_are_passed_on(tmp_path: Path):
     for folder in (tmp_path / "empty", tmp_path / "nowhere"):
         with pytest.raises(OSError) as expected:
             cls.from_pretrained(folder)
-        with pytest.raises(OSError) as found:
+        with pytest.raises(OSError) as ours_raised:
             ours(cls, folder)
-        assert str(found.value) == str(expected.value)
+        assert str(ours_raised.value) == str(expected.value)
 
 
 def test_the_library_is_as_before_after_a_load_and_after_a_failure(mixtral: Path, tmp_path: Path):
@@ -384,8 +380,8 @@ def test_adapters_are_left_to_the_library(mixtral: Path, tmp_path: Path):
     peft = pytest.importorskip("peft")
     cls = by_name("mixtral").cls
     base = cls.from_pretrained(mixtral)
-    made = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"]))
-    made.save_pretrained(tmp_path / "adapter")
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path / "adapter")
     config = tmp_path / "adapter" / "adapter_config.json"
     text = json.loads(config.read_text()) | {"base_model_name_or_path": str(mixtral)}
     config.write_text(json.dumps(text))
@@ -449,9 +445,9 @@ def test_a_saved_plan_gives_the_same_bytes_by_the_command_alone(mixtral: Path, t
     assert origins["model.layers.0.mlp.experts.gate_up_proj"] == "checkpoint"
 
 
-def assert_same_bytes(found: torch.nn.Module, wanted: torch.nn.Module) -> None:
+def assert_same_bytes(model: torch.nn.Module, wanted: torch.nn.Module) -> None:
     for name, tensor in wanted.state_dict().items():
-        assert torch.equal(found.state_dict()[name], tensor), name
+        assert torch.equal(model.state_dict()[name], tensor), name
 
 
 def test_a_plan_of_forty_five_thousand_tensors(tmp_path: Path, cache_folder: Path):

@@ -17,12 +17,6 @@ pytest.importorskip("transformers")
 ours = loadstone.transformers.from_pretrained
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "loadstone" / "recipes"
-
-
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(by_name("mixtral"), tmp_path_factory.mktemp("mixtral"), "public")
@@ -31,13 +25,13 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_recipes_are_cached_privately_and_used(
     mixtral: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from loadstone._adapters.transformers import rules
+    from loadstone._adapters.transformers import derivation
 
     cls = by_name("mixtral").cls
     first = ours(cls, mixtral)
     (file,) = cache_folder.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    monkeypatch.setattr(rules, "derive", None)  # only the cache is left
+    monkeypatch.setattr(derivation, "derive", None)  # only the cache is left
     second, info = ours(cls, mixtral, output_loading_info=True)
     assert_same_state(second, first, None, None)
     library = library_load(cls, mixtral)
@@ -48,7 +42,7 @@ def test_the_key_has_the_code_of_the_adapter_and_of_the_tracer():
     from loadstone._adapters.transformers import cache
 
     names = {f"{file.parent.name}/{file.name}" for file in cache.own_code()}
-    assert {"transformers/rules.py", "tracing/_trace.py"} <= names
+    assert {"transformers/derivation.py", "tracing/_trace.py"} <= names
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "foreign"])

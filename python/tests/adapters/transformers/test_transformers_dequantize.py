@@ -34,19 +34,14 @@ MOE = Source("qwen3_moe")
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Source], Path]:
-    made: dict[Source, Path] = {}
+    folders: dict[Source, Path] = {}
 
     def of(source: Source) -> Path:
-        if source not in made:
-            made[source] = write_source(source, tmp_path_factory.mktemp("source") / "model")
-        return made[source]
+        if source not in folders:
+            folders[source] = write_source(source, tmp_path_factory.mktemp("source") / "model")
+        return folders[source]
 
     return of
-
-
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -78,7 +73,9 @@ def change(folder: Path, changed: Callable[[dict[str, torch.Tensor]], None]) -> 
 def change_config(folder: Path, **members: Any) -> None:
     file = folder / "config.json"
     config = json.loads(file.read_text()) | members
-    file.write_text(json.dumps({name: each for name, each in config.items() if each is not None}))
+    file.write_text(
+        json.dumps({name: value for name, value in config.items() if value is not None})
+    )
 
 
 @pytest.fixture
@@ -148,8 +145,8 @@ def test_layers_on_disk(folder: Path, tmp_path: Path) -> None:
     from accelerate.utils import OffloadedWeightsLoader
 
     reader = OffloadedWeightsLoader(save_folder=str(tmp_path / "offload"))
-    found = state_of(model) | {name: reader[name] for name in reader}
-    assert_equal(found, expected)
+    state = state_of(model) | {name: reader[name] for name in reader}
+    assert_equal(state, expected)
 
 
 def test_scales_of_activations_and_caches_go_with_a_finding(folder: Path) -> None:
@@ -191,9 +188,9 @@ def test_experts_of_a_model_that_is_published_in_stacks(tmp_path: Path) -> None:
         gate, up, down = (
             numbers[f"{stem}.{expert}.{leaf}_proj.weight"] for leaf in ("gate", "up", "down")
         )
-        found = {"gate_up": state[f"{stem}.gate_up_proj"][expert]}
-        found["down"] = state[f"{stem}.down_proj"][expert]
-        assert_equal(found, {"gate_up": torch.cat([gate, up]), "down": down})
+        values = {"gate_up": state[f"{stem}.gate_up_proj"][expert]}
+        values["down"] = state[f"{stem}.down_proj"][expert]
+        assert_equal(values, {"gate_up": torch.cat([gate, up]), "down": down})
     _, info = case.cls.from_pretrained(tmp_path / "out-back", output_loading_info=True)
     assert f"{stem}.gate_up_proj" in info["missing_keys"], "the control"
 
@@ -258,18 +255,18 @@ def in_words(
     """A llama of GPTQ's or AWQ's, whose quantizers want packages that are not here."""
     add, how, section = IN_WORDS[request.param]
     source = sources(Source("llama"))
-    made = Checkpoint(8)
+    checkpoint = Checkpoint(8)
     for name, tensor in tensors_of(source).items():
         if ".layers." in name and tensor.dim() == 2:
             rows, columns = tensor.shape
-            add(made, name.removesuffix(".weight"), how, columns, rows)
+            add(checkpoint, name.removesuffix(".weight"), how, columns, rows)
         else:
-            made.add_plain(name, tensor)
-    for name in [name for name in made.stored if name.endswith(".bias")]:
-        del made.stored[name], made.numbers[name]
+            checkpoint.add_plain(name, tensor)
+    for name in [name for name in checkpoint.stored if name.endswith(".bias")]:
+        del checkpoint.stored[name], checkpoint.numbers[name]
     config = json.loads((source / "config.json").read_text())
-    made.config = config | {"quantization_config": section}
-    file = made.save(tmp_path / "words")
+    checkpoint.config = config | {"quantization_config": section}
+    file = checkpoint.save(tmp_path / "words")
     return file.path, {name: tensor.to(BF16) for name, tensor in file.numbers.items()}
 
 
@@ -282,7 +279,7 @@ def test_a_quantizer_without_its_package_is_replaced(
     for load in (ours, patched):
         with pytest.warns(UserWarning, match="the library's quantizer for .* cannot work") as told:
             model = load(AutoModelForCausalLM, folder)
-        assert len([each for each in told if "cannot work" in str(each.message)]) == 1
+        assert len([warning for warning in told if "cannot work" in str(warning.message)]) == 1
         assert_equal(state_of(model), expected)
 
 
@@ -372,8 +369,8 @@ def test_experts_of_a_bitsandbytes_folder_are_dequantized(
     assert type(layer.self_attn.q_proj).__name__ == "Linear8bitLt"
     expected = model_state(numbers_of(tmp_path / "out"), MOE)
     for name in ("gate_up_proj", "down_proj"):
-        found = {name: getattr(layer.mlp.experts, name).detach()}
-        assert_equal(found, {name: expected[f"model.layers.0.mlp.experts.{name}"]})
+        experts = {name: getattr(layer.mlp.experts, name).detach()}
+        assert_equal(experts, {name: expected[f"model.layers.0.mlp.experts.{name}"]})
 
 
 def test_quantized_anew_on_the_way(folder: Path, tmp_path: Path) -> None:
@@ -385,12 +382,12 @@ def test_quantized_anew_on_the_way(folder: Path, tmp_path: Path) -> None:
         "bnb_4bit_compute_dtype": BF16,
     }
     numbers_of(folder)
-    made = transformers.BitsAndBytesConfig(**chosen)
-    expected = ours(AutoModelForCausalLM, tmp_path / "modelopt-back", quantization_config=made)
+    config = transformers.BitsAndBytesConfig(**chosen)
+    expected = ours(AutoModelForCausalLM, tmp_path / "modelopt-back", quantization_config=config)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        made = transformers.BitsAndBytesConfig(**chosen)
-        model = ours(AutoModelForCausalLM, folder, quantization_config=made)
+        config = transformers.BitsAndBytesConfig(**chosen)
+        model = ours(AutoModelForCausalLM, folder, quantization_config=config)
     assert type(model.model.layers[0].self_attn.q_proj).__name__ == "Linear4bit"
     assert_equal(state_of(model), state_of(expected))
 
@@ -403,10 +400,10 @@ def test_kept_recipes_are_those_of_the_very_decoding(
 ) -> None:
     """A config says how large the blocks of FP8 are: names and shapes of the file do not."""
     loadstone.convert(sources(Source("llama")), tmp_path / "out", quantize="fp8-block")
-    found = {}
+    state = {}
     for _ in range(2):  # the second time from the cache
-        found = state_of(ours(AutoModelForCausalLM, tmp_path / "out"))
-        assert_equal(found, numbers_of(tmp_path / "out"))
+        state = state_of(ours(AutoModelForCausalLM, tmp_path / "out"))
+        assert_equal(state, numbers_of(tmp_path / "out"))
     kept = list((tmp_path / "cache").rglob("*.json"))
     assert len(kept) == 1
 
@@ -417,5 +414,5 @@ def test_kept_recipes_are_those_of_the_very_decoding(
 
     change(tmp_path / "out", halve)
     again = state_of(ours(AutoModelForCausalLM, tmp_path / "out"))
-    assert_equal(again, found)
+    assert_equal(again, state)
     assert len(list((tmp_path / "cache").rglob("*.json"))) == 2

@@ -55,7 +55,7 @@ def test_a_tensor_in_two_shards_is_told(is_twice: bool, library: str, tmp_path: 
     save_file({"model.norm.weight": norm}, folder / first, metadata={"format": "pt"})
     again = {"model.norm.weight": norm + 1} if is_twice else {}
     save_file(state | again, folder / last, metadata={"format": "pt"})
-    size = sum(each.nbytes for each in [norm, *state.values()])
+    size = sum(tensor.nbytes for tensor in [norm, *state.values()])
     places = {"model.norm.weight": first} | dict.fromkeys(state, last)
     index = {"metadata": {"total_size": size}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -68,8 +68,8 @@ def test_a_tensor_in_two_shards_is_told(is_twice: bool, library: str, tmp_path: 
                 model = cls(cls.config_class.from_pretrained(folder))
             accelerate.load_checkpoint_and_dispatch(model, folder)
     assert torch.equal(model.model.norm.weight, norm)
-    warned = [each for each in caught if "several shards" in str(each.message)]
-    assert [each.filename for each in warned] == ([__file__] if is_twice else [])
+    warned = [warning for warning in caught if "several shards" in str(warning.message)]
+    assert [warning.filename for warning in warned] == ([__file__] if is_twice else [])
     assert not is_twice or f"'model.norm.weight' of '{first}', not of '{last}'" in str(
         warned[0].message
     )
@@ -126,21 +126,25 @@ def told(folder: Path, out: Path) -> list[str]:
         "merge": ["merge", f"{folder}:0.5", f"{folder}:0.5", "-o", out / "merged"],
         "verify": ["verify", folder],
     }
-    found = []
+    messages = []
     out.mkdir()
     for name, command in commands.items():
         done = run(*command, "--strict")
         warned = "[format.ignored]" in done.stderr
         assert done.returncode == (3 if warned else 0), (name, done.stderr)
-        found += [done.stderr] if warned else []
+        messages += [done.stderr] if warned else []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loadstone.load(by_name("llama").build(), folder)
-    found += [str(each.message) for each in caught if "loadstone reads" in str(each.message)]
-    found += [
-        each.message for each in loadstone.inspect(folder).findings if each.severity == "warning"
+    messages += [
+        str(warning.message) for warning in caught if "loadstone reads" in str(warning.message)
     ]
-    return found
+    messages += [
+        finding.message
+        for finding in loadstone.inspect(folder).findings
+        if finding.severity == "warning"
+    ]
+    return messages
 
 
 @pytest.mark.parametrize("chosen", CHOSEN)
@@ -160,12 +164,12 @@ def test_a_checkpoint_that_transformers_reads_instead_is_a_warning(
         if variant is not None:
             assert torch.equal(ours(cls, folder, **variant).state_dict()[NORM], state[NORM])
         add(folder, instead, state | {NORM: state[NORM] + 1})
-        for read in (cls.from_pretrained, lambda each: ours(cls, each)):
+        for read in (cls.from_pretrained, lambda path: ours(cls, path)):
             assert torch.equal(read(folder).state_dict()[NORM], state[NORM] + 1)
         if variant is not None:
             assert torch.equal(ours(cls, folder, **variant).state_dict()[NORM], state[NORM])
-    found = told(folder, tmp_path / "out")
-    assert len(found) == 5
-    for message in found:
+    messages = told(folder, tmp_path / "out")
+    assert len(messages) == 5
+    for message in messages:
         assert f"transformers reads '{instead}', but loadstone reads '{chosen}'" in message
     assert told(folder / chosen, tmp_path / "named") == []

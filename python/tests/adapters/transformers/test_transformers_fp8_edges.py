@@ -61,11 +61,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def parts(name: str) -> tuple[Any, Any]:
     cls, config, sizes = MODELS[name]
     return getattr(transformers, cls), getattr(transformers, config)(**SMALL, **sizes)
@@ -75,14 +70,14 @@ def encoded(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor
     """Codes, scales, and the values that these stand for, block by block."""
     rows, columns = values.shape
     grid = (-(-rows // size), -(-columns // size))
-    scales, codes, found = torch.zeros(grid), torch.zeros_like(values), torch.zeros_like(values)
+    scales, codes, decoded = torch.zeros(grid), torch.zeros_like(values), torch.zeros_like(values)
     for i in range(grid[0]):
         for j in range(grid[1]):
             where = (slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size))
             scale = values[where].abs().max() / 448
             block = (values[where] / scale).to(torch.float8_e4m3fn).float()
-            scales[i, j], codes[where], found[where] = scale, block, block * scale
-    return codes.to(torch.float8_e4m3fn), scales, found
+            scales[i, j], codes[where], decoded[where] = scale, block, block * scale
+    return codes.to(torch.float8_e4m3fn), scales, decoded
 
 
 def checkpoint(name: str, folder: Path, size: int = 128) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -182,18 +177,18 @@ def test_values_are_those_of_the_configs_blocks(
             warnings.simplefilter("always")
             model = WAYS[way](cls, tmp_path / "model", dtype)
         assert_same(model, library)
-        said = [each for each in caught if "last blocks are cut" in str(each.message)]
+        said = [warning for warning in caught if "last blocks are cut" in str(warning.message)]
         assert len(said) == (way in SAYS)
 
 
 def assert_same(model: Any, library: Any) -> None:
     """Values, and dtypes of what was decoded; in F32 the library keeps plain tensors as stored."""
-    found, wanted = model.state_dict(), library.state_dict()
-    assert found.keys() == wanted.keys()
+    state, wanted = model.state_dict(), library.state_dict()
+    assert state.keys() == wanted.keys()
     for name, value in wanted.items():
-        assert torch.equal(found[name].float(), value.float()), name
+        assert torch.equal(state[name].float(), value.float()), name
         if name.endswith("proj.weight"):
-            assert found[name].dtype == value.dtype, name
+            assert state[name].dtype == value.dtype, name
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -54,12 +54,6 @@ def marked(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recipes of other tests are not found."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def refuse(*_: Any, **__: Any) -> Any:
     raise AssertionError("a library's own reader or converter ran")
 
@@ -176,13 +170,14 @@ def other_types() -> list[ModelCase]:
 
     classes: dict[str, str] = {}
     for table in ("MODEL_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"):
-        for name, found in getattr(modeling_auto, table).items():
-            classes[name] = found if isinstance(found, str) else found[0]
-    taken = {case.name for case in CASES} | {case.class_name for case in CASES}
+        for name, class_names in getattr(modeling_auto, table).items():
+            is_one = isinstance(class_names, str)
+            classes[name] = class_names if is_one else class_names[0]
+    tested = {case.name for case in CASES} | {case.class_name for case in CASES}
     return [
         ModelCase(name, class_name, {})
         for name, class_name in sorted(classes.items())
-        if name not in taken and class_name not in taken
+        if name not in tested and class_name not in tested
     ]
 
 
@@ -245,13 +240,13 @@ def test_the_sample_has_every_kind_of_conversion():
 
     registry = conversion_mapping._build_checkpoint_conversion_mapping()
     registered = set().union(*map(kinds, registry.values()))
-    taken = set()
+    covered = set()
     for name in SAMPLE:
         case = by_name(name)
         with torch.device("meta"):
             model = case.cls(case.config())
-        taken |= kinds(conversion_mapping.get_model_conversion_mapping(model))
-    assert registered - taken == set()
+        covered |= kinds(conversion_mapping.get_model_conversion_mapping(model))
+    assert registered - covered == set()
     assert len(registered) > 10
 
 

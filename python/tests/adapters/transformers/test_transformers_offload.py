@@ -20,11 +20,6 @@ ours = loadstone.transformers.from_pretrained
 TOKENS = torch.arange(12).reshape(2, 6)
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def disk_map(model: torch.nn.Module) -> dict[str, str]:
     """Every layer on disk, the rest on the cpu."""
     places = {name: "cpu" for name, _ in model.named_parameters()}
@@ -43,11 +38,11 @@ def outputs(model: torch.nn.Module) -> torch.Tensor:
 def test_layers_on_disk_run_as_on_the_cpu(name: str, tmp_path: Path):
     case = by_name(name)
     folder = write_checkpoint(case, tmp_path / "model", "public")
-    whole = ours(case.cls, folder)
-    places = disk_map(whole)
+    in_memory_model = ours(case.cls, folder)
+    places = disk_map(in_memory_model)
     model = ours(case.cls, folder, device_map=places, offload_folder=str(tmp_path / "offload"))
     assert model.model.layers[0].self_attn.o_proj.weight.is_meta
-    assert torch.equal(outputs(model), outputs(whole))
+    assert torch.equal(outputs(model), outputs(in_memory_model))
     audit = loadstone.audit(model)
     assert audit.ok, str(audit)
     assert set(audit.not_held.values()) == {"offloaded"}
@@ -56,7 +51,7 @@ def test_layers_on_disk_run_as_on_the_cpu(name: str, tmp_path: Path):
         assert not names  # nothing changes: the checkpoint's own file is read
     else:  # fused experts, and nothing else
         assert names
-        assert all(".experts." in each for each in names), names
+        assert all(".experts." in name for name in names), names
 
 
 def test_state_equals_the_librarys(tmp_path: Path):
@@ -94,19 +89,19 @@ def test_twice_the_memory_allowed(name: str, tmp_path: Path):
     """A computed map: half of the model fits, the rest goes to disk."""
     case = by_name(name)
     folder = write_checkpoint(case, tmp_path / "model", "public")
-    whole = ours(case.cls, folder)
-    size = sum(parameter.nbytes for parameter in whole.parameters())
+    in_memory_model = ours(case.cls, folder)
+    size = sum(parameter.nbytes for parameter in in_memory_model.parameters())
     options = {"device_map": "auto", "max_memory": {"cpu": size // 2}}
     library = library_load(case.cls, folder, offload_folder=str(tmp_path / "theirs"), **options)
     model = ours(case.cls, folder, offload_folder=str(tmp_path / "offload"), **options)
     assert model.hf_device_map == library.model.hf_device_map
     assert "disk" in model.hf_device_map.values()
-    in_memory = sum(each.nbytes for each in model.parameters() if not each.is_meta)
+    in_memory = sum(parameter.nbytes for parameter in model.parameters() if not parameter.is_meta)
     assert in_memory <= size // 2
     inputs = {"decoder_input_ids": TOKENS} if name == "t5" else {}
     with torch.no_grad():
-        found = model(TOKENS, **inputs).logits
-        assert torch.equal(found, whole(TOKENS, **inputs).logits)
+        logits = model(TOKENS, **inputs).logits
+        assert torch.equal(logits, in_memory_model(TOKENS, **inputs).logits)
     assert loadstone.audit(model).ok
 
 
@@ -160,11 +155,11 @@ def test_ties_wherever_their_modules_are(
     on_disk: tuple[str, ...], saved_as: str, door: str, tmp_path: Path
 ):
     folder = tied(tmp_path / "model", saved_as)
-    whole = ours(by_name("llama").cls, folder)
+    in_memory_model = ours(by_name("llama").cls, folder)
     model = load_tied(door, folder, on_disk, offload_folder=str(tmp_path / "offload"))
     for _ in range(2):
         assert loadstone.audit(model).ok
-        assert torch.equal(outputs(model), outputs(whole))
+        assert torch.equal(outputs(model), outputs(in_memory_model))
 
 
 @pytest.mark.parametrize("rule", ["keep_tied_in_memory", "add"])

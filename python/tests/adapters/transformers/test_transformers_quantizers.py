@@ -84,10 +84,10 @@ def test_under_the_patch_a_model_is_the_librarys(folder: Path) -> None:
     library = own(folder)
     with loadstone.patch("transformers"):
         model = own(folder)
-    expected, found = library.state_dict(), model.state_dict()
-    assert list(found) == list(expected)
+    expected, state = library.state_dict(), model.state_dict()
+    assert list(state) == list(expected)
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+        assert state[name].dtype == value.dtype and torch.equal(state[name], value), name
     assert torch.equal(model(TOKENS).logits, library(TOKENS).logits)
 
 
@@ -105,7 +105,7 @@ def test_a_direct_call_is_refused_and_its_advice_works(folder: Path) -> None:
 def test_control_modules_of_the_quantizer_are_not_filled_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(v5, "_READ_HERE", (*v5._READ_HERE, "bitnet"))
+    monkeypatch.setattr(v5, "_SUPPORTED_METHODS", (*v5._SUPPORTED_METHODS, "bitnet"))
     section = json.loads((folder / "config.json").read_text())["quantization_config"]
     if section["linear_class"] != "bitlinear":
         pytest.skip("plain layers")

@@ -82,10 +82,10 @@ def test_modules_kept_in_float32(strict: bool, dtype: Any, stored: torch.dtype, 
     attribute = "_keep_in_fp32_modules" + ("_strict" if strict else "")
     cls = derived(**{attribute: ["kept"]})
     state = {name: value.to(stored) for name, value in KEPT.items()}
-    made = judge(Case(KEPT_SHAPES, state, cls=cls, options={"dtype": dtype}), tmp_path)
+    verdict = judge(Case(KEPT_SHAPES, state, cls=cls, options={"dtype": dtype}), tmp_path)
     if dtype == torch.float16:  # the control: the attribute does something
-        assert made.loaded is not None
-        assert made.loaded.model.kept.w.dtype == torch.float32
+        assert verdict.loaded is not None
+        assert verdict.loaded.model.kept.w.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, "auto"])
@@ -98,8 +98,8 @@ def test_integers_of_a_module_kept_in_float32(stored: torch.dtype, dtype: Any, t
     shapes = {"a.w": [4, 4], "kept.w": [4, 4], "kept.n#": [3]}
     case = Case(shapes, state, cls=cls, options={"dtype": dtype})
     if stored in (torch.int64, torch.bool) or dtype in (torch.float32, torch.bfloat16):
-        made = judge(case, tmp_path)
-        assert made.loaded is not None
+        verdict = judge(case, tmp_path)
+        assert verdict.loaded is not None
         return
     ours, theirs = both(case, tmp_path)
     assert theirs.loaded is not None
@@ -176,9 +176,9 @@ def test_names_that_nobody_wants_to_hear_of(attributes: dict[str, Any], tmp_path
     state = {"a.w": A, "z.w": B, "y.1.w": B}
     shapes = {"a.w": [4, 4], "b.w": [4, 4]}
     silent = frozenset({"b.w"})  # or it is named as missing: then it is no news
-    made = judge(Case(shapes, state, cls=derived(**attributes), silent=silent), tmp_path)
-    assert made.loaded is not None
-    named = made.loaded.info["missing_keys"] | made.loaded.info["unexpected_keys"]
+    verdict = judge(Case(shapes, state, cls=derived(**attributes), silent=silent), tmp_path)
+    assert verdict.loaded is not None
+    named = verdict.loaded.info["missing_keys"] | verdict.loaded.info["unexpected_keys"]
     assert len(named) < 3  # the control: without them there are three
 
 

@@ -34,17 +34,18 @@ _AUTO = (
 )  # fmt: skip
 
 
-def export(model_type: str, config: str | None = None) -> list[dict[str, Any]]:
+def export_rules(model_type: str, config: str | None = None) -> list[dict[str, Any]]:
     """Return rules for checkpoints of a model type, of any depth and number of experts.
 
     ``config`` is a folder with a ``config.json``, for widths other than the library's defaults.
     """
-    start = _config(model_type, config)
+    base_config = _read_config(model_type, config)
     with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
         samples = [
-            Sample(start, size, Path(folder, f"{at}.safetensors")) for at, size in enumerate(_SIZES)
+            Sample(base_config, size, Path(folder, f"{index}.safetensors"))
+            for index, size in enumerate(_SIZES)
         ]
-        rules = _found(samples[0])
+        rules = _find_rules(samples[0])
         for sample in samples:
             require_same(sample, rules)
     return rules
@@ -53,17 +54,17 @@ def export(model_type: str, config: str | None = None) -> list[dict[str, Any]]:
 class Sample:
     """A model of one size, its checkpoint without weights, and the boxes of the traced recipes."""
 
-    def __init__(self, start: Any, size: tuple[int, int], file: Path) -> None:
+    def __init__(self, base_config: Any, size: tuple[int, int], file: Path) -> None:
         try:
-            config = resized(start, *size)
+            config = resize(base_config, *size)
             with skeleton():
                 self.model = model_class(config)(config)
         except Error:
             raise
         except Exception as reason:  # configurations may raise anything
             message = (
-                f"transformers cannot build a {start.model_type} of the sizes that are tried: "
-                f"{type(reason).__name__}: {' '.join(str(reason).split())}. Pass --config, "
+                f"transformers cannot build a {base_config.model_type} of the sizes that are "
+                f"tried: {type(reason).__name__}: {' '.join(str(reason).split())}. Pass --config, "
                 "a folder with the config.json of a checkpoint"
             )
             raise make("plan.options", message, field="model-type") from None
@@ -75,42 +76,49 @@ class Sample:
         traced = plan(self.model, file, rules="transformers")
         traced.require_ok()
         self.boxes = general.boxes_of(traced.to_json())
-        self.sources = {name: tuple(each.shape) for name, each in state.items()}
-        self.targets = {name: tuple(each.shape) for name, each in self.model.state_dict().items()}
+        self.sources = _shapes(state)
+        self.targets = _shapes(self.model.state_dict())
 
-    def unlike(self, rules: list[dict[str, Any]]) -> list[str]:
-        made = general.boxes_of(plan(self.model, self.file, rules=rules).to_json())
-        names = sorted(self.boxes.keys() | made.keys())
-        return [name for name in names if made.get(name) != self.boxes.get(name)]
+    def differing_targets(self, rules: list[dict[str, Any]]) -> list[str]:
+        boxes = general.boxes_of(plan(self.model, self.file, rules=rules).to_json())
+        names = sorted(self.boxes.keys() | boxes.keys())
+        return [name for name in names if boxes.get(name) != self.boxes.get(name)]
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def require_same(sample: Sample, rules: list[dict[str, Any]]) -> None:
-    unlike = sample.unlike(rules)
-    if unlike:
+    differing = sample.differing_targets(rules)
+    if differing:
         message = (
             f"the library's conversion of {type(sample.model).__name__} cannot be said in rules "
-            f"that hold for any depth: {len(unlike)} of {len(sample.targets)} tensors do not fit: "
-            f"{listed(unlike, 5)}. Save recipes for one checkpoint: save_recipes()"
+            f"that hold for any depth: {len(differing)} of {len(sample.targets)} tensors do not "
+            f"fit: {listed(differing, 5)}. Save recipes for one checkpoint: save_recipes()"
         )
         raise make("plan.rules", message, field="model-type")
 
 
-def _found(sample: Sample) -> list[dict[str, Any]]:
+def _find_rules(sample: Sample) -> list[dict[str, Any]]:
     """Try a proposal of each family at a time; keep one that gives the traced boxes."""
     families = general.families_of(sample.boxes)
-    waiting = {
-        at: each.proposals(sample.sources, sample.targets) for at, each in enumerate(families)
+    proposals = {
+        index: family.proposals(sample.sources, sample.targets)
+        for index, family in enumerate(families)
     }
     chosen: dict[int, dict[str, Any]] = {}
-    while waiting := {at: rules for at, rules in waiting.items() if rules}:
-        tried = {at: rules.pop(0) for at, rules in waiting.items()}
-        both = {**chosen, **tried}
-        unlike = set(sample.unlike([both[at] for at in sorted(both)]))
-        for at, rule in tried.items():
-            if unlike.isdisjoint(name for each in families[at].members for name in each.targets):
-                chosen[at] = rule
-                del waiting[at]
-    return [chosen[at] for at in sorted(chosen) if not general.is_kept(chosen[at])]
+    while proposals := {index: rules for index, rules in proposals.items() if rules}:
+        tried = {index: rules.pop(0) for index, rules in proposals.items()}
+        rules_by_family = chosen | tried
+        rules = [rules_by_family[index] for index in sorted(rules_by_family)]
+        differing = set(sample.differing_targets(rules))
+        for index, rule in tried.items():
+            members = families[index].members
+            if differing.isdisjoint(name for member in members for name in member.targets):
+                chosen[index] = rule
+                del proposals[index]
+    return [chosen[index] for index in sorted(chosen) if not general.is_kept(chosen[index])]
 
 
 def write_header(state: dict[str, Any], file: Path) -> None:
@@ -118,11 +126,10 @@ def write_header(state: dict[str, Any], file: Path) -> None:
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in state.items():
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        shape = list(tensor.shape)
+        begin, end = end, end + tensor.nbytes
         header[name] = {
             "dtype": dtype_name(tensor.dtype),
-            "shape": shape,
+            "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
     text = json.dumps(header).encode()
@@ -132,7 +139,7 @@ def write_header(state: dict[str, Any], file: Path) -> None:
         out.truncate(8 + len(text) + end)
 
 
-def _config(model_type: str, folder: str | None) -> Any:
+def _read_config(model_type: str, folder: str | None) -> Any:
     known = transformers.CONFIG_MAPPING
     if model_type not in known:
         message = f"transformers {transformers.__version__} has no model type '{model_type}'"
@@ -150,22 +157,22 @@ def _config(model_type: str, folder: str | None) -> Any:
 
 def model_class(config: Any) -> Any:
     """Return the library's class that most checkpoints of this configuration use."""
-    named: list[str] = list(config.architectures or ())
-    if len(named) == 1 and hasattr(transformers, named[0]):
-        return getattr(transformers, named[0])
+    names: list[str] = list(config.architectures or ())
+    if len(names) == 1 and hasattr(transformers, names[0]):
+        return getattr(transformers, names[0])
     for auto in _AUTO:
         mapping: Any = getattr(transformers, auto)._model_mapping
         if type(config) in mapping:
-            found: Any = mapping[type(config)]
-            return found[0] if isinstance(found, tuple | list) else found
+            classes: Any = mapping[type(config)]
+            return classes[0] if isinstance(classes, tuple | list) else classes
     message = "the library has no automatic class for this model type: pass --config"
     raise make("plan.options", message, field="model-type", found=config.model_type)
 
 
-def resized(config: Any, layers: int, experts: int) -> Any:
+def resize(config: Any, layers: int, experts: int) -> Any:
     """Change the depth and the number of experts in every part of a configuration."""
     fields, dropped = config.to_dict(), {}
-    for part in _parts(fields):
+    for part in _sections(fields):
         lengths = {part[key] for key in _DEPTHS if isinstance(part.get(key), int)}
         # The library computes lists with one item per layer, and stages of a backbone, again.
         for key in [key for key, value in part.items() if _is_per_layer(key, value, lengths)]:
@@ -174,19 +181,19 @@ def resized(config: Any, layers: int, experts: int) -> Any:
             part.pop(key, None)
         part.update({key: layers for key in _DEPTHS if isinstance(part.get(key), int)})
         part.update({key: experts for key in _EXPERTS if isinstance(part.get(key), int)})
-    made = type(config).from_dict(fields)
+    resized = type(config).from_dict(fields)
     for key, value in dropped.items():  # if the library has no default for the list
-        if getattr(made, key, value) is None:
-            setattr(made, key, (value * layers)[:layers])
-    return made
+        if getattr(resized, key, value) is None:
+            setattr(resized, key, (value * layers)[:layers])
+    return resized
 
 
 def _is_per_layer(key: str, value: Any, lengths: set[int]) -> bool:
     return isinstance(value, list) and "layer" in key and len(value) in lengths
 
 
-def _parts(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _sections(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield fields
     for value in fields.values():
         if isinstance(value, dict):
-            yield from _parts(value)
+            yield from _sections(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,9 +26,9 @@ from loadstone._adapters.transformers.conversion import (
 )
 from loadstone._adapters.transformers.missing_experts import (
     Groups,
-    Lacking,
-    absent_keys,
-    series_gaps,
+    MissingKeys,
+    find_gaps,
+    find_missing_keys,
 )
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error, make
@@ -38,16 +39,6 @@ from loadstone.tracing import Trace
 _SINGLE_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(?:gate_proj|up_proj|down_proj)\.weight")
 
 
-class Slice:
-    """The part of a safetensors slice that the library's loader uses."""
-
-    def __init__(self, encoding: str) -> None:
-        self._encoding = encoding
-
-    def get_dtype(self) -> str:
-        return self._encoding
-
-
 def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
     """Derive the recipe of every target of the model. Reads no data.
 
@@ -56,7 +47,7 @@ def derive(catalog: Catalog, conversion: ConversionInput) -> ConversionResult:
     return _Derivation(catalog, conversion).run()
 
 
-def _in_order(keys: Iterable[str]) -> list[str]:
+def _sorted(keys: Iterable[str]) -> list[str]:
     try:
         return sorted(keys, key=library.dot_natural_key)
     except ValueError as reason:  # digits that int() refuses
@@ -72,43 +63,46 @@ class _Derivation:
         self.quantizer = conversion.quantizer
         self.state: dict[str, Any] = self.model.state_dict()
         self.trace = Trace(catalog)
-        self.noted = self.trace.owner = kernels.Noted()
+        self.notes = self.trace.owner = kernels.Notes()
         self.groups: Groups = {}
-        self.defective: set[str] = set()  # first targets with a source that cannot be decoded
-        self.lacking: list[Lacking] = []
+        self.undecodable: set[str] = set()  # first targets with a source that cannot be decoded
+        self.missing_keys: list[MissingKeys] = []
         self.result = ConversionResult()
         self.renamings = self._of_type(library.WeightRenaming)
         self.converters = self._of_type(library.WeightConverter)
         self.keys = self._keys()
-        self.converters = self._of_single_experts() + self.converters  # the first match counts
-        self.by_pattern = {
-            pattern: each for each in self.converters for pattern in each.source_patterns
+        # The first match counts.
+        self.converters = self._single_expert_converters() + self.converters
+        self.converter_of = {
+            pattern: converter
+            for converter in self.converters
+            for pattern in converter.source_patterns
         }
-        self.keeps = None
+        self.dtype_patterns: Any = None
         if conversion.dtype_plan:
-            self.keeps = library.build_glob_alternation(list(conversion.dtype_plan))
+            self.dtype_patterns = library.build_glob_alternation(list(conversion.dtype_plan))
 
     def run(self) -> ConversionResult:
         encodings = self.keys.encodings
-        for key in _in_order(encodings):
-            self._collect(key, encodings[key])
+        for key in _sorted(encodings):
+            self._add_to_group(key, encodings[key])
         for first, (mapping, _) in self.groups.items():
             self._convert(first, mapping)
         result = self.result
-        result.findings += _core.lacking_findings(self.lacking)
-        result.explained = [first for first, *_ in self.lacking]
+        result.findings += _core.lacking_findings(self.missing_keys)
+        result.explained = [first for first, *_ in self.missing_keys]
         result.recipes = self.trace.finish()
         result.unneeded = self.keys.unneeded
-        result.recut = self.noted.recut
+        result.recut = self.notes.recut
         result.used = [
             index
-            for index, each in enumerate(self.conversion.conversions)
-            if not SITES.is_since("5.6") or each.was_used()  # earlier releases keep all
+            for index, transform in enumerate(self.conversion.conversions)
+            if not SITES.is_since("5.6") or transform.was_used()  # earlier releases keep all
         ]
         return result
 
     def _of_type(self, cls: type) -> list[Any]:
-        return [each for each in self.conversion.conversions if isinstance(each, cls)]
+        return [item for item in self.conversion.conversions if isinstance(item, cls)]
 
     # --- which key goes where --------------------------------------------------------------------
 
@@ -126,7 +120,7 @@ class _Derivation:
         target = self.rename(key)[0]
         return target in self.state and self.conversion.takes_codes(target)
 
-    def _of_single_experts(self) -> list[Any]:
+    def _single_expert_converters(self) -> list[Any]:
         """Return the library's converters for experts that quantization stores one by one.
 
         Some models are published only in stacks, so the library has no converter for the experts of
@@ -134,14 +128,14 @@ class _Derivation:
         """
         stems: dict[str, str] = {}  # with the first key of each
         for key in self.keys.data:
-            if (found := _SINGLE_EXPERT.fullmatch(key)) is not None:
-                stems.setdefault(found[1], key)
+            if (match := _SINGLE_EXPERT.fullmatch(key)) is not None:
+                stems.setdefault(match[1], key)
         is_needed = any(not self._is_target(key) for key in stems.values())
         if not is_needed or not all(map(self._is_common_stack, stems)):
             return []
         get_mapping: Any = conversion_mapping.get_checkpoint_conversion_mapping
         common = get_mapping("qwen2_moe") or []
-        return [each for each in common if isinstance(each, library.WeightConverter)]
+        return [item for item in common if isinstance(item, library.WeightConverter)]
 
     def _is_common_stack(self, stem: str) -> bool:
         """Return whether experts are a stack [experts, gate and up, hidden] without biases."""
@@ -153,37 +147,33 @@ class _Derivation:
 
     def rename(self, key: str) -> tuple[str, str | None]:
         """Return the first target of a key, and the pattern of its converter."""
-        prefix = self.model.base_model_prefix
-        renamed, pattern = library.rename_source_key(
-            key, self.renamings, self.converters, prefix, self.state
-        )
+        names = self.model.base_model_prefix, self.state
+        renamed, pattern = library.rename_source_key(key, self.renamings, self.converters, *names)
         if renamed not in self.state and key in self.state:
-            renamed, pattern = library.rename_source_key(key, [], [], prefix, self.state)
+            return library.rename_source_key(key, [], [], *names)
         return renamed, pattern
 
-    def _collect(self, key: str, encoding: str) -> None:
+    def _add_to_group(self, key: str, encoding: str) -> None:
         renamed, pattern = self.rename(key)
         if renamed not in self.state:
             for name in self._unexpected_names(renamed, pattern):
                 self.result.unexpected.append((name, self.keys.data.get(key, key)))
             return
         if renamed not in self.groups:  # one converter per target; the library: one per key
-            mapping = (
-                copy.deepcopy(self.by_pattern[pattern])
-                if pattern is not None
-                else library.WeightRenaming(key, renamed)
-            )
-            if pattern is not None:
+            if pattern is None:
+                mapping: Any = library.WeightRenaming(key, renamed)
+            else:
+                mapping = copy.deepcopy(self.converter_of[pattern])
                 kernels.substitute(mapping, self.trace)
             self.groups[renamed] = (mapping, {})
         mapping, members = self.groups[renamed]
-        if self.is_quantized_now(renamed) and mapping.quantization_operation is None:
-            mapping.quantization_operation = kernels.quantizing(self.quantizer, self.trace)
+        if self._is_quantized_now(renamed) and mapping.quantization_operation is None:
+            mapping.quantization_operation = kernels.quantize_operation(self.quantizer, self.trace)
         pattern = pattern if pattern is not None else key
         members.setdefault(pattern, []).append(key)
         dtype = self._dtype(key, renamed, mapping, encoding)
         if key in self.keys.data:
-            symbol = self._numbers(key, renamed, dtype)
+            symbol = self._decode(key, renamed, dtype)
         else:
             symbol = self.trace.source(key)
             if dtype is not None and symbol.dtype != dtype:
@@ -191,36 +181,38 @@ class _Derivation:
         if symbol is not None:
             mapping.add_tensor(renamed, key, pattern, symbol)
 
-    def _numbers(self, key: str, target: str, dtype: torch.dtype | None) -> torch.Tensor | None:
+    def _decode(self, key: str, target: str, dtype: torch.dtype | None) -> torch.Tensor | None:
         """Decode a quantized tensor with one rounding; a defect becomes a finding."""
         if self.conversion.is_quantized_already:
             self.result.decoded.append(target)
         try:
             return self.trace.decoded(key, dtype or self.state[target].dtype)
         except Error as error:
-            self.defective.add(target)
-            where = (target, [self.keys.data[key]])
-            what = (error.message, "", error.found, error.expected)
-            self.result.findings.append(_core.Finding("error", error.code, *where, *what))
+            self.undecodable.add(target)
+            self._add_error(error, target, [self.keys.data[key]])
             return None
 
     def _unexpected_names(self, renamed: str, pattern: str | None) -> list[str]:
         if pattern is None:
             return [renamed]
-        targets = self.by_pattern[pattern].target_patterns
+        targets = self.converter_of[pattern].target_patterns
         return [renamed.replace(targets[0], target) for target in targets]
 
     def _dtype(self, key: str, target: str, mapping: Any, encoding: str) -> torch.dtype | None:
         """Return the dtype in which the library reads a source; ``None``: its own."""
         dtype, plan = self.conversion.dtype, self.conversion.dtype_plan
-        match = self.keeps[0].search(target) if self.keeps is not None else None
+        match = None
+        if self.dtype_patterns is not None:
+            pattern, globs = self.dtype_patterns[:2]
+            match = pattern.search(target)
         if match is not None:
-            dtype = plan[self.keeps[1][match.lastgroup]]  # type: ignore[index]
-        elif not self._is_cast(self.state[target].dtype) and not self.is_quantized_now(target):
+            dtype = plan[globs[match.lastgroup]]
+        elif not self._is_cast(self.state[target].dtype) and not self._is_quantized_now(target):
             dtype = self.state[target].dtype
         if self.conversion.is_quantized_already:
             if SITES.is_since("5.21"):
-                dtype = self.quantizer.get_new_dtype(mapping, Slice(encoding), dtype)
+                tensor_slice = types.SimpleNamespace(get_dtype=lambda: encoding)
+                dtype = self.quantizer.get_new_dtype(mapping, tensor_slice, dtype)
             elif key != target or not encoding.startswith(("F", "BF")):
                 return None
         return dtype
@@ -231,7 +223,7 @@ class _Derivation:
             return built in PLAIN_FLOATS
         return built in (conversion.dtype, conversion.built_dtype)
 
-    def is_quantized_now(self, target: str) -> bool:
+    def _is_quantized_now(self, target: str) -> bool:
         if self.quantizer is None or self.quantizer.pre_quantized:
             return False
         return bool(self.quantizer.param_needs_quantization(self.model, target))
@@ -239,74 +231,78 @@ class _Derivation:
     # --- conversions -----------------------------------------------------------------------------
 
     def _convert(self, first: str, mapping: Any) -> None:
-        if first in self.defective:
+        if first in self.undecodable:
             return
-        lacking, findings = series_gaps(self, first)
-        if lacking is not None or findings:
-            self.lacking += [lacking] if lacking is not None else []
-            self.result.findings += findings
+        gap = find_gaps(self, first)
+        if isinstance(gap, _core.Finding):
+            self.result.findings.append(gap)
+            return
+        if gap is not None:
+            self.missing_keys.append(gap)
             return
         try:
-            made = releases.converted(mapping, first, self.model, self.quantizer)
+            values = releases.convert(mapping, first, self.model, self.quantizer)
         except Exception as reason:
-            self._failed(first, mapping, reason)
+            self._fail(first, mapping, reason)
             return
-        if first in self.noted.stored and self._is_unit(first):
-            self._add_unit(first)
+        if first in self.notes.stored and self._is_stored_weight(first):
+            self._add_stored_weight(first)
             return
-        for name, value in made.items():
+        for name, value in values.items():
             value = value[0] if isinstance(value, list) else value
             if name not in self.state:
                 self.result.unexpected.append((name, self._sources(first)[0]))
             elif tuple(value.shape) != tuple(self.state[name].shape):
-                self._mismatched(first, name, mapping, tuple(value.shape))
+                if not self._lacks_keys(first):
+                    shapes = tuple(value.shape), tuple(self.state[name].shape)
+                    self.result.mismatched.append((name, *shapes))
             else:
                 self.trace.add(name, value)
                 self.result.dtypes[name] = dtype_name(value.dtype)
-                if self.is_quantized_now(name):
+                if self._is_quantized_now(name):
                     self.result.quantized.append(name)
 
-    def _is_unit(self, first: str) -> bool:
+    def _is_stored_weight(self, first: str) -> bool:
         """Return whether a weight has components, or its module takes quantized ones."""
         if first in self.result.decoded:
             return False
-        if set(self.noted.stored[first]) != {"weight"}:
+        if set(self.notes.stored[first]) != {"weight"}:
             return True
         return bool(self.quantizer.param_needs_quantization(self.model, first))
 
-    def _add_unit(self, first: str) -> None:
-        members, path = self.noted.stored[first], first.rpartition(".")[0]
-        for inside, symbol in members.items():
-            name = f"{path}.{inside}" if path else inside
+    def _add_stored_weight(self, first: str) -> None:
+        components, path = self.notes.stored[first], first.rpartition(".")[0]
+        for component, symbol in components.items():
+            name = f"{path}.{component}" if path else component
             self.trace.add(name, symbol)
             self.result.dtypes[name] = dtype_name(symbol.dtype)
-        self.result.units[path] = {inside: each.source for inside, each in members.items()}
+        self.result.stored_weights[path] = {
+            name: symbol.source for name, symbol in components.items()
+        }
 
-    def _lacks(self, first: str) -> bool:
-        """Note what a group lacks, if its names can be derived."""
-        lacking = absent_keys(self, first)
-        if lacking is not None:
-            self.lacking.append(lacking)
-        return lacking is not None
+    def _lacks_keys(self, first: str) -> bool:
+        """Note the keys that a group lacks, if their names can be derived."""
+        missing_keys = find_missing_keys(self, first)
+        if missing_keys is not None:
+            self.missing_keys.append(missing_keys)
+        return missing_keys is not None
 
     def _sources(self, first: str) -> list[str]:
         return [key for keys in self.groups[first][1].values() for key in keys]
 
-    def _mismatched(self, first: str, name: str, mapping: Any, shape: tuple[int, ...]) -> None:
-        if not self._lacks(first):
-            self.result.mismatched.append((name, shape, tuple(self.state[name].shape)))
-
-    def _failed(self, first: str, mapping: Any, reason: Exception) -> None:
-        if self._lacks(first):
+    def _fail(self, first: str, mapping: Any, reason: Exception) -> None:
+        if self._lacks_keys(first):
             return
-        operations = [type(each).__name__ for each in getattr(mapping, "operations", ())]
-        where = (first, self._sources(first)[:8])
-        if isinstance(reason, Error):
-            what = (reason.code, *where, reason.message, "", reason.found, reason.expected)
-        else:
+        error = reason
+        if not isinstance(error, Error):
+            operations = [type(item).__name__ for item in getattr(mapping, "operations", ())]
             message = (
                 f"the library's conversion ({', '.join(operations)}) fails: "
                 f"{type(reason).__name__}: {reason}"
             )
-            what = ("plan.conversion", *where, message, "", "", "")
-        self.result.findings.append(_core.Finding("error", *what))
+            error = make("plan.conversion", message)
+        self._add_error(error, first, self._sources(first)[:8])
+
+    def _add_error(self, error: Error, target: str, sources: list[str]) -> None:
+        values = (error.message, "", error.found, error.expected)
+        self.result.findings.append(_core.Finding("error", error.code, target, sources, *values))

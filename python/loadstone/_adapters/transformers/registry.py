@@ -21,48 +21,43 @@ from loadstone._adapters.transformers.kernels import with_globals
 
 @functools.cache
 def hooks() -> Hooks:
-    place = Hook(
-        library,
-        "get_checkpoint_conversion_mapping",
-        wrap_if_active("transformers", _conversions_of),
-    )
-    return Hooks([place], "transformers")
+    mapping = wrap_if_active("transformers", _mapping_of_type)
+    return Hooks([Hook(library, "get_checkpoint_conversion_mapping", mapping)], "transformers")
 
 
-def registered(model: Any, key_mapping: Any, quantizer: Any) -> list[Any]:
+def conversions_of(model: Any, key_mapping: Any, quantizer: Any) -> Any:
     with hooked(hooks()):
-        found: list[Any] = library.get_model_conversion_mapping(model, key_mapping, quantizer)
-    return found
+        return library.get_model_conversion_mapping(model, key_mapping, quantizer)
 
 
-def _conversions_of(original: Any, model_type: Any) -> Any:
+def _mapping_of_type(original: Any, model_type: Any) -> Any:
     # Releases without these names use their own, slower function.
     build = vars(library).get("_build_checkpoint_conversion_mapping")
-    made = vars(library).get("_checkpoint_conversion_mapping_cache", build)
-    if made is not None or not isinstance(build, types.FunctionType):
+    library_cache = vars(library).get("_checkpoint_conversion_mapping_cache", build)
+    if library_cache is not None or not isinstance(build, types.FunctionType):
         return original(model_type)
-    return copy.deepcopy(_noted(build).get(model_type))
+    return copy.deepcopy(_placeholders(build).get(model_type))
 
 
 @functools.cache
-def _noted(build: types.FunctionType) -> dict[str, Any]:
-    notes = {
-        name: functools.partial(_Note, each)
-        for name, each in build.__globals__.items()
-        if isinstance(each, type) and issubclass(each, WeightTransform)
+def _placeholders(build: types.FunctionType) -> Any:
+    """Return the library's mapping of all model types, with placeholders for transforms."""
+    classes = {
+        name: functools.partial(_Placeholder, cls)
+        for name, cls in build.__globals__.items()
+        if isinstance(cls, type) and issubclass(cls, WeightTransform)
     }
-    found: dict[str, Any] = with_globals(build, **notes)()
-    return found
+    return with_globals(build, **classes)()
 
 
-class _Note:
-    """A placeholder for a transform; a copy of it is the transform."""
+class _Placeholder:
+    """Stands for a transform; a copy of it is the transform."""
 
     def __init__(self, cls: type, *args: Any, **kwargs: Any) -> None:
-        self._made_by = cls, args, kwargs
+        self._call = cls, args, kwargs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        cls, args, kwargs = copy.deepcopy(self._made_by, memo)
+        cls, args, kwargs = copy.deepcopy(self._call, memo)
         return cls(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

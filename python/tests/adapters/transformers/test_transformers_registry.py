@@ -14,7 +14,7 @@ from transformers import conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
 from loadstone._adapters.patch import hooked
-from loadstone._adapters.transformers import conversions
+from loadstone._adapters.transformers import registry
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(model_type: str) -> Any:
     """Through the place where the library's loader asks."""
-    with hooked(conversions.hooks()):
+    with hooked(registry.hooks()):
         return conversion_mapping.get_checkpoint_conversion_mapping(model_type)
 
 
@@ -35,19 +35,22 @@ def state(transforms: Any) -> Any:
     if not isinstance(transforms, list):
         return transforms
     return [
-        (type(each), [(name, plain(each, name)) for name in names(each)]) for each in transforms
+        (type(transform), [(name, plain(transform, name)) for name in names(transform)])
+        for transform in transforms
     ]
 
 
-def names(held: Any) -> list[str]:
-    slots = {name for cls in type(held).__mro__ for name in getattr(cls, "__slots__", ())}
+def names(transform: Any) -> list[str]:
+    slots = {name for cls in type(transform).__mro__ for name in getattr(cls, "__slots__", ())}
     return sorted(
-        name for name in slots | getattr(held, "__dict__", {}).keys() if hasattr(held, name)
+        name
+        for name in slots | getattr(transform, "__dict__", {}).keys()
+        if hasattr(transform, name)
     )
 
 
-def plain(held: Any, name: str) -> Any:
-    value = getattr(held, name)
+def plain(transform: Any, name: str) -> Any:
+    value = getattr(transform, name)
     if isinstance(value, types.FunctionType):
         return value.__code__
     return state(value) if name == "operations" else value
