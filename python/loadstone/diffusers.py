@@ -25,7 +25,7 @@ from loadstone._files.catalog import Catalog
 from loadstone._files.weighted import Weighted
 from loadstone._plan.options import LoadOptions, Missing, Progress
 from loadstone._plan.recipes import AdapterRecipes
-from loadstone._skeleton.rebuild import builder
+from loadstone._skeleton.constructor import make_builder
 
 # Own modules are imported inside functions here if they need a supported release of a library:
 # `skeleton_builder` serves all releases.
@@ -226,4 +226,4 @@ def skeleton_builder(
     cls: Any = type(model)
     held: Any = model.config
     config = dict(held)
-    return builder(model, lambda: cls.from_config(config), dtype)
+    return make_builder(model, lambda: cls.from_config(config), dtype)

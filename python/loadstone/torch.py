@@ -104,9 +104,9 @@ def save_model(
     """
     tensors = model.state_dict()
     notes = dict(metadata or {})
-    for kept, names in find_duplicates(tensors).items():
+    for written, names in find_duplicates(tensors).items():
         for name in names:
-            notes.setdefault(name, kept)
+            notes.setdefault(name, written)
             del tensors[name]
     if force_contiguous:
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -146,16 +146,16 @@ def load_model(
             raise make("plan.no_value", message, tensor=name)
     tensors = load_file(filename, device, backend=backend)
     removed = [name for names in find_duplicates(own, tensors).values() for name in names]
-    found = model.load_state_dict(tensors, strict=False)
-    missing = [name for name in found.missing_keys if name not in removed]
-    unexpected = list(found.unexpected_keys)
-    unexpected += [name for name in removed if name not in found.missing_keys]
+    result = model.load_state_dict(tensors, strict=False)
+    missing = [name for name in result.missing_keys if name not in removed]
+    unexpected = list(result.unexpected_keys)
+    unexpected += [name for name in removed if name not in result.missing_keys]
     if strict and (missing or unexpected):
         lines = []
-        for what, names in (("Missing", missing), ("Unexpected", unexpected)):
+        for kind, names in (("Missing", missing), ("Unexpected", unexpected)):
             if names:
                 listed = ", ".join(f'"{name}"' for name in sorted(names))
-                lines.append(f"    {what} key(s) in state_dict: {listed}")
+                lines.append(f"    {kind} key(s) in state_dict: {listed}")
         code = "plan.missing" if missing else "plan.unexpected"
         message = f"Error(s) in loading state_dict for {type(model).__name__}:"
         raise make(code, message, lines, path=os.fsdecode(filename))

@@ -24,7 +24,7 @@ from loadstone._files.weighted import Weighted
 from loadstone._model.modules import inside
 from loadstone._plan.options import LoadOptions, Missing, Progress
 from loadstone._plan.recipes import AdapterRecipes
-from loadstone._skeleton.rebuild import builder
+from loadstone._skeleton.constructor import make_builder
 
 # The adapter is imported inside functions, as it needs a supported release of the library:
 # `skeleton_builder` serves all releases.
@@ -149,4 +149,4 @@ def skeleton_builder(
     """
     cls: Any = type(model)
     config = copy.deepcopy(model.config)
-    return builder(model, lambda: cls(copy.deepcopy(config)), dtype)
+    return make_builder(model, lambda: cls(copy.deepcopy(config)), dtype)

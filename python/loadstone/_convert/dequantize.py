@@ -12,7 +12,7 @@ from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
 from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize
-from loadstone._model.memory import bytes_of
+from loadstone._model.tensor_memory import bytes_of
 
 
 @names_keywords

@@ -16,7 +16,7 @@ from loadstone._base.dtypes import BLOCK_SIZES, dtype_name
 from loadstone._base.errors import make, unknown
 from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize_scaled
-from loadstone._model.memory import bytes_of
+from loadstone._model.tensor_memory import bytes_of
 
 BNB_ENCODINGS = _core.bnb.ENCODINGS
 ENCODINGS = (*BNB_ENCODINGS, *quantize_scaled.ENCODINGS)

@@ -10,7 +10,7 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make
-from loadstone._model.memory import bytes_of
+from loadstone._model.tensor_memory import bytes_of
 
 ENCODINGS = tuple(name for name, dialects in _core.DIALECTS.items() if "exact" in dialects)
 # Encodings with one scale for a whole matrix.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from loadstone._base.errors import make
-from loadstone._model.storages import byte_span
+from loadstone._model.tensor_memory import byte_span
 
 
 def find_shared(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:

@@ -21,7 +21,7 @@ from loadstone._files.receipt import Receipt
 from loadstone._model import holders
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import saved_path
-from loadstone._model.storages import storage_key, storage_weakly, version_of
+from loadstone._model.tensor_memory import storage_key, version_of, weak_storage
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
 
@@ -297,7 +297,9 @@ def _warn_of_holders(result: Audit) -> None:
 
 def _find_holders(result: Audit, model: Any, slots: list[TensorSlot]) -> None:
     known: dict[str, list[str]] = {}
-    for holder in holders.find(model, [slot for slot in slots if slot.name in result.not_held]):
+    for holder in holders.find_holders(
+        model, [slot for slot in slots if slot.name in result.not_held]
+    ):
         texts = known.setdefault(holder.name, [])
         if str(holder) not in texts:
             texts.append(str(holder))
@@ -407,6 +409,6 @@ def _not_held(report: Report, item: Provenance) -> str | None:
 def _storage(tensor: Any) -> Any:
     """Return a weak reference; ``None`` for tensors without a storage (sparse ones, wrappers)."""
     try:
-        return storage_weakly(tensor)
+        return weak_storage(tensor)
     except (NotImplementedError, RuntimeError):
         return None

@@ -15,9 +15,9 @@ import torch
 
 from loadstone._base.errors import Error, listed
 from loadstone._execute import audit
-from loadstone._model import devices, half_written, memory
-from loadstone._model.contents import Contents, may_exchange, takes_data
+from loadstone._model import devices, half_written, tensor_memory
 from loadstone._model.targets import PlannedTarget
+from loadstone._model.tensor_swap import TensorSwap, accepts_data, can_swap
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.model_memory import (
     Group,
@@ -41,7 +41,7 @@ class Destinations:
         self._recast: list[tuple[torch.Tensor, torch.Tensor]] = []  # to another dtype or device
         # Tensors with their old memory and gradient.
         self._moves: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
-        self._contents = Contents()
+        self._swap = TensorSwap()
         # A byte per target, set when the core begins to write it. None: any may be written.
         self.begun: torch.Tensor | None = None
         if in_place:
@@ -66,12 +66,12 @@ class Destinations:
             _note_write(value)
             return value
         if not keeps_identity(slot, target):
-            if takes_data(slot, value):
+            if accepts_data(slot, value):
                 self._recast.append((slot.tensor, value.detach()))
-            elif may_exchange(slot):
-                self._contents.add(slot.tensor, value)
+            elif can_swap(slot):
+                self._swap.add(slot.tensor, value)
             else:
-                return memory.like(slot.tensor, value)
+                return tensor_memory.wrap_like(slot.tensor, value)
             return slot.tensor
         new = self._views.get(id(slot.tensor))
         if new is None:
@@ -96,7 +96,7 @@ class Destinations:
         for tensor, new in self._recast:
             self._move(tensor, new)
         self._recast.clear()
-        self._contents.commit()
+        self._swap.commit()
 
     def _move(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Set ``.data``; drop a gradient whose dtype or device no longer fits."""
@@ -109,7 +109,7 @@ class Destinations:
 
     def final(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor that replaces one that :meth:`take` returned."""
-        return self._contents.instead_of(tensor)
+        return self._swap.object_for(tensor)
 
     def report_half_written(self, error: BaseException) -> None:
         """Record the tensors whose memory a failed load may have written to.
@@ -127,7 +127,7 @@ class Destinations:
             _note_write(slot.tensor)
         audit.drop_records([slot.tensor for slot in written])
         roots = {slot.name for slot in written}
-        half_written.note(s for s, _ in self._pairs if (s.tie_of or s.name) in roots)
+        half_written.mark(s for s, _ in self._pairs if (s.tie_of or s.name) in roots)
         names = [slot.name for slot in written]
         if isinstance(error, Error):
             error.half_written = names
@@ -145,7 +145,7 @@ class Destinations:
             tensor.data = data
             if grad is not None:
                 tensor.grad = grad
-        self._contents.undo()
+        self._swap.undo()
 
 
 def _copied(group: Group) -> dict[int, torch.Tensor]:

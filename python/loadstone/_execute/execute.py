@@ -25,19 +25,19 @@ from loadstone._execute.destinations import Destinations
 from loadstone._execute.report import Report, filled_findings, human_bytes
 from loadstone._execute.same_model import planned_slots
 from loadstone._files.receipt import Receipt
-from loadstone._model import devices, half_written, memory
+from loadstone._model import devices, half_written, tensor_memory
 from loadstone._model.half_written import WRITTEN
-from loadstone._model.holders import Own, note_replaced
+from loadstone._model.holders import UncountedList, note_replaced
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import ModuleStates
-from loadstone._model.ranks import renew
+from loadstone._model.ranks import refresh_fsdp
 from loadstone._model.targets import PlannedTarget
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import Provenance
 from loadstone._plan.ties import is_split, may_split, untied_by
 from loadstone._skeleton import initialise
-from loadstone._skeleton.finish import known
+from loadstone._skeleton.finish import facts
 from loadstone._skeleton.skeleton import recompute
 
 _Addresses = list[tuple[int, int, str]]  # address, bytes and dtype, by target
@@ -109,7 +109,7 @@ class ModelState:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._slots = slots_of(model)
-        self._tensors = Own(slot.tensor for slot in self._slots)
+        self._tensors = UncountedList(slot.tensor for slot in self._slots)
         self._records = LoadRecords(model)
 
     def restore(self, filled: Filled, error: BaseException) -> None:
@@ -124,7 +124,7 @@ class ModelState:
                 slot.put_back(tensor)
             self._records.restore()
             filled.destinations.report_half_written(error)
-            renew(self._model)
+            refresh_fsdp(self._model)
 
 
 def _require_numbers(plan: PlannedLoad) -> None:
@@ -216,7 +216,7 @@ def initialise_and_install(
     for index, value in (initialise.values(plan.targets, model) if made is None else made).items():
         filled.values[index] = value
     install(plan, model, filled)
-    renew(model)
+    refresh_fsdp(model)
     _warn_of_fills(plan)
 
 
@@ -271,7 +271,7 @@ def make_report(
     if text is not None:
         report.receipt = Receipt(text).add_components(slots, provenance)
     remember(model, report, slots)
-    half_written.clear(slots, given)
+    half_written.unmark(slots, given)
     return report
 
 
@@ -340,7 +340,7 @@ def _addresses(
     values: list[Any], wanted: list[int], copier: devices.Copier
 ) -> tuple[_Addresses, _PartAddresses]:
     """Return one row per target, and the memory of targets with components."""
-    rows = [memory.destination(None)] * len(values)
+    rows = [tensor_memory.destination(None)] * len(values)
     parts = []
     for index in wanted:
         value = values[index]
@@ -348,7 +348,7 @@ def _addresses(
             pieces = [(copier.address(tensor), tensor.nbytes) for tensor in value.values()]
             parts.append((index, pieces))
         else:
-            rows[index] = (copier.address(value), *memory.destination(value)[1:])
+            rows[index] = (copier.address(value), *tensor_memory.destination(value)[1:])
     return rows, parts
 
 
@@ -358,7 +358,7 @@ def _view(
     shard, offset = plan.core.view_of(index)
     if shard not in mappings:
         mappings[shard] = _core.map_shard(plan.core, shard)
-    return memory.file_view(mappings[shard], offset, target.shape, target.dtype)
+    return tensor_memory.view_file(mappings[shard], offset, target.shape, target.dtype)
 
 
 def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
@@ -410,7 +410,7 @@ def prepare_extensions(plan: PlannedLoad, model: Any, filled: Filled) -> Callabl
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
     """Return the constructor's value on its planned device and dtype; None: it is there."""
-    if value.is_meta or known.is_computed(value):
+    if value.is_meta or facts.is_computed(value):
         return None  # computed from parameters after the load
     with devices.memory_for(target.name, target.device):
         moved = value.to(device=target.device, dtype=element_dtype(target.dtype))

@@ -23,7 +23,7 @@ from loadstone import _core
 from loadstone._base.errors import make
 from loadstone._base.progress import ProgressCallback
 from loadstone._execute.destinations import Destinations
-from loadstone._model import devices, memory
+from loadstone._model import devices, tensor_memory
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.shared_read import SharedReadPlan, require_group
@@ -128,7 +128,7 @@ def _execute(
     callback: ProgressCallback | None,
     reading: Mapping[str, Any],
 ) -> _core.Report:
-    rows = [memory.destination(tensors.get(index)) for index in range(len(core))]
+    rows = [tensor_memory.destination(tensors.get(index)) for index in range(len(core))]
     return _core.execute(core, rows, progress=callback, partial=True, **reading)
 
 

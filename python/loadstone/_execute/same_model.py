@@ -8,7 +8,7 @@ from loadstone._base import collector
 from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import make
 from loadstone._model.model_lock import slots_of
-from loadstone._model.ranks import reshard
+from loadstone._model.ranks import reshard_fsdp
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import TensorSlot
 from loadstone._plan import overlap, ties
@@ -18,7 +18,7 @@ from loadstone._plan.planned_load import PlannedLoad
 @collector.paused()
 def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
     """Return the model's tensors in the plan's order; raise if it is not the planned model."""
-    reshard(model)
+    reshard_fsdp(model)
     names = {target.name for target in plan.targets}
     slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
     for extension in plan.extensions:

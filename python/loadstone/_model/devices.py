@@ -66,15 +66,15 @@ class Copier:
     """
 
     def __init__(self, values: Iterable[tuple[str, torch.Tensor]]) -> None:
-        away = [(device, tensor) for device, tensor in values if _core.is_accelerator(device)]
-        names = sorted({device for device, _ in away})
-        self.core = _cuda(names) if names else None
+        on_devices = [pair for pair in values if _core.is_accelerator(pair[0])]
+        names = sorted({device for device, _ in on_devices})
+        self.core = _open_cuda(names) if names else None
         self._numbers: dict[int, int] = {}  # by the tensor's identity
         if self.core is not None:
             for name in names:
                 _synchronize(name)
-        elif away:
-            copies = _TorchCopies([tensor for _, tensor in away])
+        elif on_devices:
+            copies = _TorchCopies([tensor for _, tensor in on_devices])
             self._numbers = copies.numbers
             self.core = _core.PythonDevice(copies)
 
@@ -92,7 +92,7 @@ class Copier:
         return tensor.data_ptr() if number is None else number
 
 
-def _cuda(devices: Sequence[str]) -> _core.Device | None:
+def _open_cuda(devices: Sequence[str]) -> _core.Device | None:
     if torch.version.hip is not None or not all(name.startswith("cuda") for name in devices):
         return None
     try:
@@ -132,8 +132,8 @@ class _TorchCopies:
     def read(self, device: str, begin: int, to: int, nbytes: int) -> None:
         import ctypes
 
-        held = self._bytes(begin, nbytes).cpu().contiguous()
-        ctypes.memmove(to, held.data_ptr(), nbytes)
+        data = self._bytes(begin, nbytes).cpu().contiguous()
+        ctypes.memmove(to, data.data_ptr(), nbytes)
 
     def _bytes(self, number: int, nbytes: int) -> torch.Tensor:
         index = bisect.bisect_right(self._begins, number) - 1

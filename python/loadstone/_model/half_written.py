@@ -15,8 +15,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone import _core
 from loadstone._base.errors import counted, listed, make
-from loadstone._model.storages import byte_span, is_expired, storage_key, storage_weakly, version_of
 from loadstone._model.targets import PlannedTarget
+from loadstone._model.tensor_memory import (
+    byte_span,
+    is_expired,
+    storage_key,
+    version_of,
+    weak_storage,
+)
 from loadstone._model.walk import HALF_WRITTEN, TensorSlot
 
 # Origins of values that a load writes to memory.
@@ -34,38 +40,38 @@ class _Mark:
 
     def __init__(self, tensor: torch.Tensor | None = None) -> None:
         self.range = None if tensor is None else _range(tensor)
-        self.weak = None if tensor is None else storage_weakly(tensor)
+        self.weak = None if tensor is None else weak_storage(tensor)
         self.before: tuple[torch.Tensor, int | None] | None = None  # while a state dict is loaded
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Mark, ()
 
-    def is_of(self, tensor: torch.Tensor) -> bool:
+    def covers(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor has moved to other memory, which only this mark covers."""
         return self.range is None or _range(tensor) != self.range
 
 
-def note(slots: Iterable[TensorSlot]) -> None:
-    for gone in [key for key, weak in list(_ranges.items()) if is_expired(weak)]:
-        _ranges.pop(gone, None)
+def mark(slots: Iterable[TensorSlot]) -> None:
+    for expired in [key for key, weak in list(_ranges.items()) if is_expired(weak)]:
+        _ranges.pop(expired, None)
     for slot in slots:
         if (key := _range(slot.tensor)) is not None:
-            _ranges[key] = storage_weakly(slot.tensor)
+            _ranges[key] = weak_storage(slot.tensor)
             if slot.module is not None and slot._key is not None:
-                _record(slot.module)[slot._key] = _Mark(slot.tensor)
+                _marks_of(slot.module)[slot._key] = _Mark(slot.tensor)
 
 
-def clear(slots: Iterable[TensorSlot], given: Set[str]) -> None:
-    """Forget written tensors. ``given``: their names, without ties."""
+def unmark(slots: Iterable[TensorSlot], written: Set[str]) -> None:
+    """Forget the marks of written tensors, by name, without ties."""
     for slot in slots:
-        record = None if slot.module is None else slot.module.__dict__.get(HALF_WRITTEN)
-        if (slot.tie_of or slot.name) in given:
+        marks = None if slot.module is None else slot.module.__dict__.get(HALF_WRITTEN)
+        if (slot.tie_of or slot.name) in written:
             if _ranges and (key := _range(slot.tensor)) is not None:
                 _ranges.pop(key, None)
-            if record is not None:
-                record.pop(slot._key, None)
-        if slot.module is not None and record == {}:
-            _forget(slot.module)
+            if marks is not None:
+                marks.pop(slot._key, None)
+        if slot.module is not None and marks == {}:
+            _remove_marks(slot.module)
 
 
 def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> None:
@@ -73,16 +79,16 @@ def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget
 
     An audit could not recognise those that it keeps.
     """
-    left = set(_ranges)
-    stays = []
+    unwritten = set(_ranges)
+    kept = []
     for slot, target in zip(slots, targets, strict=True):
         if target.origin in WRITTEN:
-            left -= {_range(slot.tensor)} if left else set()
+            unwritten -= {_range(slot.tensor)} if unwritten else set()
         elif target.origin != "tie":
-            stays.append(slot)
-    parts = _by_storage(left)
+            kept.append(slot)
+    ranges = _by_storage(unwritten)
     names = [
-        slot.name for slot in stays if _overlaps(slot.tensor, parts) or _is_marked_elsewhere(slot)
+        slot.name for slot in kept if _overlaps(slot.tensor, ranges) or _is_marked_elsewhere(slot)
     ]
     if not names:
         return
@@ -95,18 +101,18 @@ def require_written(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget
     )
 
 
-def _record(module: torch.nn.Module) -> dict[str, _Mark]:
+def _marks_of(module: torch.nn.Module) -> dict[str, _Mark]:
     """Return the module's marks; hook ``load_state_dict``, which may repair the tensors."""
-    record: dict[str, _Mark] | None = module.__dict__.get(HALF_WRITTEN)
-    if record is None:
-        record = module.__dict__[HALF_WRITTEN] = {}
+    marks: dict[str, _Mark] | None = module.__dict__.get(HALF_WRITTEN)
+    if marks is None:
+        marks = module.__dict__[HALF_WRITTEN] = {}
         hooked: Any = module
         hooked.register_load_state_dict_pre_hook(_before_state_dict)
         hooked.register_load_state_dict_post_hook(_after_state_dict)
-    return record
+    return marks
 
 
-def _forget(module: torch.nn.Module) -> None:
+def _remove_marks(module: torch.nn.Module) -> None:
     del module.__dict__[HALF_WRITTEN]
     for hooks in (module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks):
         for key, hook in list(hooks.items()):
@@ -118,13 +124,14 @@ def _before_state_dict(
     module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any
 ) -> None:
     """Note which marked tensors the state dict has intact."""
-    record = module.__dict__.get(HALF_WRITTEN, {})
-    own = (_range(each) for name in record if (each := _registered(module, name)) is not None)
-    parts = _by_storage([*_ranges, *(each for each in own if each is not None)])
-    for name, mark in record.items():
-        tensor, given = _registered(module, name), state.get(prefix + name)
-        is_good = hasattr(given, "untyped_storage") and not _overlaps(given, parts)
-        mark.before = (tensor, version_of(tensor)) if is_good and tensor is not None else None
+    marks = module.__dict__.get(HALF_WRITTEN, {})
+    tensors = {name: _registered_tensor(module, name) for name in marks}
+    own = (_range(tensor) for tensor in tensors.values() if tensor is not None)
+    ranges = _by_storage([*_ranges, *filter(None, own)])
+    for name, mark in marks.items():
+        tensor, value = tensors[name], state.get(prefix + name)
+        is_intact = hasattr(value, "untyped_storage") and not _overlaps(value, ranges)
+        mark.before = (tensor, version_of(tensor)) if is_intact and tensor is not None else None
 
 
 def _after_state_dict(module: torch.nn.Module, _: object) -> None:
@@ -132,26 +139,26 @@ def _after_state_dict(module: torch.nn.Module, _: object) -> None:
 
     A new version alone proves nothing: writing only some elements makes one, too.
     """
-    record = module.__dict__.get(HALF_WRITTEN, {})
-    for name, mark in list(record.items()):
+    marks = module.__dict__.get(HALF_WRITTEN, {})
+    for name, mark in list(marks.items()):
         before, mark.before = mark.before, None
-        tensor = _registered(module, name)
+        tensor = _registered_tensor(module, name)
         if before is None or tensor is None:
             continue
         if tensor is not before[0] or version_of(tensor) != before[1]:
             _ranges.pop(_range(tensor), None)  # type: ignore[arg-type]
-            del record[name]
+            del marks[name]
 
 
-def _registered(module: torch.nn.Module, name: str) -> torch.Tensor | None:
-    found = module._parameters.get(name)
-    return found if found is not None else module._buffers.get(name)
+def _registered_tensor(module: torch.nn.Module, name: str) -> torch.Tensor | None:
+    parameter = module._parameters.get(name)
+    return parameter if parameter is not None else module._buffers.get(name)
 
 
 def _is_marked_elsewhere(slot: TensorSlot) -> bool:
-    record = None if slot.module is None else slot.module.__dict__.get(HALF_WRITTEN)
-    mark = None if record is None else record.get(slot._key)
-    return mark is not None and mark.is_of(slot.tensor)
+    marks = None if slot.module is None else slot.module.__dict__.get(HALF_WRITTEN)
+    mark = None if marks is None else marks.get(slot._key)
+    return mark is not None and mark.covers(slot.tensor)
 
 
 def _range(tensor: torch.Tensor) -> _Range | None:
@@ -162,13 +169,15 @@ def _range(tensor: torch.Tensor) -> _Range | None:
 
 
 def _by_storage(ranges: Iterable[_Range]) -> dict[int, list[_Range]]:
-    parts: dict[int, list[_Range]] = {}
-    for key in list(ranges):
-        parts.setdefault(key[0], []).append(key)
-    return parts
+    groups: dict[int, list[_Range]] = {}
+    for span in list(ranges):
+        groups.setdefault(span[0], []).append(span)
+    return groups
 
 
-def _overlaps(tensor: Any, parts: Mapping[int, Sequence[_Range]]) -> bool:
-    one = _range(tensor) if parts else None
-    others = () if one is None else parts.get(one[0], ())
-    return any(one is not None and one[1] < end and begin < one[2] for _, begin, end in others)
+def _overlaps(tensor: Any, ranges: Mapping[int, Sequence[_Range]]) -> bool:
+    span = _range(tensor) if ranges else None
+    if span is None:
+        return False
+    storage, first, last = span
+    return any(first < end and begin < last for _, begin, end in ranges.get(storage, ()))

@@ -36,7 +36,7 @@ _SCOPES = (types.FrameType, types.GeneratorType, types.CoroutineType, types.Modu
 _replaced: weakref.WeakKeyDictionary[Any, Refs] = weakref.WeakKeyDictionary()
 
 
-class Own(list[Any]):
+class UncountedList(list[Any]):
     """A list that does not count as a holder. ``is_in_slot``: slots also refer to the value."""
 
     is_in_slot = False
@@ -78,8 +78,8 @@ class _Suspect:
 
 
 def note_replaced(model: Any, slot: TensorSlot) -> None:
-    wanted = slot.tensor.is_meta or slot.kind == "parameter"
-    if wanted and slot.shard is None and slot.tie_of is None:
+    is_tracked = slot.tensor.is_meta or slot.kind == "parameter"
+    if is_tracked and slot.shard is None and slot.tie_of is None:
         _note(model, slot.name, slot.tensor)
 
 
@@ -87,26 +87,28 @@ def _note(model: Any, name: str, tensor: torch.Tensor) -> None:
     _replaced.setdefault(model, []).append((name, weakref.ref(tensor)))
 
 
-class Parameters:
+class MetaParameters:
+    """A model's parameters on meta, to note those that a library replaces."""
+
     def __init__(self, model: torch.nn.Module) -> None:
         self._names: list[str] = []
-        self._tensors = Own()
+        self._tensors = UncountedList()
         for name, parameter in model.named_parameters():
             if parameter.is_meta and shard_of(parameter) is None:
                 self._names.append(name)
                 self._tensors.append(parameter)
 
     def note_replaced(self, model: torch.nn.Module) -> None:
-        held = {id(parameter) for parameter in model.parameters()}
+        current = {id(parameter) for parameter in model.parameters()}
         for name, tensor in zip(self._names, self._tensors, strict=True):
-            if tensor.is_meta and id(tensor) not in held:
+            if tensor.is_meta and id(tensor) not in current:
                 _note(model, name, tensor)
         self._tensors.clear()
         self._names.clear()
 
 
 def replaced(model: Any) -> Refs:
-    return [each for each in _replaced.get(model, ()) if each[1]() is not None]
+    return [(name, ref) for name, ref in _replaced.get(model, ()) if ref() is not None]
 
 
 def restore_replaced(model: Any, before: Refs) -> None:
@@ -114,7 +116,7 @@ def restore_replaced(model: Any, before: Refs) -> None:
     _replaced[model] = before
 
 
-def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
+def find_holders(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
     """Find the holders of tensors that are on meta or replaced, except the model itself.
 
     It misses variables, C++ code, weak references, and holders of distributed tensors.
@@ -122,7 +124,7 @@ def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
     Args:
         slots: places whose tensors are on meta on purpose.
     """
-    suspects = Own(_shared(slots))
+    suspects = UncountedList(_shared(slots))
     for module in model.modules() if _replaced else ():
         for name, ref in _replaced.get(module, ()):
             if (tensor := ref()) is not None:
@@ -131,21 +133,21 @@ def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
     if not suspects:
         return []
     gc.collect()  # garbage does not count as a holder
-    searched = Own(suspects[:SEARCHED_MAX])
-    holders = _referrers(Own(suspect.tensor for suspect in searched))
+    searched = UncountedList(suspects[:SEARCHED_MAX])
+    holders = _referrers(UncountedList(suspect.tensor for suspect in searched))
     for suspect in searched:
         direct = holders[id(suspect.tensor)]
-        direct[:] = (each for each in direct if id(each) not in suspect.known)
-    every = Own(each for suspect in searched for each in holders[id(suspect.tensor)])
-    around = _surroundings(every, {id(module) for module in model.modules()})
-    found = []
+        direct[:] = (holder for holder in direct if id(holder) not in suspect.known)
+    every = UncountedList(holder for suspect in searched for holder in holders[id(suspect.tensor)])
+    surroundings = _surroundings(every, {id(module) for module in model.modules()})
+    result = []
     for suspect in searched:
         for holder in holders[id(suspect.tensor)]:
-            what, is_in_model = around[id(holder)]
-            if what:
-                form = (is_in_model, suspect.is_replaced, suspect.tensor.is_meta)
-                found.append(Holder(suspect.name, what, *form))
-    return found
+            description, is_in_model = surroundings[id(holder)]
+            if description:
+                flags = (is_in_model, suspect.is_replaced, suspect.tensor.is_meta)
+                result.append(Holder(suspect.name, description, *flags))
+    return result
 
 
 def _shared(slots: Iterable[TensorSlot]) -> list[_Suspect]:
@@ -153,42 +155,44 @@ def _shared(slots: Iterable[TensorSlot]) -> list[_Suspect]:
     for slot in slots:
         if slot.tensor.is_meta and slot.shard is None:
             groups[id(slot.tensor)].append(slot)
-    found = []
+    suspects = []
     for group in groups.values():
-        known = frozenset(id(_place(slot)) for slot in group)
+        known = frozenset(id(_container(slot)) for slot in group)
         # one more for the argument of the call
         if sys.getrefcount(group[0].tensor) > len(known) + len(group) + 1:
-            found.append(_Suspect(group[0].name, group[0].tensor, False, known))
-    return found
+            suspects.append(_Suspect(group[0].name, group[0].tensor, False, known))
+    return suspects
 
 
-def _place(slot: TensorSlot) -> Any:
-    home = slot._home
+def _container(slot: TensorSlot) -> Any:
+    """Return the model's object that refers to the tensor."""
+    place = slot._place
     if slot._key is not None:
-        return home
-    owner = getattr(home.func, "__self__", None)
+        return place
+    owner = getattr(place.func, "__self__", None)
     if owner is None:
-        return home.args[0]  # an object with __slots__
+        return place.args[0]  # an object with __slots__
     return owner if isinstance(owner, dict | list) else getattr(owner, "value", owner)
 
 
-def _referrers(values: Own) -> dict[int, Own]:
+def _referrers(values: UncountedList) -> dict[int, UncountedList]:
     """Return the referrers of each value, by its id, from one pass over the collector's objects."""
-    found = {id(value): Own() for value in values}
-    for each in gc.get_referrers(*values):
-        is_slot = isinstance(each, TensorSlot)
-        if not is_slot and (_is_own(each) or _is_namespace(each)):
+    referrers = {id(value): UncountedList() for value in values}
+    for referrer in gc.get_referrers(*values):
+        is_slot = isinstance(referrer, TensorSlot)
+        if not is_slot and not _can_hold(referrer):
             continue
-        for key in {id(value) for value in gc.get_referents(each)} & found.keys():
+        for key in {id(value) for value in gc.get_referents(referrer)} & referrers.keys():
             if is_slot:
-                found[key].is_in_slot = True
+                referrers[key].is_in_slot = True
             else:
-                found[key].append(each)
-    return found
+                referrers[key].append(referrer)
+    return referrers
 
 
-def _is_own(value: Any) -> bool:
-    return isinstance(value, (Own, _Suspect, _Search, TensorSlot, *_SCOPES))
+def _can_hold(value: Any) -> bool:
+    is_namespace = isinstance(value, dict) and "__builtins__" in value
+    return not is_namespace and not isinstance(value, (UncountedList, _Suspect, _Search, *_SCOPES))
 
 
 class _Search:
@@ -201,23 +205,24 @@ class _Search:
         self._seen = {id(holder)}
         self._is_in_slot = False
         self.is_in_model = id(holder) in modules
-        self.level = Own() if self.is_in_model else Own([holder])
+        self.level = UncountedList() if self.is_in_model else UncountedList([holder])
 
-    def climb(self, referrers: dict[int, Own]) -> None:
-        above = Own()
+    def climb(self, referrers: dict[int, UncountedList]) -> None:
+        above = UncountedList()
         if len(self._seen) == 1:
             self._is_in_slot = referrers[id(self.holder)].is_in_slot
         for value in self.level:
-            for each in referrers[id(value)]:
-                if id(each) not in self._seen:
-                    self._seen.add(id(each))
-                    above.append(each)
-        self.is_in_model = any(id(each) in self._modules for each in above)
+            for referrer in referrers[id(value)]:
+                if id(referrer) not in self._seen:
+                    self._seen.add(id(referrer))
+                    above.append(referrer)
+        self.is_in_model = any(id(referrer) in self._modules for referrer in above)
         if self._owner is None:
-            self._owner = next((each for each in above if not isinstance(each, _CONTAINERS)), None)
-        self.level = Own() if self.is_in_model else Own(above[:_WIDTH_MAX])
+            owners = (referrer for referrer in above if not isinstance(referrer, _CONTAINERS))
+            self._owner = next(owners, None)
+        self.level = UncountedList() if self.is_in_model else UncountedList(above[:_WIDTH_MAX])
 
-    def result(self) -> tuple[str, bool]:
+    def describe(self) -> tuple[str, bool]:
         """Return a description (``""``: loadstone's own), and whether the model can reach it."""
         is_ours = type(self._owner).__module__.partition(".")[0] == "loadstone"
         # The traceback of a failed load keeps slots, which hold the places of lost modules.
@@ -228,21 +233,17 @@ class _Search:
         return f"{_name(self.holder)}{around}", self.is_in_model
 
 
-def _surroundings(holders: Own, modules: set[int]) -> dict[int, tuple[str, bool]]:
+def _surroundings(holders: UncountedList, modules: set[int]) -> dict[int, tuple[str, bool]]:
     searches = {id(holder): _Search(holder, modules) for holder in holders}
     for _ in range(_STEPS_MAX):
-        level = Own(each for search in searches.values() for each in search.level)
+        level = UncountedList(value for search in searches.values() for value in search.level)
         if not level:
             break
         referrers = _referrers(level)
         for search in searches.values():
             if search.level:
                 search.climb(referrers)
-    return {key: search.result() for key, search in searches.items()}
-
-
-def _is_namespace(value: Any) -> bool:
-    return isinstance(value, dict) and "__builtins__" in value
+    return {key: search.describe() for key, search in searches.items()}
 
 
 def _name(value: Any) -> str:

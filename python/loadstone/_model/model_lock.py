@@ -12,7 +12,7 @@ from typing import Any
 from loadstone._model.walk import TensorSlot, walk
 
 
-class _Lock:
+class _ModelLock:
     """Lives as long as a thread waits for it or has it."""
 
     def __init__(self) -> None:
@@ -22,7 +22,9 @@ class _Lock:
 
 
 _guard = threading.Lock()
-_locks: weakref.WeakValueDictionary[int, _Lock] = weakref.WeakValueDictionary()  # by id of model
+_locks: weakref.WeakValueDictionary[int, _ModelLock] = (
+    weakref.WeakValueDictionary()
+)  # by id of model
 
 
 def _renew() -> None:
@@ -45,24 +47,24 @@ def model_lock(model: Any) -> Iterator[None]:
         yield
         return
     with _guard:  # the model outlives the block, so its id stays unique
-        held = _locks.get(id(model))
-        if held is None:
-            held = _locks[id(model)] = _Lock()
-    with held.lock:
-        outer, held.owner = held.owner, threading.get_ident()
+        lock = _locks.get(id(model))
+        if lock is None:
+            lock = _locks[id(model)] = _ModelLock()
+    with lock.lock:
+        outer, lock.owner = lock.owner, threading.get_ident()
         try:
             yield
         finally:
-            held.owner = outer
+            lock.owner = outer
             if outer is None:
-                held.slots = None
+                lock.slots = None
 
 
 def slots_of(model: Any, *, anew: bool = False) -> list[TensorSlot]:
     """Walk a model; reuse the walk while the current thread holds the lock, unless ``anew``."""
-    held = _locks.get(id(model))
-    if held is None or held.owner != threading.get_ident():
+    lock = _locks.get(id(model))
+    if lock is None or lock.owner != threading.get_ident():
         return walk(model)
-    if held.slots is None or anew:
-        held.slots = walk(model)
-    return held.slots
+    if lock.slots is None or anew:
+        lock.slots = walk(model)
+    return lock.slots

@@ -7,28 +7,28 @@ from typing import Any
 
 # The attribute in which torch's activation checkpointing wraps a module. That wrapper class leaves
 # it out of state-dict names; other classes keep it.
-_INSIDE = "_checkpoint_wrapped_module"
-_AROUND = ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper")
+_WRAPPED = "_checkpoint_wrapped_module"
+_WRAPPER = ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper")
 
 
 def is_left_out(module: Any, name: str) -> bool:
-    return name == _INSIDE and any(
-        (cls.__module__, cls.__name__) == _AROUND for cls in type(module).__mro__
+    return name == _WRAPPED and any(
+        (cls.__module__, cls.__name__) == _WRAPPER for cls in type(module).__mro__
     )
 
 
-def is_around_another(module: Any) -> bool:
-    return _INSIDE in module._modules and is_left_out(module, _INSIDE)
+def is_wrapper(module: Any) -> bool:
+    return _WRAPPED in module._modules and is_left_out(module, _WRAPPED)
 
 
 def inside(module: Any) -> Any:
-    while is_around_another(module):
-        module = module._modules[_INSIDE]
+    while is_wrapper(module):
+        module = module._modules[_WRAPPED]
     return module
 
 
 def saved_path(model: Any, path: str) -> str:
-    if _INSIDE not in path:
+    if _WRAPPED not in path:
         return path
     parts, module = [], model
     for part in path.split("."):
@@ -61,7 +61,7 @@ def owner_of(model: Any, name: str) -> Any:
     return submodule(model, name.rpartition(".")[0])
 
 
-def among(module: Any, paths: list[str]) -> list[str]:
+def existing_paths(module: Any, paths: list[str]) -> list[str]:
     """Keep the paths that are modules. The core cannot do that: it sees only paths with tensors."""
     if module is None or not paths:
         return []
@@ -73,9 +73,9 @@ def no_split_paths(module: Any) -> list[str]:
     if module is None:
         return []
     classes: set[str] = set()
-    for each in module.modules():
-        classes.update(getattr(each, "_no_split_modules", None) or ())
-    return [path for path, each in named_modules(module) if type(each).__name__ in classes]
+    for child in module.modules():
+        classes.update(getattr(child, "_no_split_modules", None) or ())
+    return [path for path, child in named_modules(module) if type(child).__name__ in classes]
 
 
 class ModuleStates:
@@ -83,16 +83,18 @@ class ModuleStates:
         self._kept: list[tuple[Any, type, list[tuple[str, Any, Any]]]] = []
 
     def keep(self, module: Any) -> None:
-        own = module.__dict__.items()
-        found = [(k, value, dict(value) if isinstance(value, dict) else None) for k, value in own]
-        self._kept.append((module, type(module), found))
+        attributes = [
+            (name, value, dict(value) if isinstance(value, dict) else None)
+            for name, value in module.__dict__.items()
+        ]
+        self._kept.append((module, type(module), attributes))
 
     def undo(self) -> None:
-        for module, cls, found in reversed(self._kept):
+        for module, cls, attributes in reversed(self._kept):
             if type(module) is not cls:
                 module.__class__ = cls
             module.__dict__.clear()
-            for name, value, entries in found:
+            for name, value, entries in attributes:
                 module.__dict__[name] = value
                 if entries is not None:
                     value.clear()

@@ -36,11 +36,11 @@ class LocalShard:
         self.local: torch.Tensor = owner._local_tensor
         self.begin: tuple[int, ...] = (0,) * len(self.shape)
         self.groups: tuple[int, ...] = ()
-        self.obstacle = self._obstacle()
+        self.obstacle = self._locate()
         # A part, its DTensor, and that DTensor's local tensor.
-        self._made: tuple[torch.Tensor, Any, Any] = (self.local, owner, self.local)
+        self._last: tuple[torch.Tensor, Any, Any] = (self.local, owner, self.local)
 
-    def holding(self, local: torch.Tensor) -> Any:
+    def wrap(self, local: torch.Tensor) -> Any:
         """Return a DTensor like the owner with a different part; ties share one.
 
         An owner on meta takes the part itself and stays the same object, because optimizers of
@@ -48,17 +48,17 @@ class LocalShard:
         """
         if self.owner._local_tensor is local:
             return self.owner
-        part, holder, held = self._made
-        if part is not local or holder._local_tensor is not held:
-            holder = self._spread(local)
-            if (self.owner.is_meta or local.is_meta) and _swapped(self.owner, holder):
-                holder = self.owner
-            self._made = (local, holder, holder._local_tensor)
-        return holder
+        last_local, dtensor, dtensor_local = self._last
+        if last_local is not local or dtensor._local_tensor is not dtensor_local:
+            dtensor = self._make_dtensor(local)
+            if (self.owner.is_meta or local.is_meta) and _try_swap(self.owner, dtensor):
+                dtensor = self.owner
+            self._last = (local, dtensor, dtensor._local_tensor)
+        return dtensor
 
-    def _spread(self, local: torch.Tensor) -> Any:
+    def _make_dtensor(self, local: torch.Tensor) -> Any:
         owner = self.owner
-        made: Any = type(owner).from_local(
+        dtensor: Any = type(owner).from_local(
             local,
             owner.device_mesh,
             owner.placements,
@@ -67,12 +67,13 @@ class LocalShard:
             stride=owner.stride(),
         )
         if isinstance(owner, torch.nn.Parameter):
-            made = torch.nn.Parameter(made, requires_grad=owner.requires_grad)
+            dtensor = torch.nn.Parameter(dtensor, requires_grad=owner.requires_grad)
         for name, value in owner.__dict__.items():  # attributes that the user has set
-            made.__dict__.setdefault(name, value)
-        return made
+            dtensor.__dict__.setdefault(name, value)
+        return dtensor
 
-    def _obstacle(self) -> str:
+    def _locate(self) -> str:
+        """Set the part's position; return the obstacle."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         mesh, placements = self.owner.device_mesh, self.owner.placements
@@ -82,22 +83,22 @@ class LocalShard:
             return "this rank is not in its mesh"
         shape, begin = compute_local_shape_and_global_offset(self.shape, mesh, placements)
         if tuple(shape) != tuple(self.local.shape):
-            held, expected = list(self.local.shape), list(shape)
-            return f"this rank holds {held} of it, where its placements say {expected}"
+            actual, expected = list(self.local.shape), list(shape)
+            return f"this rank holds {actual} of it, where its placements say {expected}"
         self.begin = tuple(begin)
         if _is_in_one_piece(self.shape, mesh.shape, placements):
             return ""
-        found = _even_groups(self.shape, mesh.shape, placements, mesh.get_coordinate(), begin)
-        if found is None:
+        position = _even_groups(self.shape, mesh.shape, placements, mesh.get_coordinate(), begin)
+        if position is None:
             return "what this rank holds of it is neither one slice nor the same of equal groups"
-        self.groups, self.begin = found
+        self.groups, self.begin = position
         return ""
 
 
-def _swapped(owner: Any, made: Any) -> bool:
+def _try_swap(owner: Any, dtensor: Any) -> bool:
     """Exchange contents, as ``Module.to_empty`` does; False if weak or C++ references forbid it."""
     try:
-        torch.utils.swap_tensors(owner, made)  # type: ignore[no-untyped-call]
+        torch.utils.swap_tensors(owner, dtensor)  # type: ignore[no-untyped-call]
     except RuntimeError:
         return False
     return True
@@ -124,10 +125,10 @@ def _is_in_one_piece(shape: Sequence[int], mesh: Sequence[int], placements: Sequ
         sizes, begin = _utils._compute_local_shape_and_global_offset(
             tuple(shape), tuple(mesh), list(coordinate), placements
         )
-        for found, size, first in zip(parts, sizes, begin, strict=True):
+        for dim_parts, size, first in zip(parts, sizes, begin, strict=True):
             if size:
-                found.add((first, size))
-    return all(_tiles(found, extent) for found, extent in zip(parts, shape, strict=True))
+                dim_parts.add((first, size))
+    return all(map(_is_covered, parts, shape))
 
 
 def _even_groups(
@@ -153,7 +154,7 @@ def _even_groups(
     return tuple(groups), tuple(begins)
 
 
-def _tiles(parts: Iterable[tuple[int, int]], extent: int) -> bool:
+def _is_covered(parts: Iterable[tuple[int, int]], extent: int) -> bool:
     end = 0
     for first, size in sorted(parts):
         if first != end:
@@ -162,20 +163,20 @@ def _tiles(parts: Iterable[tuple[int, int]], extent: int) -> bool:
     return end == extent
 
 
-def reshard(model: Any) -> None:
+def reshard_fsdp(model: Any) -> None:
     """Drop FSDP's gathered parameters: values read into them would be lost."""
     for module in _fsdp_modules(model):
         module.reshard()
 
 
-def renew(model: Any) -> None:
+def refresh_fsdp(model: Any) -> None:
     """Refresh FSDP's references to the memory of its shards, which it keeps separately."""
     for module in _fsdp_modules(model):
         state = module._get_fsdp_state()
-        several = getattr(state, "_fsdp_param_groups", None)  # in later releases
-        for group in [state._fsdp_param_group] if several is None else several:
-            for each in group.fsdp_params if group is not None else ():
-                each.reset_sharded_param()
+        groups = getattr(state, "_fsdp_param_groups", None)  # in later releases
+        for group in [state._fsdp_param_group] if groups is None else groups:
+            for parameter in group.fsdp_params if group is not None else ():
+                parameter.reset_sharded_param()
 
 
 def unsharded_class(module: Any) -> type:
@@ -198,9 +199,9 @@ def local_ranks() -> int:
     ``torchrun`` sets it. Without it, all ranks of the default process group count, because only
     communication could show which of them are on other machines.
     """
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if told.isdecimal() and int(told) > 0:
-        return min(int(told), RANKS_MAX)
+    count = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if count.isdecimal() and int(count) > 0:
+        return min(int(count), RANKS_MAX)
     if "torch" not in sys.modules or not torch.distributed.is_available():
         return 1
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -209,6 +210,8 @@ def local_ranks() -> int:
 def mesh_device(shards: Iterable[LocalShard]) -> str | None:
     for shard in shards:
         if shard.local.is_meta:
-            kind: str = shard.owner.device_mesh.device_type
-            return None if kind == "cpu" else f"{kind}:{getattr(torch, kind).current_device()}"
+            device: str = shard.owner.device_mesh.device_type
+            if device == "cpu":
+                return None
+            return f"{device}:{getattr(torch, device).current_device()}"
     return None

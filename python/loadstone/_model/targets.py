@@ -66,6 +66,6 @@ class PlannedTarget:
 def planned_targets(core: _core.Plan) -> list[PlannedTarget]:
     targets = [PlannedTarget(*core.target(index)) for index in range(len(core))]
     return [
-        replace(each, shape=element_shape(each.shape, each.dtype)) if each.dtype == "F4" else each
-        for each in targets
+        replace(target, shape=element_shape(target.shape, "F4")) if target.dtype == "F4" else target
+        for target in targets
     ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,8 @@ import torch
 
 from loadstone._model.modules import is_left_out
 from loadstone._model.ranks import LocalShard, shard_of
+from loadstone._model.supported_tensors import find_obstacle
 from loadstone._model.targets import SAVED
-from loadstone._model.tensor_classes import obstacle
 
 Kind = str
 
@@ -40,6 +41,7 @@ LEAVES = (
     types.CodeType, weakref.ref, weakref.ProxyType, weakref.CallableProxyType,
     torch.Size, torch.dtype, torch.device,
 )  # fmt: skip
+_CONTAINERS = (torch.Tensor, torch.nn.Module, tuple, list, dict, deque)
 # The walk lists a tuple under at most this many places; replacements reach all of them.
 _TUPLE_VISITS_MAX = 16
 
@@ -54,24 +56,24 @@ class TensorSlot:
         tensor: the tensor; for a DTensor, this rank's part.
         tie_of: name of the first place that holds the same tensor object, if this is not it.
         is_registered: False in modules that a list, dictionary or plain attribute holds.
-        obstacle: why the tensor cannot be loaded, or ``""``; see ``tensor_classes``.
+        obstacle: why the tensor cannot be loaded, or ``""``; see ``supported_tensors``.
     """
 
     name: str
     kind: Kind
     tensor: torch.Tensor
     tie_of: str | None
-    _home: Any  # a module's registry, if there is a key; else a setter
+    _place: Any  # a module's registry, if there is a key; else a setter
     _key: str | None = None
     is_registered: bool = True
     obstacle: str = ""
     shard: LocalShard | None = None
     # Weak: an error's traceback holds slots, and would keep a module that a load replaced.
-    _owner: weakref.ReferenceType[torch.nn.Module] | None = None
+    _module_ref: weakref.ReferenceType[torch.nn.Module] | None = None
 
     @property
-    def held(self) -> Any:
-        return self.tensor if self.shard is None else self.shard.holding(self.tensor)
+    def whole_tensor(self) -> Any:
+        return self.tensor if self.shard is None else self.shard.wrap(self.tensor)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,7 +82,7 @@ class TensorSlot:
 
     @property
     def module(self) -> torch.nn.Module | None:
-        return None if self._owner is None else self._owner()
+        return None if self._module_ref is None else self._module_ref()
 
     @property
     def may_be_kept(self) -> bool:
@@ -96,7 +98,7 @@ class TensorSlot:
     @property
     def slot_key(self) -> tuple[int, str] | None:
         """Identifies the place: the same for all paths of a module."""
-        return None if self._key is None else (id(self._home), self._key)
+        return None if self._key is None else (id(self._place), self._key)
 
     def replace(self, tensor: torch.Tensor) -> None:
         is_bare = self.shard is None and not isinstance(tensor, torch.nn.Parameter)
@@ -107,9 +109,9 @@ class TensorSlot:
     def put_back(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         if self._key is None:
-            self._home(self.held)
+            self._place(self.whole_tensor)
         else:
-            self._home[self._key] = self.held
+            self._place[self._key] = self.whole_tensor
 
 
 class _Name:
@@ -132,6 +134,12 @@ class _Name:
 
     def child(self, attribute: str) -> _Name:
         return _Name(self, ".{}" if self.last or self.above is not None else "{}", attribute)
+
+    def index(self, index: int) -> _Name:
+        return _Name(self, "[{}]", index)
+
+    def key(self, key: Any) -> _Name:
+        return _Name(self, "[{!r}]", key)
 
 
 @dataclass(frozen=True)
@@ -165,7 +173,7 @@ class _Walk:
         self._keep: list[Any] = []  # keeps the ids in `_seen` and `_first` valid
         self._tuples: dict[int, _Tuple] = {}
         self._are_leaves: dict[type, bool] = {}
-        pending = [self._tree(model, _Name(None, "{}", ""), is_registered=True)]
+        pending = [self._enter_tree(model, _Name(None, "{}", ""), is_registered=True)]
         while pending:
             place = next(pending[-1], None)
             if place is None:
@@ -176,126 +184,128 @@ class _Walk:
     def _enter(self, place: _Place) -> Iterator[_Place] | None:
         value = place.value
         if issubclass(type(value), torch.Tensor):
-            self._slot(str(place.name), "attribute", value, place.set, None, is_registered=False)
-            return self._inside_tensor(place.name, value)
+            self._add_slot(
+                str(place.name), "attribute", value, place.set, None, is_registered=False
+            )
+            return self._enter_tensor(place.name, value)
         if self._is_leaf(value):
             return None
         if issubclass(type(value), tuple):
-            return self._inside_tuple(place)
+            return self._enter_tuple(place)
         if id(value) in self._seen:
             return None
         if issubclass(type(value), torch.nn.Module):
-            return self._tree(value, place.name, is_registered=False)
+            return self._enter_tree(value, place.name, is_registered=False)
         self._seen.add(id(value))
         self._keep.append(value)
-        return self._inside(place.name, value)
+        return self._enter_object(place.name, value)
 
     def _is_leaf(self, value: Any) -> bool:
         cls = type(value)
-        known = self._are_leaves.get(cls)
-        if known is None:
-            holds = (torch.Tensor, torch.nn.Module, tuple, list, dict, deque)
-            known = issubclass(cls, LEAVES) or not (issubclass(cls, holds) or may_hold_tensors(cls))
-            self._are_leaves[cls] = known
-        return known
+        is_leaf = self._are_leaves.get(cls)
+        if is_leaf is None:
+            is_leaf = issubclass(cls, LEAVES) or not (
+                issubclass(cls, _CONTAINERS) or may_hold_tensors(cls)
+            )
+            self._are_leaves[cls] = is_leaf
+        return is_leaf
 
-    def _tree(self, root: torch.nn.Module, path: _Name, *, is_registered: bool) -> Iterator[_Place]:
+    def _enter_tree(
+        self, root: torch.nn.Module, path: _Name, *, is_registered: bool
+    ) -> Iterator[_Place]:
         tree: list[tuple[_Name, torch.nn.Module]] = []
         for name, module in _paths(root, path):
             if id(module) not in self._seen:
                 self._seen.add(id(module))
                 self._keep.append(module)
                 tree.append((name, module))
-            self._registered(name, module, is_registered)
+            self._add_registered(name, module, is_registered)
         for name, module in tree:
             for registry in (module._parameters, module._buffers):
                 for leaf, tensor in list(registry.items()):
                     if tensor is not None and getattr(tensor, "__dict__", None):
-                        yield from self._inside_tensor(name.child(leaf), tensor)
-            for attribute, value in list(module.__dict__.items()):
-                if attribute not in _MODULE_INTERNALS and not self._is_leaf(value):
-                    yield _Place(name.child(attribute), value, _in_dict(module.__dict__, attribute))
+                        yield from self._enter_tensor(name.child(leaf), tensor)
+            own = module.__dict__
+            attributes = [item for item in own.items() if item[0] not in _MODULE_INTERNALS]
+            yield from self._places(attributes, name.child, own.__setitem__)
 
-    def _registered(self, path: _Name, module: torch.nn.Module, is_registered: bool) -> None:
+    def _add_registered(self, path: _Name, module: torch.nn.Module, is_registered: bool) -> None:
         parameters, buffers = module._parameters, module._buffers
         if not parameters and not buffers:
             return
         prefix = str(path.child(""))
         for name, parameter in list(parameters.items()):
             if parameter is not None:
-                self._slot(prefix + name, "parameter", parameter, module, name, is_registered)
+                self._add_slot(prefix + name, "parameter", parameter, module, name, is_registered)
         for name, tensor in list(buffers.items()):
             if tensor is not None:
                 persistent = name not in module._non_persistent_buffers_set
                 kind = "persistent_buffer" if persistent else "non_persistent_buffer"
-                self._slot(prefix + name, kind, tensor, module, name, is_registered)
+                self._add_slot(prefix + name, kind, tensor, module, name, is_registered)
 
-    def _inside(self, name: _Name, value: Any) -> Iterator[_Place]:
+    def _places(
+        self,
+        items: Iterable[tuple[Any, Any]],
+        name_item: Callable[[Any], _Name],
+        set_item: Callable[[Any, Any], None],
+        within: _Tuple | None = None,
+    ) -> Iterator[_Place]:
+        for key, value in list(items):
+            if not self._is_leaf(value):
+                yield _Place(name_item(key), value, functools.partial(set_item, key), within)
+
+    def _enter_object(self, name: _Name, value: Any) -> Iterator[_Place]:
         cls = type(value)
         if issubclass(cls, dict):
             mapping = OrderedDict if issubclass(cls, OrderedDict) else dict
-            for key, item in list(mapping.items(value)):
-                if not self._is_leaf(item):
-                    setter = functools.partial(value.__setitem__, key)
-                    yield _Place(_Name(name, "[{!r}]", key), item, setter)
+            yield from self._places(mapping.items(value), name.key, value.__setitem__)
         elif issubclass(cls, list | deque):
             sequence: Any = list if issubclass(cls, list) else deque
-            for index, item in enumerate(list(sequence.__iter__(value))):
-                if not self._is_leaf(item):
-                    setter = functools.partial(value.__setitem__, index)
-                    yield _Place(_Name(name, "[{}]", index), item, setter)
+            items = enumerate(sequence.__iter__(value))
+            yield from self._places(items, name.index, value.__setitem__)
         if may_hold_tensors(cls):
-            for attribute in attribute_names(value):
-                place = _attribute(value, attribute, name)
-                if not self._is_leaf(place.value):
-                    yield place
+            own = _instance_dict(value)
+            yield from self._places(own.items(), name.child, own.__setitem__)
+            slots = [item for item in attributes_of(value).items() if item[0] not in own]
+            setter = functools.partial(object.__setattr__, value)
+            yield from self._places(slots, name.child, setter)
 
-    def _inside_tuple(self, place: _Place) -> Iterator[_Place] | None:
+    def _enter_tuple(self, place: _Place) -> Iterator[_Place] | None:
         value = place.value
-        held = self._tuples.get(id(value))
-        if held is None:
-            held = self._tuples[id(value)] = _Tuple(value)
+        entry = self._tuples.get(id(value))
+        if entry is None:
+            entry = self._tuples[id(value)] = _Tuple(value)
             self._keep.append(value)
-        held.visits += 1
+        entry.visits += 1
         if place.within is None:
-            held.holders.append(place.set)
-        elif place.within not in held.around:
-            held.around.append(place.within)
-        if held.visits > _TUPLE_VISITS_MAX:
+            entry.setters.append(place.set)
+        elif place.within not in entry.parents:
+            entry.parents.append(place.within)
+        if entry.visits > _TUPLE_VISITS_MAX:
             return None
-        return iter(
-            [
-                _Place(
-                    _Name(place.name, "[{}]", index),
-                    item,
-                    functools.partial(held.replace, index),
-                    held,
-                )
-                for index, item in enumerate(tuple.__iter__(value))
-                if not self._is_leaf(item)
-            ]
+        return self._places(
+            enumerate(tuple.__iter__(value)), place.name.index, entry.replace, entry
         )
 
-    def _inside_tensor(self, name: _Name, tensor: torch.Tensor) -> Iterator[_Place]:
+    def _enter_tensor(self, name: _Name, tensor: torch.Tensor) -> Iterator[_Place]:
         """Yield attributes set on a tensor: bitsandbytes keeps its quantization state there."""
         own = getattr(tensor, "__dict__", None)
         if id(tensor) in self._seen or not own:
             return
         self._seen.add(id(tensor))
         self._keep.append(tensor)
-        for attribute, value in list(own.items()):
-            if not self._is_leaf(value):
-                yield _Place(name.child(attribute), value, _in_dict(own, attribute))
+        yield from self._places(own.items(), name.child, own.__setitem__)
 
-    def _slot(
+    def _add_slot(
         self,
         name: str,
         kind: Kind,
         tensor: Any,
-        home: Any,
+        owner: Any,
         key: str | None,
         is_registered: bool,
     ) -> None:
+        """Add a place: an entry ``key`` of a module, or one that the function ``owner`` sets."""
         if torch.nn.parameter.is_lazy(tensor):
             return
         tie_of = self._first.get(id(tensor))
@@ -304,14 +314,14 @@ class _Walk:
             self._keep.append(tensor)
         if (shard := self._shards.get(id(tensor))) is None and (shard := shard_of(tensor)):
             self._shards[id(tensor)] = shard
-        found = tensor if shard is None else shard.local
-        problem = (shard.obstacle if shard is not None else "") or obstacle(found)
-        owner = None
+        local = tensor if shard is None else shard.local
+        problem = (shard.obstacle if shard is not None else "") or find_obstacle(local)
+        module, place = None, owner
         if key is not None:
-            owner = weakref.ref(home)
-            home = home._parameters if kind == "parameter" else home._buffers
+            module = weakref.ref(owner)
+            place = owner._parameters if kind == "parameter" else owner._buffers
         slot = TensorSlot(
-            name, kind, found, tie_of, home, key, is_registered, problem, shard, owner
+            name, kind, local, tie_of, place, key, is_registered, problem, shard, module
         )
         self.slots.append(slot)
 
@@ -322,40 +332,40 @@ class _Tuple:
     def __init__(self, value: Any) -> None:
         self.value = value
         self.visits = 0
-        self.around: list[_Tuple] = []  # tuples that it is an element of
-        self.holders: list[Callable[[Any], None]] = []  # setters of its other places
+        self.parents: list[_Tuple] = []  # tuples that it is an element of
+        self.setters: list[Callable[[Any], None]] = []  # of its other places
 
     def replace(self, index: int, item: Any) -> None:
         pending = [(self, self.value[index], item)]
         while pending:
             changed, old, new = pending.pop()
             before = changed.value
-            items = [new if each is old else each for each in before]
-            make = getattr(type(before), "_make", None)  # named tuple
-            changed.value = make(items) if make is not None else type(before)(items)
-            for put in changed.holders:
+            items = [new if element is old else element for element in before]
+            make = getattr(type(before), "_make", type(before))  # named tuple
+            changed.value = make(items)
+            for put in changed.setters:
                 put(changed.value)
-            pending += [(each, before, changed.value) for each in changed.around]
+            pending += [(parent, before, changed.value) for parent in changed.parents]
 
 
 def _paths(root: torch.nn.Module, path: _Name) -> Iterator[tuple[_Name, torch.nn.Module]]:
     """Yield all modules of a tree by all their paths, parents first; break cycles."""
-    above = {id(root)}
+    ancestors = {id(root)}
     yield path, root
     pending = [(root, path, iter(list(root._modules.items())))]
     while pending:
         module, name, children = pending[-1]
-        found = next(children, None)
-        if found is None:
+        item = next(children, None)
+        if item is None:
             pending.pop()
-            above.discard(id(module))
+            ancestors.discard(id(module))
             continue
-        child_name, child = found
-        if child is not None and id(child) not in above:
+        child_name, child = item
+        if child is not None and id(child) not in ancestors:
             full = name if is_left_out(module, child_name) else name.child(child_name)
             yield full, child
             if child._modules:
-                above.add(id(child))
+                ancestors.add(id(child))
                 pending.append((child, full, iter(list(child._modules.items()))))
 
 
@@ -366,47 +376,25 @@ def may_hold_tensors(cls: type) -> bool:
     return package not in _FOREIGN and package not in sys.stdlib_module_names
 
 
-def attribute_names(value: Any) -> list[str]:
-    names = list(_own_attributes(value))
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return an object's attributes, without running properties."""
+    attributes = dict(_instance_dict(value))
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
-            if slot not in ("__dict__", "__weakref__"):
-                private = slot.startswith("__") and not slot.endswith("__")
-                full = f"_{cls.__name__.lstrip('_')}{slot}" if private else slot
-                if full not in names and _has(value, full):
-                    names.append(full)
-    return names
+            if slot in ("__dict__", "__weakref__"):
+                continue
+            is_private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{cls.__name__.lstrip('_')}{slot}" if is_private else slot
+            if name not in attributes:
+                with contextlib.suppress(AttributeError):  # not set
+                    attributes[name] = object.__getattribute__(value, name)
+    return attributes
 
 
-def _own_attributes(value: Any) -> dict[str, Any]:
+def _instance_dict(value: Any) -> dict[str, Any]:
     try:
-        found = object.__getattribute__(value, "__dict__")
+        attributes = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _has(value: Any, name: str) -> bool:
-    try:
-        object.__getattribute__(value, name)
-    except AttributeError:
-        return False
-    return True
-
-
-def attribute_value(owner: Any, attribute: str) -> Any:
-    """Read an attribute without running properties."""
-    own = _own_attributes(owner)
-    return own[attribute] if attribute in own else object.__getattribute__(owner, attribute)
-
-
-def _attribute(owner: Any, attribute: str, name: _Name) -> _Place:
-    own = _own_attributes(owner)
-    in_slot = functools.partial(object.__setattr__, owner, attribute)
-    setter = _in_dict(own, attribute) if attribute in own else in_slot
-    return _Place(name.child(attribute), attribute_value(owner, attribute), setter)
-
-
-def _in_dict(owner: dict[str, Any], name: str) -> Callable[[Any], None]:
-    return functools.partial(owner.__setitem__, name)
+    return attributes if isinstance(attributes, dict) else {}

@@ -30,7 +30,7 @@ from loadstone._plan.own_symbol import OwnSymbol, WholeSymbol
 from loadstone._plan.policies import policies_of
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.state_symbols import StateSymbols
-from loadstone._skeleton.stand_in import Writes, stand_in
+from loadstone._skeleton.stand_in import WriteGuard, stand_in
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._trace import sources_of, symbols_in
 
@@ -130,7 +130,7 @@ class LoadHookTracer:
         before = {path: _attributes(module) for path, module in modules.items()}
         own = {path: _attributes(module) for path, module in self.model.named_modules()}
         keys, failure = None, None
-        writes = Writes(self.model)
+        writes = WriteGuard(self.model)
         try:
             with writes, torch.no_grad():
                 keys = copy.load_state_dict(self.symbols.copy(), strict=False)

@@ -9,8 +9,8 @@ import torch
 
 from loadstone._base.dtypes import dtype_name
 from loadstone._model.half_written import WRITTEN
-from loadstone._model.storages import byte_span, storage_key
 from loadstone._model.targets import PlannedTarget
+from loadstone._model.tensor_memory import byte_span, storage_key
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.ties import is_split
 

@@ -11,9 +11,9 @@ from loadstone import _core
 from loadstone._base.dtypes import dtype_name, value_shape
 from loadstone._base.text import read_text
 from loadstone._model.model_lock import slots_of
-from loadstone._model.ranks import reshard
+from loadstone._model.ranks import reshard_fsdp
+from loadstone._model.supported_tensors import ADVICE
 from loadstone._model.targets import SAVED, PlannedTarget
-from loadstone._model.tensor_classes import ADVICE
 from loadstone._model.walk import TensorSlot
 from loadstone._plan import overlap
 from loadstone._plan.overlap import Region
@@ -67,7 +67,7 @@ class ModelTargets:
 def targets_of(model: Any) -> ModelTargets:
     if isinstance(model, str | os.PathLike):
         return ModelTargets(_core.skeleton_targets(read_text(model)))
-    reshard(model)
+    reshard_fsdp(model)
     slots = slots_of(model)
     record = skeleton_record(model)
     values = constructor_values(model, (slot for slot in slots if slot.name not in record.derived))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from loadstone import _core
 from loadstone._model.half_written import WRITTEN
-from loadstone._model.storages import byte_span, storage_key
 from loadstone._model.targets import PlannedTarget
+from loadstone._model.tensor_memory import byte_span, storage_key
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.model_memory import keeps_identity
 

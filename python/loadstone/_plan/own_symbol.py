@@ -50,7 +50,7 @@ class OwnSymbol(Symbol):
         copied: dict[str, list[torch.Tensor]],
         is_place: bool = True,
     ) -> OwnSymbol:
-        old = slot.held
+        old = slot.whole_tensor
         meta = trace.form(slot.shape, old.dtype)
         symbol: OwnSymbol = torch.Tensor._make_wrapper_subclass(
             cls,

@@ -162,7 +162,7 @@ def _devices(
         "device_map": entries,
         "max_memory": machine.capacities(max_memory, computed=bool(mode)),
         "no_split_modules": modules.no_split_paths(model_targets.module) if mode else [],
-        "bare_modules": modules.among(model_targets.module, [path for path, _ in entries]),
+        "bare_modules": modules.existing_paths(model_targets.module, [path for path, _ in entries]),
     }
 
 

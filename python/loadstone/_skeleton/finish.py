@@ -21,37 +21,38 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._base.errors import make
 from loadstone._model.modules import named_modules
-from loadstone._model.storages import is_expired, storage_key, storage_weakly
+from loadstone._model.tensor_memory import is_expired, storage_key, weak_storage
 from loadstone._skeleton.build import Build, swap
-from loadstone._skeleton.deferred import (
+from loadstone._skeleton.object_tracker import find_reachable
+from loadstone._skeleton.op_log import (
     DeferredOp,
-    MetaStorage,
+    StorageHistory,
     StorageView,
     UnreplayableError,
+    allocate,
     run,
 )
-from loadstone._skeleton.seen import holders
 
 
 class Derivation:
     """Computes a tensor from parameters, after these have got their values."""
 
-    def __init__(self, home: MetaStorage, ops: list[DeferredOp]) -> None:
-        self.home = home
+    def __init__(self, history: StorageHistory, ops: list[DeferredOp]) -> None:
+        self.history = history
         self.ops = ops
         self.parameters: list[tuple[weakref.ref[Any], str, StorageView]] = []  # module, name, view
 
     def compute(self, ref: StorageView) -> torch.Tensor:
         storages = {
-            home: self._current(home)
-            for home in {self.home, *(each for op in self.ops for each in op.reads)}
-            if home.is_parameter
+            history: self._current_storage(history)
+            for history in {self.history, *(read for op in self.ops for read in op.reads)}
+            if history.is_parameter
         }
-        if self.home.is_parameter:
-            return self._window(ref)
+        if self.history.is_parameter:
+            return self._view_of_parameter(ref)
         for op in self.ops:
             run(op, storages)
-        return ref.bind(storages[self.home])
+        return ref.bind(storages[self.history])
 
     def names(self, model: Any) -> list[str]:
         paths = {id(module): path for path, module in named_modules(model)}
@@ -61,42 +62,39 @@ class Derivation:
             if id(module()) in paths
         ]
 
-    def _held(self, home: MetaStorage) -> list[tuple[StorageView, torch.Tensor]]:
-        found = []
+    def _loaded_parameters(self, history: StorageHistory) -> list[tuple[StorageView, torch.Tensor]]:
+        loaded = []
         for module, name, ref in self.parameters:
             owner = module()
-            if owner is None or ref.home is not home:
+            if owner is None or ref.history is not history:
                 continue
             parameter = owner._parameters[name]
             if parameter.is_meta:
                 raise make("skeleton.not_replayable", "a parameter has no value yet", tensor=name)
-            found.append((ref, parameter.detach()))
-        return found
+            loaded.append((ref, parameter.detach()))
+        return loaded
 
-    def _current(self, home: MetaStorage) -> Any:
+    def _current_storage(self, history: StorageHistory) -> Any:
         """Return a storage in the layout of the build, with the parameters' current values."""
-        held = self._held(home)
-        if not held:
+        loaded = self._loaded_parameters(history)
+        if not loaded:
             raise make("skeleton.not_replayable", "the module with the parameters is gone")
-        if len(held) == 1 and _same_layout(*held[0]):
-            return held[0][1].untyped_storage()
-        first = held[0][1]
-        size = home.nbytes
-        storage = torch.empty(size, dtype=torch.uint8, device=first.device).untyped_storage()
-        for ref, value in held:
-            ref.bind(storage).copy_(value)
+        if len(loaded) == 1 and _same_layout(*loaded[0]):
+            return loaded[0][1].untyped_storage()
+        storage = allocate(history.nbytes, loaded[0][1].device)
+        for ref, parameter in loaded:
+            ref.bind(storage).copy_(parameter)
         return storage
 
-    def _window(self, ref: StorageView) -> torch.Tensor:
+    def _view_of_parameter(self, ref: StorageView) -> torch.Tensor:
         """Return a view of a loaded parameter, in its dtype."""
-        for place, value in self._held(self.home):
-            if place.dtype == ref.dtype and place.stride == value.stride():
-                start = ref.offset - place.offset
-                if start >= 0 and start + _extent(ref) <= _extent(place):
-                    return value.as_strided(
-                        ref.size, ref.stride, start + int(value.storage_offset())
-                    )
-        return ref.bind(self._current(self.home))
+        for view, parameter in self._loaded_parameters(self.history):
+            if view.dtype == ref.dtype and view.stride == parameter.stride():
+                start = ref.offset - view.offset
+                if start >= 0 and start + _extent(ref) <= _extent(view):
+                    start += int(parameter.storage_offset())
+                    return parameter.as_strided(ref.size, ref.stride, start)
+        return ref.bind(self._current_storage(self.history))
 
 
 def _extent(ref: StorageView) -> int:
@@ -123,7 +121,7 @@ class Fact:
     derivation: Derivation | None = None
 
 
-class Known:
+class FactRegistry:
     """Facts about live storages and modules, from all builds.
 
     Thread-safe: writers take the lock, readers do single look-ups.
@@ -131,14 +129,14 @@ class Known:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.facts: dict[int, Fact] = {}  # by the storage's key
+        self.by_storage: dict[int, Fact] = {}  # by the storage's key
         self.builds: weakref.WeakKeyDictionary[Any, Build] = weakref.WeakKeyDictionary()
 
     def purge(self) -> None:
         """Forget storages that are gone, before torch reuses their keys."""
         with self.lock:
-            for key in [key for key, fact in self.facts.items() if is_expired(fact.storage)]:
-                del self.facts[key]
+            for key in [key for key, fact in self.by_storage.items() if is_expired(fact.storage)]:
+                del self.by_storage[key]
 
     def note_computed(self, tensor: torch.Tensor, derivation: Derivation) -> None:
         """Note a computed tensor, so that the next load computes it again.
@@ -146,34 +144,34 @@ class Known:
         A view needs no note: it shares its parameter's memory.
         """
         key = storage_key(tensor)
-        if key is not None and not derivation.home.is_parameter:
+        if key is not None and not derivation.history.is_parameter:
             with self.lock:
-                self.facts[key] = Fact(storage_weakly(tensor), "derived", "", derivation)
+                self.by_storage[key] = Fact(weak_storage(tensor), "derived", "", derivation)
 
     def is_computed(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor follows from parameters, and is computed after each load."""
-        fact = self.facts.get(storage_key(tensor) or 0)
+        fact = self.by_storage.get(storage_key(tensor) or 0)
         return fact is not None and not is_expired(fact.storage) and fact.derivation is not None
 
     def add(
-        self, build: Build, derivations: dict[MetaStorage, Derivation], modules: list[Any]
+        self, build: Build, derivations: dict[StorageHistory, Derivation], modules: list[Any]
     ) -> None:
         with self.lock:
             self.purge()
             for key, weak in build.uninitialized.items():
-                self.facts[key] = Fact(weak, "uninitialised")
+                self.by_storage[key] = Fact(weak, "uninitialised")
             for key, weak in build.random.items():
-                self.facts[key] = Fact(weak, "random")
-            for home, reason in build.failures.items():
-                self.facts[home.key] = Fact(home.weakly(), "not_replayable", reason)
-            for home, derivation in derivations.items():
-                self.facts[home.key] = Fact(home.weakly(), "derived", "", derivation)
+                self.by_storage[key] = Fact(weak, "random")
+            for history, reason in build.failures.items():
+                self.by_storage[history.key] = Fact(history.weakly(), "not_replayable", reason)
+            for history, derivation in derivations.items():
+                self.by_storage[history.key] = Fact(history.weakly(), "derived", "", derivation)
             for module in modules:
                 with contextlib.suppress(TypeError):  # an unhashable class
                     self.builds[module] = build
 
 
-known = Known()
+facts = FactRegistry()
 
 
 class _Scan:
@@ -182,21 +180,21 @@ class _Scan:
     def __init__(self, build: Build, frame: types.FrameType) -> None:
         self.parameters: list[tuple[Any, str, torch.Tensor]] = []
         self.modules: list[Any] = []
-        self.tensors: list[tuple[torch.Tensor, MetaStorage]] = []
-        self._known: set[int] = set()  # ids of tensors and modules, which the lists keep alive
-        self._others: list[Any] = []
-        for module in build.seen.alive_modules():
-            self._tree(build, module)
-        for tensor in build.seen.alive_tensors():
-            self._tensor(build, tensor)
-        if self._held_by_others(build):
-            tensors, modules = holders([*self._others, *frame.f_locals.values()])
+        self.tensors: list[tuple[torch.Tensor, StorageHistory]] = []
+        self._seen: set[int] = set()  # ids of tensors and modules, which the lists keep alive
+        self._tree_modules: list[Any] = []
+        for module in build.tracker.alive_modules():
+            self._scan_tree(build, module)
+        for tensor in build.tracker.alive_tensors():
+            self._scan_tensor(build, tensor)
+        if self._has_unseen_holders(build):
+            tensors, modules = find_reachable([*self._tree_modules, *frame.f_locals.values()])
             for module in modules:
-                self._tree(build, module)
+                self._scan_tree(build, module)
             for tensor in tensors:
-                self._tensor(build, tensor)
+                self._scan_tensor(build, tensor)
 
-    def _held_by_others(self, build: Build) -> bool:
+    def _has_unseen_holders(self, build: Build) -> bool:
         """Return whether an unseen tensor uses a storage that was released or not made yet.
 
         No operation makes a parameter that no module registers, so the caller then searches the
@@ -204,66 +202,61 @@ class _Scan:
         """
         seen = [tensor for tensor, _ in self.tensors]
         seen += {id(parameter): parameter for _, _, parameter in self.parameters}.values()
-        held = Counter(map(storage_key, seen))
+        references = Counter(map(storage_key, seen))
         uses = torch._C._storage_Use_Count
         return any(
-            home.storage is not None and uses(key) > 1 + held[key]
-            for key, home in build.log.homes.items()
+            history.storage is not None and uses(key) > 1 + references[key]
+            for key, history in build.log.histories.items()
         ) or any(
             not is_expired(weak)
-            and home.is_parameter
-            and uses(key) > held[key] + (home.initial is not None)
-            for key, (weak, home) in build.former.items()
+            and history.is_parameter
+            and uses(key) > references[key] + (history.initial is not None)
+            for key, (weak, history) in build.former.items()
         )
 
-    def _tree(self, build: Build, root: Any) -> None:
+    def _scan_tree(self, build: Build, root: Any) -> None:
         pending = [root]
         while pending:
             module = pending.pop()
-            if id(module) in self._known:
+            if id(module) in self._seen:
                 continue
-            self._known.add(id(module))
-            self._others.append(module)
-            self._module(build, module)
+            self._seen.add(id(module))
+            self._tree_modules.append(module)
+            self._scan_module(build, module)
             pending += [
                 child for child in module.__dict__.get("_modules", {}).values() if child is not None
             ]
 
-    def _module(self, build: Build, module: Any) -> None:
-        mine = False
+    def _scan_module(self, build: Build, module: Any) -> None:
+        is_of_build = False
         for name, parameter in list(module.__dict__.get("_parameters", {}).items()):
             if parameter is None or torch.nn.parameter.is_lazy(parameter):
                 continue
-            self._tensor(build, parameter)
-            if build.log.home(parameter) is not None:
-                self.parameters.append((module, name, parameter))
-                mine = True
-            elif not parameter.is_meta and storage_key(parameter) in build.born:
+            if not parameter.is_meta and storage_key(parameter) in build.born:
                 build.to_meta(parameter)  # registered without register_parameter
-                self._tensor(build, parameter)
+            self._scan_tensor(build, parameter)
+            if build.log.history(parameter) is not None:
                 self.parameters.append((module, name, parameter))
-                mine = True
-        others = [*module.__dict__.get("_buffers", {}).values(), *module.__dict__.values()]
-        for tensor in others:
-            if issubclass(type(tensor), torch.Tensor):
-                self._tensor(build, tensor)
-                if not torch.nn.parameter.is_lazy(tensor):
-                    mine = mine or storage_key(tensor) in build.born
-                    mine = mine or build.log.home(tensor) is not None
-        if mine:
+                is_of_build = True
+        for tensor in [*module.__dict__.get("_buffers", {}).values(), *module.__dict__.values()]:
+            if issubclass(type(tensor), torch.Tensor) and not torch.nn.parameter.is_lazy(tensor):
+                self._scan_tensor(build, tensor)
+                is_of_build = is_of_build or storage_key(tensor) in build.born
+                is_of_build = is_of_build or build.log.history(tensor) is not None
+        if is_of_build:
             self.modules.append(module)
 
-    def _tensor(self, build: Build, tensor: torch.Tensor) -> None:
-        if torch.nn.parameter.is_lazy(tensor) or id(tensor) in self._known:
+    def _scan_tensor(self, build: Build, tensor: torch.Tensor) -> None:
+        if torch.nn.parameter.is_lazy(tensor) or id(tensor) in self._seen:
             return
-        home = build.log.home(tensor)
-        if home is None and not tensor.is_meta:
+        history = build.log.history(tensor)
+        if history is None and not tensor.is_meta:
             key = storage_key(tensor)
             if key in build.former:
-                home = build.former[key][1]
-        if home is not None:
-            self._known.add(id(tensor))
-            self.tensors.append((tensor, home))
+                history = build.former[key][1]
+        if history is not None:
+            self._seen.add(id(tensor))
+            self.tensors.append((tensor, history))
 
 
 def finish(build: Build, frame: types.FrameType) -> None:
@@ -276,80 +269,82 @@ def finish(build: Build, frame: types.FrameType) -> None:
         groups = _groups(build, scan)
         derivations = _materialize(build, groups)
         for derivation in derivations.values():
-            _place(derivation, scan)
-        known.add(build, derivations, scan.modules)
-        for home in [*derivations, *build.failures]:
-            home.storage = None  # the tensors keep it alive
+            _place_parameters(derivation, scan)
+        facts.add(build, derivations, scan.modules)
+        for history in [*derivations, *build.failures]:
+            history.storage = None  # the tensors keep it alive
         for derivation in derivations.values():
             for op in derivation.ops:
-                for home in op.reads | op.writes:
-                    home.storage, home.ops = None, []
+                for history in op.touched:
+                    history.storage, history.ops = None, []
 
 
-def _groups(build: Build, scan: _Scan) -> dict[MetaStorage, list[torch.Tensor]]:
+def _groups(build: Build, scan: _Scan) -> dict[StorageHistory, list[torch.Tensor]]:
     """Return the live tensors that are not registered parameters, by storage."""
     registered = {id(parameter) for _, _, parameter in scan.parameters}
-    of_parameters = {build.log.home(parameter) for _, _, parameter in scan.parameters}
-    for home in build.log.homes.values():
-        if home in of_parameters:
-            home.is_parameter = True
-        elif home.is_parameter:  # registered, then removed
-            home.is_parameter = False
-            home.real, home.initial = home.initial, None
-    groups: dict[MetaStorage, list[torch.Tensor]] = {}
-    for tensor, home in scan.tensors:
+    registered_histories = {build.log.history(parameter) for _, _, parameter in scan.parameters}
+    for history in build.log.histories.values():
+        if history in registered_histories:
+            history.is_parameter = True
+        elif history.is_parameter:  # registered, then removed
+            history.is_parameter = False
+            history.real, history.initial = history.initial, None
+    groups: dict[StorageHistory, list[torch.Tensor]] = {}
+    for tensor, history in scan.tensors:
         if id(tensor) in registered:
             continue
-        if not tensor.is_meta and not home.is_parameter:
-            home.real = tensor.untyped_storage()  # shared with a former parameter
-        groups.setdefault(home, []).append(tensor)
+        if not tensor.is_meta and not history.is_parameter:
+            history.real = tensor.untyped_storage()  # shared with a former parameter
+        groups.setdefault(history, []).append(tensor)
     return groups
 
 
 def _materialize(
-    build: Build, groups: dict[MetaStorage, list[torch.Tensor]]
-) -> dict[MetaStorage, Derivation]:
-    derivations: dict[MetaStorage, Derivation] = {}
-    for home, tensors in groups.items():
-        if home.is_parameter:
-            derivations[home] = Derivation(home, [])
+    build: Build, groups: dict[StorageHistory, list[torch.Tensor]]
+) -> dict[StorageHistory, Derivation]:
+    derivations: dict[StorageHistory, Derivation] = {}
+    for history, tensors in groups.items():
+        if history.is_parameter:
+            derivations[history] = Derivation(history, [])
             for tensor in tensors:
                 if not tensor.is_meta:
-                    swap(tensor, StorageView(tensor, home).bind(home.storage))
+                    swap(tensor, StorageView(tensor, history).bind(history.storage))
             continue
         try:
-            if not build.log.depends_on_parameters(home):
-                build.log.materialize(home)
-            elif build.log.is_settled(home):
-                home.real, _ = build.log.scratch(home)
+            if not build.log.depends_on_parameters(history):
+                build.log.materialize(history)
+            elif build.log.is_settled(history):
+                history.real, _ = build.log.scratch(history)
             else:
-                ops = build.log.needed(home, through_parameters=False)
-                derivations[home] = Derivation(home, ops)
+                ops = build.log.needed(history, through_parameters=False)
+                derivations[history] = Derivation(history, ops)
                 continue
         except Exception as reason:
-            build.failures[home] = (
+            build.failures[history] = (
                 str(reason) if isinstance(reason, UnreplayableError) else repr(reason)
             )
             continue
-        _install(build, home, tensors)
+        _install(build, history, tensors)
     return derivations
 
 
-def _install(build: Build, home: MetaStorage, tensors: list[torch.Tensor]) -> None:
+def _install(build: Build, history: StorageHistory, tensors: list[torch.Tensor]) -> None:
     for tensor in tensors:
         if tensor.is_meta:
-            swap(tensor, StorageView(tensor, home).bind(home.real))
-    key = int(home.real._cdata)
-    if home.tainted:
-        build.random[key] = storage_weakly(tensors[0])
-    if home.uninitialized and not home.written:
-        build.uninitialized[key] = storage_weakly(tensors[0])
+            swap(tensor, StorageView(tensor, history).bind(history.real))
+    key = int(history.real._cdata)
+    if history.tainted:
+        build.random[key] = weak_storage(tensors[0])
+    if history.uninitialized and not history.written:
+        build.uninitialized[key] = weak_storage(tensors[0])
 
 
-def _place(derivation: Derivation, scan: _Scan) -> None:
-    homes = {derivation.home, *(home for op in derivation.ops for home in op.reads)}
-    wanted = {home.key: home for home in homes}
+def _place_parameters(derivation: Derivation, scan: _Scan) -> None:
+    histories = {derivation.history, *(history for op in derivation.ops for history in op.reads)}
+    wanted = {history.key: history for history in histories}
     for module, name, parameter in scan.parameters:
-        home = wanted.get(storage_key(parameter) or 0)
-        if home is not None:
-            derivation.parameters.append((weakref.ref(module), name, StorageView(parameter, home)))
+        history = wanted.get(storage_key(parameter) or 0)
+        if history is not None:
+            derivation.parameters.append(
+                (weakref.ref(module), name, StorageView(parameter, history))
+            )

@@ -22,7 +22,7 @@ from loadstone._base.errors import make
 from loadstone._model.modules import owner_of, submodule
 from loadstone._model.targets import PlannedTarget
 from loadstone._skeleton import stand_in
-from loadstone._skeleton.constructor import model_builder, parameter_values
+from loadstone._skeleton.constructor import find_builder, parameter_values
 
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
@@ -81,7 +81,7 @@ def _has_initialiser(module: Any) -> bool:
 
 
 def _constructed_values(model: Any, names: Sequence[str]) -> dict[str, Any]:
-    build = model_builder(model) if names else None
+    build = find_builder(model) if names else None
     return {} if build is None else parameter_values(build, names)
 
 
@@ -103,7 +103,7 @@ class _Initialisers:
             if self._stand_in is None:
                 self._stand_in = stand_in.stand_in(self.model)
             module = submodule(self._stand_in, owner)
-            with stand_in.with_memory(module, real, fresh), stand_in.Writes(self.model):
+            with stand_in.temporary_memory(module, real, fresh), stand_in.WriteGuard(self.model):
                 module.reset_parameters()
                 parameters = dict(module._parameters)
         except Exception as error:

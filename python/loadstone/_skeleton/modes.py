@@ -27,21 +27,16 @@ _COPY_PARAMETER = torch.nn.Parameter.__deepcopy__.__code__
 # ``is_meta`` stays true in here: initialisers that check their draws then return at once.
 _INIT_GLOBALS = torch.nn.init.__dict__
 
+
+def _methods(names: str) -> frozenset[Any]:
+    return frozenset(getattr(torch.Tensor, name) for name in names.split())
+
+
 # Access to a tensor's memory that bypasses the dispatcher: functions that read it or point to it.
-_READS = frozenset(getattr(torch.Tensor, name) for name in ("__array__", "numpy", "tolist"))
-_POINTS = frozenset(
-    getattr(torch.Tensor, name)
-    for name in (
-        "__dlpack__",
-        "__reduce_ex__",
-        "__repr__",
-        "_typed_storage",
-        "data_ptr",
-        "is_shared",
-        "share_memory_",
-        "storage",
-        "untyped_storage",
-    )
+_READS = _methods("__array__ numpy tolist")
+_POINTS = _methods(
+    """__dlpack__ __reduce_ex__ __repr__ _typed_storage data_ptr is_shared share_memory_ storage
+    untyped_storage"""
 )
 _DEVICE_GETTERS = ("device", "is_cpu", "is_cuda", "is_meta")
 
@@ -66,21 +61,21 @@ class _FunctionMode(TorchFunctionMode):
         build = current()
         if build is None:
             return func(*args, **(kwargs or {}))
-        build.seen.tensors(args)
-        build.seen.tensors(kwargs)
+        build.tracker.add_tensors(args)
+        build.tracker.add_tensors(kwargs)
         caller = sys._getframe(1)
         if caller.f_code is _COPY_PARAMETER:
-            build.seen.copying(caller.f_locals.get("memo"))
+            build.tracker.add_copies(caller.f_locals.get("memo"))
         name = getattr(func, "__name__", "")
         if name == "__get__":
             result = self._get(build, func, args)
-            build.seen.tensors(result)
+            build.tracker.add_tensors(result)
             return result
         if name == "__set__" and func.__self__ is torch.Tensor.data:  # type: ignore[attr-defined]
             with build.quietly():
                 return build.set_data(*args)
         if func in _READS or func in _POINTS:
-            args = build.with_memory(args, values=func in _READS)
+            args = build.give_memory(args, values=func in _READS)
         elif build.any_real:
             build.materialize_arguments(args)
         before = build.wants_meta
@@ -89,7 +84,7 @@ class _FunctionMode(TorchFunctionMode):
             result = func(*args, **(kwargs or {}))
         finally:
             build.wants_meta = before
-        build.seen.tensors(result)
+        build.tracker.add_tensors(result)
         if isinstance(result, torch.Tensor):
             build.note_literal(args, kwargs, result)
         return result
@@ -135,7 +130,7 @@ class _DispatchMode(DispatchMode):
             return func(*args, **(kwargs or {}))
         with build.quietly():
             result = build.dispatch(func, args, kwargs or {})
-        build.seen.tensors(result)
+        build.tracker.add_tensors(result)
         return result
 
 

@@ -51,10 +51,10 @@ class Schema:
         self.overwrites = self.name in _OVERWRITES
 
     def written_tensors(self, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
         for place, name in self.written:
-            found += tensors_in(args[place] if place < len(args) else kwargs.get(name))
-        return found
+            tensors += tensors_in(args[place] if place < len(args) else kwargs.get(name))
+        return tensors
 
 
 @cache

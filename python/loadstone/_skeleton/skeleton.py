@@ -20,12 +20,12 @@ from loadstone._base.text import write_text
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import named_modules
 from loadstone._model.ranks import LocalShard
-from loadstone._model.storages import storage_key
+from loadstone._model.tensor_memory import storage_key
 from loadstone._model.walk import walk
 from loadstone._skeleton import modes
 from loadstone._skeleton.build import Build
-from loadstone._skeleton.deferred import StorageView
-from loadstone._skeleton.finish import finish, known
+from loadstone._skeleton.finish import facts, finish
+from loadstone._skeleton.op_log import StorageView
 
 
 class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
@@ -101,8 +101,9 @@ class SkeletonRecord:
     derived: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, severity: str, code: str, target: str, message: str) -> None:
-        found = {"severity": severity, "code": f"skeleton.{code}", "target": target}
-        self.findings.append({**found, "message": message})
+        code = f"skeleton.{code}"
+        finding = {"severity": severity, "code": code, "target": target, "message": message}
+        self.findings.append(finding)
 
 
 # Severity and message by Fact.code.
@@ -118,10 +119,10 @@ _FACTS = {
 
 
 def skeleton_record(model: Any) -> SkeletonRecord:
-    known.purge()
+    facts.purge()
     record = SkeletonRecord()
-    builds = (known.builds.get(module) for module in model.modules())
-    build = next((each for each in builds if each is not None), None)
+    builds = map(facts.builds.get, model.modules())
+    build = next((build for build in builds if build is not None), None)
     if build is not None:
         record.default_dtype = build.default_dtype
         if build.random_read:
@@ -130,7 +131,7 @@ def skeleton_record(model: Any) -> SkeletonRecord:
     for slot in slots_of(model):
         if slot.kind == "parameter" or slot.tie_of is not None:
             continue
-        fact = known.facts.get(storage_key(slot.tensor) or 0)
+        fact = facts.by_storage.get(storage_key(slot.tensor) or 0)
         if fact is not None:
             reason = fact.reason
             if fact.derivation is not None:
@@ -155,21 +156,22 @@ def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
 
     Views of a parameter become views of the current one. Later loads compute the others again.
     """
-    known.purge()
-    done: dict[int, Any] = {}
+    facts.purge()
+    computed: dict[int, Any] = {}  # by id of the old tensor
     names = []
     for slot in slots_of(model, anew=True):
-        fact = known.facts.get(storage_key(slot.tensor) or 0)
+        fact = facts.by_storage.get(storage_key(slot.tensor) or 0)
         if slot.kind == "parameter" or fact is None or fact.derivation is None:
             continue
         if slot.name in given:
             continue
-        if id(slot.tensor) not in done:
-            ref = StorageView(slot.tensor, fact.derivation.home)
+        tensor = computed.get(id(slot.tensor))
+        if tensor is None:
+            ref = StorageView(slot.tensor, fact.derivation.history)
             with torch.no_grad():
-                done[id(slot.tensor)] = fact.derivation.compute(ref)
-            known.note_computed(done[id(slot.tensor)], fact.derivation)
-        slot.replace(done[id(slot.tensor)])
+                tensor = computed[id(slot.tensor)] = fact.derivation.compute(ref)
+            facts.note_computed(tensor, fact.derivation)
+        slot.replace(tensor)
         names.append(slot.name)
     return names
 
@@ -204,5 +206,5 @@ def save_skeleton(model: torch.nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def _slice_of(shard: LocalShard, tensor: torch.Tensor) -> dict[str, list[int]]:
-    found = {"begin": list(shard.begin), "shape": list(tensor.shape)}
-    return found | ({"groups": list(shard.groups)} if shard.groups else {})
+    position = {"begin": list(shard.begin), "shape": list(tensor.shape)}
+    return position | ({"groups": list(shard.groups)} if shard.groups else {})

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from loadstone._base.torch_modes import DispatchMode
-from loadstone._model.memory import like
-from loadstone._model.storages import storage_key
+from loadstone._model.modules import ModuleStates
+from loadstone._model.tensor_memory import storage_key, wrap_like
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._skeleton.schema import schema_of
 
@@ -20,7 +20,7 @@ class WriteError(Exception):
     """Code that ran on a stand-in was about to write into the model."""
 
 
-class Writes(DispatchMode):
+class WriteGuard(DispatchMode):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._slots = walk(model)  # keeps the storages, so that their keys stay unique
@@ -46,34 +46,31 @@ def stand_in(
     """Deep-copy a model, with tensors on meta or those that ``make`` returns."""
     memo: dict[int, Any] = {}
     for slot in walk(model):
-        if not slot.obstacle and id(slot.held) not in memo:
-            memo[id(slot.held)] = (make or _blank)(slot)
+        if not slot.obstacle and id(slot.whole_tensor) not in memo:
+            memo[id(slot.whole_tensor)] = (make or _make_meta)(slot)
     return copy.deepcopy(model, memo)
 
 
-def _blank(slot: TensorSlot) -> torch.Tensor:
-    held = slot.held
-    blank = torch.empty_strided(slot.shape, held.stride(), dtype=held.dtype, device="meta")
+def _make_meta(slot: TensorSlot) -> torch.Tensor:
+    tensor = slot.whole_tensor
+    empty = torch.empty_strided(slot.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     if slot.shard is None:
-        return like(held, blank)
-    is_parameter = isinstance(held, torch.nn.Parameter)
-    return torch.nn.Parameter(blank, held.requires_grad) if is_parameter else blank
+        return wrap_like(tensor, empty)
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
 
 
 @contextmanager
-def with_memory(module: Any, real: Any, fresh: dict[str, Any]) -> Iterator[None]:
+def temporary_memory(module: Any, real: Any, fresh: dict[str, Any]) -> Iterator[None]:
     """Give a module of a stand-in copies of the real module's buffers, and fresh parameters."""
-    before = dict(module._parameters), dict(module._buffers), dict(module.__dict__)
+    before = ModuleStates()
+    before.keep(module)
     module._parameters.update(fresh)
-    for holder, values in ((module._buffers, real._buffers), (module.__dict__, real.__dict__)):
+    for attributes, values in ((module._buffers, real._buffers), (module.__dict__, real.__dict__)):
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and not value.is_meta:
-                holder[name] = value.detach().clone()
+                attributes[name] = value.detach().clone()
     try:
         yield
     finally:
-        for registry, old in zip((module._parameters, module._buffers), before[:2], strict=True):
-            registry.clear()
-            registry.update(old)
-        module.__dict__.clear()
-        module.__dict__.update(before[2])
+        before.undo()

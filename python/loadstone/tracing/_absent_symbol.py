@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from loadstone.tracing._trace import Symbol, Trace, on_meta
+from loadstone.tracing._trace import Symbol, Trace, ancestors, on_meta
 
 aten = torch.ops.aten
 
@@ -47,39 +47,32 @@ class ShapeGuess(Exception):  # noqa: N818  (it says what to try next)
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any], symbols: list[Symbol]) -> Any:
-    guesses = [each for each in symbols if isinstance(each, AbsentSymbol) and each.is_guess]
+    guesses = [symbol for symbol in symbols if isinstance(symbol, AbsentSymbol) and symbol.is_guess]
     packet = func.overloadpacket
     if guesses and packet is aten.split_with_sizes:
-        given: Any = _split(guesses[0], args, kwargs)
+        result: Any = _split(guesses[0], args, kwargs)
     else:
         if guesses and packet in (aten.cat, aten.stack):
             _guess_like_others(symbols)
-        given = func(*_forms(args), **_forms(kwargs))
-    parts = [given] if isinstance(given, torch.Tensor) else list(given)
-    made = [_made(part, symbols, bool(guesses)) for part in parts]
-    return made[0] if isinstance(given, torch.Tensor) else type(given)(made)
+        result = func(*_forms(args), **_forms(kwargs))
+    if isinstance(result, torch.Tensor):
+        return _make_result(result, symbols, bool(guesses))
+    return type(result)(_make_result(part, symbols, bool(guesses)) for part in result)
 
 
 def leaves(symbol: Symbol) -> tuple[list[str], list[str]]:
     """Return a value's sources: names in the checkpoint, and keys that it lacks."""
     present: dict[str, None] = {}
     absent: dict[str, None] = {}
-    waiting: list[Symbol] = [symbol]
-    seen: set[int] = set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if isinstance(each, AbsentSymbol) and each.key:
-            absent[each.key] = None
-        elif each.source:
-            present[each.source] = None
-        waiting.extend(each.parents)
+    for ancestor in ancestors([symbol]):
+        if isinstance(ancestor, AbsentSymbol) and ancestor.key:
+            absent[ancestor.key] = None
+        elif ancestor.source:
+            present[ancestor.source] = None
     return list(present), list(absent)
 
 
-def _made(part: torch.Tensor, symbols: list[Symbol], is_guess: bool) -> AbsentSymbol:
+def _make_result(part: torch.Tensor, symbols: list[Symbol], is_guess: bool) -> AbsentSymbol:
     symbol = AbsentSymbol(symbols[0].tracer, _NO_VALUE, part, tuple(symbols))
     symbol.key, symbol.is_guess = "", is_guess
     return symbol
@@ -102,9 +95,9 @@ def _split(symbol: AbsentSymbol, args: Any, kwargs: dict[str, Any]) -> list[torc
 
 def _guess_like_others(symbols: list[Symbol]) -> None:
     """Guess that an absent tensor has the shape of a present one that it is joined to."""
-    known = next((each for each in symbols if not isinstance(each, AbsentSymbol)), None)
-    if known is None:
+    present = next((symbol for symbol in symbols if not isinstance(symbol, AbsentSymbol)), None)
+    if present is None:
         return
-    for each in symbols:
-        if isinstance(each, AbsentSymbol) and each.is_guess and each.key:
-            raise ShapeGuess(each.key, tuple(known.decoded_meta.shape))
+    for symbol in symbols:
+        if isinstance(symbol, AbsentSymbol) and symbol.is_guess and symbol.key:
+            raise ShapeGuess(symbol.key, tuple(present.decoded_meta.shape))

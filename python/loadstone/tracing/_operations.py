@@ -8,6 +8,8 @@ row of elements in row-major order, so copying to a different memory format has 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import torch
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error
 from loadstone._base.nests import mapped
+from loadstone._core import RecipeBuilder
 from loadstone.tracing import _absent_symbol
 from loadstone.tracing._absent_symbol import AbsentSymbol
 from loadstone.tracing._trace import Symbol, Trace, on_meta, refusal, symbols_in
@@ -22,7 +25,8 @@ from loadstone.tracing._trace import Symbol, Trace, on_meta, refusal, symbols_in
 aten = torch.ops.aten
 
 Values = int | list[int]
-Handler = Callable[[Trace, Any, dict[str, Any], Any], Values]
+# Takes the builder, the operation's arguments by name, and its result on meta.
+Handler = Callable[[RecipeBuilder, Any, Any], Values]
 
 # Each index of a gather becomes one piece; more than this is data, not layout.
 GATHERED_MAX = 1 << 16
@@ -44,22 +48,23 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if any(isinstance(symbol, AbsentSymbol) for symbol in symbols):
         return _absent_symbol.run(func, args, kwargs, symbols)
     if packet is aten.index:
-        args = (args[0], [_as_numbers(*each, args[0]) for each in enumerate(args[1])])
+        args = (args[0], [_selected(*pair, args[0]) for pair in enumerate(args[1])])
     trace = symbols[0].tracer
-    given = _stacked(trace, args, kwargs) if packet is aten.stack else None
-    if given is None:
-        given = func(*_metas(args), **_metas(kwargs))
+    arguments = _bind(func, args, kwargs)
+    result = _stack_meta(trace, arguments) if packet is aten.stack else None
+    if result is None:
+        result = func(*_metas(args), **_metas(kwargs))
     try:
-        values = handler(trace, args, kwargs, given)
+        values = handler(trace.builder, arguments, result)
     except (_UnsupportedError, Error) as reason:
         name = func._schema.name.partition("::")[2]
         why = reason.message if isinstance(reason, Error) else str(reason)
         raise refusal("plan.untraceable", name, symbols, why) from None
     name = packet.__name__
     if isinstance(values, int):
-        return trace.made(values, given, symbols, name)
-    made = [trace.made(*pair, symbols, name) for pair in zip(values, given, strict=True)]
-    return type(given)(made)
+        return trace.make_symbol(values, result, symbols, name)
+    parts = [trace.make_symbol(*pair, symbols, name) for pair in zip(values, result, strict=True)]
+    return type(result)(parts)
 
 
 class _UnsupportedError(Exception):
@@ -70,7 +75,7 @@ def _metas(value: Any) -> Any:
     return on_meta(value, lambda symbol: symbol.meta)
 
 
-def _as_numbers(dim: int, index: Any, tensor: Any) -> Any:
+def _selected(dim: int, index: Any, tensor: Any) -> Any:
     """Convert a mask that the code made to the positions that it selects."""
     is_mask = isinstance(index, torch.Tensor) and not isinstance(index, Symbol)
     if is_mask and index.dtype == torch.bool and index.dim() == 1:
@@ -87,108 +92,106 @@ def _stand_in(value: Any) -> Any:
     return torch.zeros((), dtype=value.dtype).expand(value.shape) if is_symbol else value
 
 
+@cache
+def _defaults(func: Any) -> dict[str, Any]:
+    return {
+        argument.name: argument.default_value if argument.has_default_value() else None
+        for argument in func._schema.arguments
+    }
+
+
+def _bind(func: Any, args: Any, kwargs: dict[str, Any]) -> SimpleNamespace:
+    """Return an operation's arguments by name, with the defaults of its schema."""
+    defaults = _defaults(func)
+    return SimpleNamespace(**{**defaults, **dict(zip(defaults, args, strict=False)), **kwargs})
+
+
 # --- one value in, one value out -----------------------------------------------------------------
 
 
-def _same(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
-    return int(args[0].value)
+def _same(builder: RecipeBuilder, args: Any, result: Any) -> Values:
+    return int(args.self.value)
 
 
-def _cast(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
-    value: int = args[0].value
-    return (
-        value
-        if given.dtype == args[0].dtype
-        else trace.builder.cast(value, dtype_name(given.dtype))
-    )
+def _cast(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
+    if result.dtype == args.self.dtype:
+        return int(args.self.value)
+    return builder.cast(args.self.value, dtype_name(result.dtype))
 
 
-def _reshape(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
-    return trace.builder.reshape(args[0].value, list(given.shape))
+def _reshape(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
+    return builder.reshape(args.self.value, list(result.shape))
 
 
-def _transpose(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
-    return trace.builder.transpose(args[0].value, args[1], args[2])
+def _matrix_transpose(builder: RecipeBuilder, args: Any, result: Any) -> Values:
+    value: int = args.self.value
+    return value if args.self.dim() < 2 else builder.transpose(value, 0, 1)
 
 
-def _matrix_transpose(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
-    value: int = args[0].value
-    return value if args[0].dim() < 2 else trace.builder.transpose(value, 0, 1)
-
-
-def _permute(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
-    return trace.builder.permute(args[0].value, list(args[1]))
-
-
-def _slice(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
-    given_args = dict(zip(("self", "dim", "start", "end", "step"), args, strict=False)) | kwargs
-    dim = given_args.get("dim", 0) % args[0].dim()
-    size = args[0].shape[dim]
-    start = given_args.get("start") or 0
+def _slice(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
+    dim = args.dim % args.self.dim()
+    size = args.self.shape[dim]
+    start = args.start or 0
     start = max(0, start + size) if start < 0 else min(start, size)
-    step = given_args.get("step", 1)
-    return trace.builder.slice(args[0].value, dim, start, given.shape[dim], step)
+    return builder.slice(args.self.value, dim, start, result.shape[dim], args.step)
 
 
-def _select(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
-    dim = args[1] % args[0].dim()
-    one = trace.builder.slice(args[0].value, dim, args[2] % args[0].shape[dim], 1)
-    return trace.builder.reshape(one, list(given.shape))
+def _select(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
+    dim = args.dim % args.self.dim()
+    element = builder.slice(args.self.value, dim, args.index % args.self.shape[dim], 1)
+    return builder.reshape(element, list(result.shape))
 
 
-def _expand(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
-    lead = given.dim() - args[0].dim()
-    shape = [1] * lead + list(args[0].shape)
-    value = trace.builder.reshape(args[0].value, shape)
-    for dim, (before, after) in enumerate(zip(shape, given.shape, strict=True)):
+def _expand(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
+    shape = [1] * (result.dim() - args.self.dim()) + list(args.self.shape)
+    value = builder.reshape(args.self.value, shape)
+    for dim, (before, after) in enumerate(zip(shape, result.shape, strict=True)):
         if before != after:
-            value = _repeat_along(trace, value, dim, after)
+            value = _repeat_along(builder, value, dim, after)
     return value
 
 
-def _repeat(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
-    counts = args[1]
-    value = trace.builder.reshape(
-        args[0].value, [1] * (len(counts) - args[0].dim()) + list(args[0].shape)
-    )
-    for dim, count in enumerate(counts):
-        value = _repeat_along(trace, value, dim, count)
+def _repeat(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
+    shape = [1] * (len(args.repeats) - args.self.dim()) + list(args.self.shape)
+    value = builder.reshape(args.self.value, shape)
+    for dim, count in enumerate(args.repeats):
+        value = _repeat_along(builder, value, dim, count)
     return value
 
 
-def _repeat_along(trace: Trace, value: int, dim: int, count: int) -> int:
+def _repeat_along(builder: RecipeBuilder, value: int, dim: int, count: int) -> int:
     if count == 1:
         return value
     if not 1 <= count <= GATHERED_MAX:
         raise _UnsupportedError("repeats elements too often, or not at all")
-    return trace.builder.concat([value] * count, dim)
+    return builder.concat([value] * count, dim)
 
 
-def _flip(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
-    value: int = args[0].value
-    for dim in args[1]:
-        size = args[0].shape[dim]
-        value = _gather(trace, value, dim % args[0].dim(), list(range(size - 1, -1, -1)))
+def _flip(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
+    value: int = args.self.value
+    for dim in args.dims:
+        size = args.self.shape[dim]
+        value = _gather(builder, value, dim % args.self.dim(), list(range(size - 1, -1, -1)))
     return value
 
 
-def _index_select(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
-    _, dim, index = args
-    if isinstance(index, Symbol):
+def _index_select(builder: RecipeBuilder, args: Any, result: Any) -> Values:
+    if isinstance(args.index, Symbol):
         raise _UnsupportedError("picks elements by the values of a tensor of the checkpoint")
-    return _gather(trace, args[0].value, dim % args[0].dim(), index.reshape(-1).tolist())
+    indices = args.index.reshape(-1).tolist()
+    return _gather(builder, args.self.value, args.dim % args.self.dim(), indices)
 
 
-def _index(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
-    places = [(dim, index) for dim, index in enumerate(args[1]) if index is not None]
-    if len(places) != 1 or isinstance(places[0][1], Symbol):
+def _index(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
+    indexed = [(dim, index) for dim, index in enumerate(args.indices) if index is not None]
+    if len(indexed) != 1 or isinstance(indexed[0][1], Symbol):
         raise _UnsupportedError("picks elements by more than one index, or by values")
-    if not isinstance(args[0], Symbol):
+    if not isinstance(args.self, Symbol):
         raise _UnsupportedError("looks values up in a table")
-    dim, index = places[0]
-    size = args[0].shape[dim]
-    picked = [_in_bounds(each, dim, size) % size for each in index.reshape(-1).tolist()]
-    return trace.builder.reshape(_gather(trace, args[0].value, dim, picked), list(given.shape))
+    dim, index = indexed[0]
+    size = args.self.shape[dim]
+    indices = [_in_bounds(number, dim, size) % size for number in index.reshape(-1).tolist()]
+    return builder.reshape(_gather(builder, args.self.value, dim, indices), list(result.shape))
 
 
 def _in_bounds(index: int, dim: int, size: int) -> int:
@@ -198,7 +201,7 @@ def _in_bounds(index: int, dim: int, size: int) -> int:
     return index
 
 
-def _gather(trace: Trace, value: int, dim: int, indices: list[int]) -> int:
+def _gather(builder: RecipeBuilder, value: int, dim: int, indices: list[int]) -> int:
     """Reorder slices of one dimension; runs of neighbours stay together."""
     if not indices or len(indices) > GATHERED_MAX:
         raise _UnsupportedError("picks too many elements one by one, or none")
@@ -208,62 +211,59 @@ def _gather(trace: Trace, value: int, dim: int, indices: list[int]) -> int:
             runs[-1][1] += 1
         else:
             runs.append([index, 1])
-    parts = [trace.builder.slice(value, dim, start, size) for start, size in runs]
-    return parts[0] if len(parts) == 1 else trace.builder.concat(parts, dim)
+    parts = [builder.slice(value, dim, start, size) for start, size in runs]
+    return parts[0] if len(parts) == 1 else builder.concat(parts, dim)
 
 
 # --- one value in, several out -------------------------------------------------------------------
 
 
-def _split(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
-    dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
+def _split(builder: RecipeBuilder, args: Any, result: Any) -> Values:
+    dim = args.dim % args.self.dim()
     values, start = [], 0
-    for part in given:
-        values.append(trace.builder.slice(args[0].value, dim, start, part.shape[dim]))
+    for part in result:
+        values.append(builder.slice(args.self.value, dim, start, part.shape[dim]))
         start += part.shape[dim]
     return values
 
 
-def _unbind(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
-    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % args[0].dim()
-    parts = (trace.builder.slice(args[0].value, dim, index, 1) for index in range(len(given)))
+def _unbind(builder: RecipeBuilder, args: Any, result: Any) -> Values:
+    dim = args.dim % args.self.dim()
+    slices = (builder.slice(args.self.value, dim, index, 1) for index in range(len(result)))
     return [
-        trace.builder.reshape(part, list(one.shape)) for part, one in zip(parts, given, strict=True)
+        builder.reshape(value, list(part.shape)) for value, part in zip(slices, result, strict=True)
     ]
 
 
 # --- several values in, one out ------------------------------------------------------------------
 
 
-def _cat(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+def _cat(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
     # torch joins tensors of shape [0] to anything, and promotes dtypes
-    parts = [part for part in args[0] if part.dim() == given.dim()]
-    return trace.builder.concat(_values(trace, parts, given.dtype), dim)
+    parts = [part for part in args.tensors if part.dim() == result.dim()]
+    return builder.concat(_values(builder, parts, result.dtype), args.dim)
 
 
-def _stacked(trace: Trace, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+def _stack_meta(trace: Trace, args: Any) -> torch.Tensor | None:
     """Return the form of a stack of like tensors, for which torch takes milliseconds."""
-    first = args[0][0]
-    shape, dtype = first.shape, first.dtype
-    if any(part.shape != shape or part.dtype != dtype for part in args[0]):
+    shape, dtype = args.tensors[0].shape, args.tensors[0].dtype
+    if any(part.shape != shape or part.dtype != dtype for part in args.tensors):
         return None
-    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % (len(shape) + 1)
-    return trace.form((*shape[:dim], len(args[0]), *shape[dim:]), dtype)
+    dim = args.dim % (len(shape) + 1)
+    return trace.form((*shape[:dim], len(args.tensors), *shape[dim:]), dtype)
 
 
-def _stack(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    return trace.builder.stack(_values(trace, args[0], given.dtype), dim)
+def _stack(builder: RecipeBuilder, args: Any, result: torch.Tensor) -> Values:
+    return builder.stack(_values(builder, args.tensors, result.dtype), args.dim)
 
 
-def _values(trace: Trace, parts: Any, dtype: torch.dtype) -> list[int]:
+def _values(builder: RecipeBuilder, parts: Any, dtype: torch.dtype) -> list[int]:
     values = []
     for part in parts:
         if not isinstance(part, Symbol):
             raise _UnsupportedError("joins tensors of the checkpoint with values made by the code")
-        same = part.dtype == dtype
-        values.append(part.value if same else trace.builder.cast(part.value, dtype_name(dtype)))
+        is_same = part.dtype == dtype
+        values.append(part.value if is_same else builder.cast(part.value, dtype_name(dtype)))
     return values
 
 
@@ -281,9 +281,11 @@ _HANDLERS: dict[Any, Handler] = {
     aten.unsqueeze: _reshape,
     aten.view: _reshape,
     aten.view_copy: _reshape,
-    aten.permute: _permute,
+    aten.permute: lambda builder, args, _: builder.permute(args.self.value, args.dims),
     aten.t: _matrix_transpose,
-    aten.transpose: _transpose,
+    aten.transpose: lambda builder, args, _: builder.transpose(
+        args.self.value, args.dim0, args.dim1
+    ),
     aten.select: _select,
     aten.slice: _slice,
     aten.expand: _expand,
@@ -298,38 +300,18 @@ _HANDLERS: dict[Any, Handler] = {
     aten.stack: _stack,
 }
 
-# Operations that depend on values.
-READS_VALUES = frozenset(
-    {
-        aten._local_scalar_dense,
-        aten.item,
-        aten.equal,
-        aten.is_nonzero,
-        aten.nonzero,
-        aten._unique,
-        aten._unique2,
-        aten.unique_dim,
-        aten.allclose,
-        aten.isnan,
-        aten.any,
-        aten.all,
-        aten.max,
-        aten.min,
-        aten.masked_select,
-    }
-)
 
-# Operations that use only a tensor's form and make new values.
-FORM_ONLY = frozenset(
-    {
-        aten.zeros_like,
-        aten.ones_like,
-        aten.full_like,
-        aten.new_zeros,
-        aten.new_ones,
-        aten.new_full,
-    }
+def _packets(names: str) -> frozenset[Any]:
+    return frozenset(getattr(aten, name) for name in names.split())
+
+
+# Operations that depend on values.
+READS_VALUES = _packets(
+    """_local_scalar_dense item equal is_nonzero nonzero _unique _unique2 unique_dim allclose isnan
+    any all max min masked_select"""
 )
+# Operations that use only a tensor's form and make new values.
+FORM_ONLY = _packets("zeros_like ones_like full_like new_zeros new_ones new_full")
 
 
 Symbol.operate = staticmethod(run)

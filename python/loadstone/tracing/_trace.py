@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -84,8 +84,8 @@ class Symbol(torch.Tensor):
         raise refusal("plan.untraceable", "data", [self], "gets another value")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        made = memo[id(self)] = self.clone()
-        return made
+        clone = memo[id(self)] = self.clone()
+        return clone
 
     def tolist(self) -> NoReturn:
         """Reject the call: symbols have no values."""
@@ -184,7 +184,9 @@ class Trace:
         """Return the recipes of all targets, and end the trace."""
         return self.builder.finish()
 
-    def made(self, value: int, meta: torch.Tensor, parents: list[Symbol], operation: str) -> Symbol:
+    def make_symbol(
+        self, value: int, meta: torch.Tensor, parents: list[Symbol], operation: str
+    ) -> Symbol:
         """Return a symbol for an operation's result, of the class of its first parent."""
         symbol = type(parents[0])(self, value, meta, tuple(parents))
         symbol.inherit(parents, operation)
@@ -200,22 +202,24 @@ class Trace:
 
 
 def symbols_in(value: Any) -> list[Symbol]:
-    return [each for each in tensors_in(value) if isinstance(each, Symbol)]
+    return [tensor for tensor in tensors_in(value) if isinstance(tensor, Symbol)]
 
 
-def sources_of(symbols: list[Symbol], limit: float = math.inf) -> list[str]:
-    found: dict[str, None] = {}
-    waiting = symbols[::-1]
+def ancestors(symbols: list[Symbol]) -> Iterator[Symbol]:
+    """Yield symbols and all their operands, each once, the first operands first."""
+    pending = symbols[::-1]
     seen: set[int] = set()
-    while waiting and len(found) < limit:
-        symbol = waiting.pop()
-        if id(symbol) in seen:
-            continue
-        seen.add(id(symbol))
-        if symbol.source:
-            found[symbol.source] = None
-        waiting.extend(reversed(symbol.parents))
-    return list(found)
+    while pending:
+        symbol = pending.pop()
+        if id(symbol) not in seen:
+            seen.add(id(symbol))
+            yield symbol
+            pending.extend(reversed(symbol.parents))
+
+
+def sources_of(symbols: list[Symbol], limit: int | None = None) -> list[str]:
+    sources = (symbol.source for symbol in ancestors(symbols) if symbol.source)
+    return list(islice(dict.fromkeys(sources), limit))
 
 
 def refusal(code: str, operation: str, symbols: list[Symbol], why: str = "") -> Error:
@@ -251,11 +255,11 @@ def caller() -> str:
 def on_meta(value: Any, form: Callable[[Symbol], torch.Tensor]) -> Any:
     """Remove the data from an operation's arguments; ``form`` returns a symbol's tensor."""
 
-    def without_data(each: Any) -> Any:
-        if isinstance(each, Symbol):
-            return form(each)
-        if isinstance(each, torch.Tensor):
-            return each.to("meta")
-        return torch.device("meta") if isinstance(each, torch.device) else each
+    def without_data(argument: Any) -> Any:
+        if isinstance(argument, Symbol):
+            return form(argument)
+        if isinstance(argument, torch.Tensor):
+            return argument.to("meta")
+        return torch.device("meta") if isinstance(argument, torch.device) else argument
 
     return mapped(value, without_data)

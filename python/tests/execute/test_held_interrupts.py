@@ -16,7 +16,7 @@ import loadstone
 # --- Ctrl-C while a failed load is undone --------------------------------------------------------
 
 STEPS = {
-    "the first exchange": "loadstone._model.contents.Contents.undo",
+    "the first exchange": "loadstone._model.tensor_swap.TensorSwap.undo",
     "the memory": "loadstone._execute.destinations.Destinations.undo",
     "the offload folder": "loadstone._execute.execute.Filled.offload",
     "a place of the model": "loadstone._model.walk.TensorSlot.put_back",

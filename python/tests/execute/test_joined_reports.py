@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 import loadstone
 from loadstone import _core
-from loadstone._model import memory
+from loadstone._model import tensor_memory
 
 
 def test_the_findings_of_all_are_kept(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_the_findings_of_all_are_kept(tmp_path: Path) -> None:
     made = [torch.empty(4, dtype=torch.float16) for _ in range(2)]
     reports = []
     for index, tensor in enumerate(made):
-        rows = [memory.destination(tensor if index == each else None) for each in range(2)]
+        rows = [tensor_memory.destination(tensor if index == each else None) for each in range(2)]
         reports.append(_core.execute(core, rows, partial=True))
     merged = _core.merge_reports(reports, core)
     found = [each.target for each in merged.findings if each.code == "convert.overflow"]

@@ -363,16 +363,16 @@ def test_slices_are_not_placed_on_disk(matrix, tmp_path: Path) -> None:
 
 def test_a_failure_leaves_the_model_as_it_was(matrix, monkeypatch) -> None:
     file, whole = matrix
-    renew = loadstone._execute.execute.renew
+    refresh_fsdp = loadstone._execute.execute.refresh_fsdp
     with rank(1, (4,)) as mesh:
         model = spread_matrix(whole, 1, mesh)
         before = model.get_parameter("a.weight")
 
         def fails(model) -> None:
-            monkeypatch.setattr(loadstone._execute.execute, "renew", renew)
+            monkeypatch.setattr(loadstone._execute.execute, "refresh_fsdp", refresh_fsdp)
             raise RuntimeError("late")
 
-        monkeypatch.setattr(loadstone._execute.execute, "renew", fails)
+        monkeypatch.setattr(loadstone._execute.execute, "refresh_fsdp", fails)
         with pytest.raises(RuntimeError, match="late"):
             loadstone.load(model, file)
         assert model.get_parameter("a.weight") is before and before.is_meta

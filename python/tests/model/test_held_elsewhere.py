@@ -222,7 +222,7 @@ def test_passes_over_the_collector_do_not_grow_with_the_tensors(monkeypatch):
             model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(count))
         partials = [functools.partial(print, each) for each in model.parameters()]
         passes.clear()
-        holders = _holders.find(model, slots_of(model))
+        holders = _holders.find_holders(model, slots_of(model))
         assert sum("partial" in holder.what for holder in holders) == count  # the control
         assert 1 <= len(passes) <= 1 + _holders._STEPS_MAX
         del partials
@@ -385,7 +385,7 @@ def test_an_optimizer_trains_what_a_load_casts(kind, way, dtype, in_place, tmp_p
 def test_control_a_replaced_parameter_is_not_trained_and_a_warning_names_it(
     kind, way, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("loadstone._execute.destinations.takes_data", lambda slot, value: False)
+    monkeypatch.setattr("loadstone._execute.destinations.accepts_data", lambda slot, value: False)
     with pytest.warns(UserWarning, match="SGD still holds the old tensor") as caught:
         kept = stale(kind, way, torch.float64, False, tmp_path)
     found = [str(each.message) for each in caught if "after the load" in str(each.message)]

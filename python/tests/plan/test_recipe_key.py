@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import json
 import os
 import re
 import subprocess
@@ -23,7 +22,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers_models import by_name, write_checkpoint
 
 from loadstone._adapters.transformers import code_key
-from loadstone._adapters.transformers.code_key import Code, UndescribedError
+from loadstone._adapters.transformers.code_key import CodeKey, UndescribedError
 
 OPERATION = """
 from transformers.core_model_loading import ConversionOps
@@ -67,11 +66,11 @@ def operation(**held):
 
 
 def key_of(*operations, patterns="a", known=()):
-    code = Code(known)
+    code = CodeKey(known)
     made = WeightConverter(
         source_patterns=[patterns], target_patterns=["b"], operations=list(operations)
     )
-    return json.dumps([code.conversion(made), code.digests()])
+    return "\n".join([code.describe(made), *code.digests()])
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -102,8 +101,8 @@ def test_code_of_modules_is_not_asked_for_what_they_lack():
     """It may import what is not installed."""
     module, lazy = types.ModuleType("outer"), types.ModuleType("lazy")
     lazy.__getattr__ = pytest.fail
-    module.lazy, module.code = lazy, Code()
-    assert code_key._modules_of(module) >= {"lazy", Code.__module__}
+    module.lazy, module.code = lazy, CodeKey()
+    assert code_key._modules_of_globals(module) >= {"lazy", CodeKey.__module__}
 
 
 class Settings:

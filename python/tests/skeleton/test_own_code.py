@@ -260,7 +260,7 @@ def test_a_plan_may_be_carried_out_again(file, is_tied, dtype):
 def test_whatever_raises_the_model_is_as_it_was(file, monkeypatch, stage):
     from loadstone import _core
     from loadstone._execute import execute
-    from loadstone._model.contents import Contents
+    from loadstone._model.tensor_swap import TensorSwap
     from loadstone._skeleton import initialise
 
     path = file({"child.weight": SEVEN})
@@ -272,7 +272,7 @@ def test_whatever_raises_the_model_is_as_it_was(file, monkeypatch, stage):
     def fail(*_, **__):
         raise RuntimeError("injected")
 
-    owners = {"values": initialise, "require_delivered": _core, "add": Contents}
+    owners = {"values": initialise, "require_delivered": _core, "add": TensorSwap}
     monkeypatch.setattr(owners.get(stage, execute), stage, fail)
     with pytest.raises(RuntimeError, match="injected"):
         loadstone.load(model, path, missing="initialise")

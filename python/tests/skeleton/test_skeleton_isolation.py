@@ -159,7 +159,7 @@ def test_two_coroutines_interleave():
 
 
 def test_nothing_is_kept_of_a_model_that_is_gone():
-    from loadstone._skeleton.finish import known
+    from loadstone._skeleton.finish import facts
 
     class Derived(nn.Module):
         def __init__(self):
@@ -171,8 +171,8 @@ def test_nothing_is_kept_of_a_model_that_is_gone():
 
     def kept():
         gc.collect()
-        known.purge()
-        return [len(known.facts), len(known.builds)]
+        facts.purge()
+        return [len(facts.by_storage), len(facts.builds)]
 
     before = kept()
     model = build(Derived)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from loadstone._model.storages import storage_key
+from loadstone._model.tensor_memory import storage_key
 from loadstone._model.walk import TensorSlot
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from loadstone._base.errors import make
-from loadstone._model.modules import is_around_another
+from loadstone._model.modules import is_wrapper
 from loadstone._model.ranks import shard_of, unsharded_class
 from loadstone._plan.load_code import has_code
 
@@ -76,7 +76,7 @@ def reason_against(model: Any, arguments: dict[str, Any]) -> str:
         if not arguments["full_state_dict"]:
             return "full_state_dict=False loads this process's part of a distributed model"
         for module in model.modules():
-            is_known = is_around_another(module)
+            is_known = is_wrapper(module)
             if unsharded_class(module).__module__.startswith(_WRAPPERS) and not is_known:
                 return f"{type(module).__name__} is a module around another"
         if has_code(model):

@@ -13,9 +13,9 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import counted, listed, make
-from loadstone._model.memory import like
-from loadstone._model.modules import is_around_another
+from loadstone._model.modules import is_wrapper
 from loadstone._model.targets import SAVED, PlannedTarget
+from loadstone._model.tensor_memory import wrap_like
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.placement import device_of
 from loadstone._plan.planned_load import PlannedLoad
@@ -81,7 +81,7 @@ def _put_on_meta(
             meta_tensors[root] = slot.tensor
         elif root not in meta_tensors:
             empty = torch.empty_like(slot.tensor, device="meta", dtype=dtype, requires_grad=False)
-            meta_tensors[root] = like(slot.tensor, empty)
+            meta_tensors[root] = wrap_like(slot.tensor, empty)
         if slot.tensor is not meta_tensors[root]:
             slot.replace(meta_tensors[root])
 
@@ -133,7 +133,7 @@ def require_values(
 
 def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
     """Reject hooks inside wrappers that names omit: hooks look up different names."""
-    wrapper = next((module for module in model.modules() if is_around_another(module)), None)
+    wrapper = next((module for module in model.modules() if is_wrapper(module)), None)
     devices = set(map(str, device_map.values()))
     if wrapper is None or (len(devices) == 1 and "disk" not in devices):
         return

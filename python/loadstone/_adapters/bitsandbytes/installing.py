@@ -11,7 +11,7 @@ import torch
 from loadstone._adapters.bitsandbytes import experts
 from loadstone._adapters.bitsandbytes.modules import heal_all, is_self_contained
 from loadstone._adapters.bitsandbytes.parameters import adopt
-from loadstone._model.holders import Parameters
+from loadstone._model.holders import MetaParameters
 from loadstone._model.modules import owner_of
 
 # Outlier threshold for activations, as in LLM.int8 and in transformers.
@@ -82,7 +82,7 @@ def prepare_layers(
             layers[id(module)] = replacement(module, parameter)
 
     def install() -> None:
-        replaced = Parameters(model)
+        replaced = MetaParameters(model)
         for name, parameter in parameters.items():
             module = owner_of(model, name)
             if id(module) not in layers:

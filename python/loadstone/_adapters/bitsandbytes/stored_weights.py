@@ -26,7 +26,7 @@ from loadstone._adapters.bitsandbytes.checkpoint_format import (
 from loadstone._base.errors import Error, make
 from loadstone._files.catalog import Catalog
 from loadstone._files.read import TensorReader
-from loadstone._model.memory import bytes_of
+from loadstone._model.tensor_memory import bytes_of
 
 # Approximate limit on the bytes of scales to check at once.
 GROUP_BYTES = 16 << 20

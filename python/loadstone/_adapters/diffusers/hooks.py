@@ -49,7 +49,7 @@ from loadstone._base.errors import PlanError, make
 from loadstone._base.machine import MODES
 from loadstone._base.torch_modes import constructing, wrap_always
 from loadstone._plan.placement import expanded, gathered, require_paths
-from loadstone._skeleton.construction import skeleton_in_turn
+from loadstone._skeleton.constructor import locked_skeleton
 from loadstone.tracing import Symbol
 
 # Reasons to retry: a different config, keys that the converter requests in vain, and tensors that
@@ -221,7 +221,7 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
 
 
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(*args, **kwargs) if current() is None else skeleton_in_turn()
+    return original(*args, **kwargs) if current() is None else locked_skeleton()
 
 
 def _determine_device_map(

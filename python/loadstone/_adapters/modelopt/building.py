@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from loadstone._base.errors import make
-from loadstone._skeleton.construction import skeleton_in_turn
+from loadstone._skeleton.constructor import locked_skeleton
 
 Config = PretrainedConfig
 
@@ -21,7 +21,7 @@ def skeleton_of(
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if dtype in (None, "auto"):
         dtype = getattr(config, "dtype", None)
-    with skeleton_in_turn():
+    with locked_skeleton():
         if issubclass(cls, PreTrainedModel):
             model: torch.nn.Module = cls._from_config(config, dtype=dtype)
         else:

@@ -22,7 +22,7 @@ from loadstone._adapters.modelopt.loading import load_into, resolved
 from loadstone._adapters.patch import Hook, Hooks, hooked, set_variable, wrap_if_active
 from loadstone._base.errors import unknown
 from loadstone._plan.options import DEFAULTS, LoadOptions
-from loadstone._skeleton.construction import skeleton_in_turn
+from loadstone._skeleton.constructor import locked_skeleton
 
 LIBRARY = "modelopt"
 
@@ -55,7 +55,7 @@ def quantizing(options: LoadOptions, *arguments: Any) -> Iterator[None]:
 
 
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
-    return skeleton_in_turn()
+    return locked_skeleton()
 
 
 def _infer_auto_device_map(original: Any, model: Any, max_memory: Any = None, **_: Any) -> Any:

@@ -24,7 +24,7 @@ from transformers import conversion_mapping, core_model_loading
 from loadstone import _core, tracing
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers import derivation, quantized
-from loadstone._adapters.transformers.code_key import Code, UndescribedError, digest_of_file
+from loadstone._adapters.transformers.code_key import CodeKey, UndescribedError, digest_of_file
 from loadstone._adapters.transformers.conversion import ConversionInput, ConversionResult
 from loadstone._base import user_cache
 from loadstone._base.errors import Error
@@ -71,31 +71,31 @@ def digest(catalog: Catalog, conversion: ConversionInput) -> str:
     """Digest everything that recipes depend on. May raise UndescribedError."""
     model, quantizer = conversion.model, conversion.quantizer
     cls = type(model)
-    code = Code([(model, "model"), (model.config, "config"), (quantizer, "quantizer")])
+    code = CodeKey([(model, "model"), (model.config, "config"), (quantizer, "quantizer")])
     for name in (core_model_loading.__name__, conversion_mapping.__name__):
-        code.of_module(name)
-    code.of_model({type(each) for each in model.modules()})
+        code.add_module(name)
+    code.add_model_classes({type(module) for module in model.modules()})
     facts = {
         "form": _FORM,
-        "versions": [sys.version, __version__, *(each.__version__ for each in _LIBRARIES)],
+        "versions": [sys.version, __version__, *(library.__version__ for library in _LIBRARIES)],
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "prefix": model.base_model_prefix,
         "config": model.config.to_dict(),
         "dtypes": [
             *(conversion.dtype, conversion.built_dtype, conversion.is_asked, conversion.dtype_plan)
         ],
-        "conversions": [code.conversion(each) for each in conversion.conversions],
-        "quantizer": None if quantizer is None else _text_of_quantizer(quantizer, code),
+        "conversions": [code.describe(transform) for transform in conversion.conversions],
+        "quantizer": None if quantizer is None else _describe_quantizer(quantizer, code),
         "numbers": quantized.digest(catalog) if conversion.decodes else "",
         "targets": [(name, list(t.shape), t.dtype) for name, t in model.state_dict().items()],
-        "code": [*code.digests(), *(digest_of_file(str(each)) for each in own_code())],
+        "code": [*code.digests(), *(digest_of_file(str(file)) for file in own_code())],
     }
     text = json.dumps(facts, default=str, sort_keys=True)
     return hashlib.blake2b(f"{text}\n{catalog.digest()}".encode(), digest_size=20).hexdigest()
 
 
-def _text_of_quantizer(quantizer: Any, code: Code) -> list[Any]:
-    code.of_model([type(quantizer)])
+def _describe_quantizer(quantizer: Any, code: CodeKey) -> list[Any]:
+    code.add_model_classes([type(quantizer)])
     config = quantizer.quantization_config.to_dict()
     return [type(quantizer).__qualname__, quantizer.pre_quantized, config]
 

@@ -21,14 +21,14 @@ from loadstone._execute.execute import Filled
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, try_inspect
-from loadstone._model.holders import Parameters
+from loadstone._model.holders import MetaParameters
 from loadstone._model.model_lock import slots_of
 from loadstone._model.ranks import shard_of
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import OFFLOADED
 from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
-from loadstone._skeleton.constructor import model_builder, parameter_values
+from loadstone._skeleton.constructor import find_builder, parameter_values
 
 DEFAULTS = LoadOptions(missing="initialise")
 
@@ -48,7 +48,7 @@ class FromPretrainedCall(LoadSession):
         self.initialises_missing = False
         self.stripped_config = StrippedQuantizationConfig()
         self.offloaded: set[str] = set()
-        self._before: Parameters | None = None
+        self._before: MetaParameters | None = None
         self._ties: dict[str, str] = {}
         self._fresh: set[str] = set()  # parameters without a value, to be initialised
         self._constructed: set[str] = set()  # parameters in _fresh that no initialiser wrote to
@@ -58,7 +58,7 @@ class FromPretrainedCall(LoadSession):
     def make_plan(
         self, model: Any, catalog: Catalog, recipes: AdapterRecipes | None, **arguments: Any
     ) -> PlannedLoad:
-        self._before = Parameters(model)
+        self._before = MetaParameters(model)
         self._ties = recipes.ties if recipes is not None else {}
         chosen = {"initialises": True, "allows_unknown_modules": True}
         return super().make_plan(model, catalog, recipes, **chosen | arguments)
@@ -102,7 +102,7 @@ class FromPretrainedCall(LoadSession):
         ]
         if not unwritten:
             return
-        build = model_builder(model)
+        build = find_builder(model)
         values = parameter_values(build, unwritten) if build is not None else {}
         for name in unwritten:
             tensor = model.get_parameter_or_buffer(name)

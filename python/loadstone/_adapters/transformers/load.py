@@ -24,9 +24,9 @@ from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._files.weighted import MergedAdapters
-from loadstone._model.contents import keep_object
 from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.targets import SAVED
+from loadstone._model.tensor_swap import preserve_identity
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import keep_tied_in_memory
@@ -104,7 +104,7 @@ class V5Call(FromPretrainedCall):
             else:
                 value = tensor.to(device)
             put = functools.partial(_load_parameter_into_model, model, name, value)
-            keep_object(model, name, put)
+            preserve_identity(model, name, put)
         for name, buffer in model.named_non_persistent_buffers():
             device = torch.device(get_device(device_map, name, valid_torch_device=True))
             if buffer.device != device and not buffer.is_meta:

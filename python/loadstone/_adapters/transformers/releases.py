@@ -10,7 +10,7 @@ from transformers.core_model_loading import set_param_for_module
 from transformers.modeling_utils import LoadStateDictInfo  # type: ignore[attr-defined]
 
 from loadstone._adapters.sites.transformers import SITES
-from loadstone._model.contents import keep_object
+from loadstone._model.tensor_swap import preserve_identity
 
 
 def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
@@ -68,4 +68,4 @@ def put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -
     if not SITES.is_since("5.16"):
         arguments.append(None)  # the distributed operation
     put_in_module: Any = set_param_for_module
-    keep_object(model, name, lambda: put_in_module(*arguments, quantizer))
+    preserve_identity(model, name, lambda: put_in_module(*arguments, quantizer))

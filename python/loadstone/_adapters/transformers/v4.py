@@ -32,9 +32,9 @@ from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
 from loadstone._files.catalog import Catalog, inspect
-from loadstone._model.contents import keep_object
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import SAVED
+from loadstone._model.tensor_swap import preserve_identity
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._skeleton.skeleton import skeleton
@@ -57,7 +57,7 @@ class V4Call(FromPretrainedCall):
             if state[name].is_meta:
                 value = self.unwritten(name, state[name], device="cpu", dtype=dtype)
                 put = modeling_utils._load_parameter_into_model
-                keep_object(model, name, functools.partial(put, model, name, value))
+                preserve_identity(model, name, functools.partial(put, model, name, value))
         self.note_buffers(model)
 
     def read(

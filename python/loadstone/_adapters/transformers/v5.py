@@ -40,7 +40,7 @@ from loadstone._base.torch_modes import wrap_always
 from loadstone._files.catalog import Catalog, try_inspect
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.ties import untied_findings
-from loadstone._skeleton.rebuild import construction_dtype
+from loadstone._skeleton.constructor import construction_dtype
 from loadstone._skeleton.skeleton import skeleton
 
 Call = V5Call

@@ -171,7 +171,7 @@ def test_memory_that_nobody_wrote_never_gets_into_a_table(
     products = renew_products(model)
     folder = folder_of(model, tmp_path)
     if not recovers:
-        monkeypatch.setattr(hooks, "skeleton_in_turn", with_meta)
+        monkeypatch.setattr(hooks, "locked_skeleton", with_meta)
     original = load.DiffusersSession.read
     poisoned: set[str] = set()
 

@@ -32,7 +32,7 @@ class UnreplayableError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class MetaStorage:
+class StorageHistory:
     storage: Any  # held during the build, which keeps its address unique
     device: torch.device  # device that the constructor requested
     real: Any = None  # the real storage, if the content was needed
@@ -56,10 +56,10 @@ class MetaStorage:
 
 
 class StorageView:
-    __slots__ = ("conj", "dtype", "home", "neg", "offset", "size", "stride")
+    __slots__ = ("conj", "dtype", "history", "neg", "offset", "size", "stride")
 
-    def __init__(self, tensor: torch.Tensor, home: MetaStorage) -> None:
-        self.home = home
+    def __init__(self, tensor: torch.Tensor, history: StorageHistory) -> None:
+        self.history = history
         self.size = tuple(tensor.size())
         self.stride = tensor.stride()
         self.offset = int(tensor.storage_offset())
@@ -75,16 +75,9 @@ class StorageView:
         return torch._neg_view(tensor) if self.neg else tensor
 
 
-class TensorMeta:
-    """A tensor of which an operation uses only shape, strides and dtype."""
-
-    __slots__ = ("dtype", "size", "stride")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.size, self.stride, self.dtype = tuple(tensor.size()), tensor.stride(), tensor.dtype
-
-    def make(self) -> torch.Tensor:
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=META)
+def meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on meta, for operations that use only shape, strides and dtype."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
 
 
 @dataclass(eq=False, slots=True)
@@ -95,37 +88,44 @@ class DeferredOp:
     kwargs: dict[str, Any]
     # By position among the results; None: not a tensor, or one of the arguments.
     outputs: list[StorageView | None]
-    reads: frozenset[MetaStorage]
-    writes: frozenset[MetaStorage]
+    reads: frozenset[StorageHistory]
+    writes: frozenset[StorageHistory]
     device: torch.device
     random: bool
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     done: bool = False
+
+    @property
+    def touched(self) -> frozenset[StorageHistory]:
+        return self.reads | self.writes
 
 
 class OpLog:
     """The operations of one build, in order. For one thread."""
 
     def __init__(self) -> None:
-        self.homes: dict[int, MetaStorage] = {}
+        self.histories: dict[int, StorageHistory] = {}
         self.count = 0
-        self._initials: OrderedDict[MetaStorage, int] = OrderedDict()
+        self._initials: OrderedDict[StorageHistory, int] = OrderedDict()
         self._initial_bytes = 0
-        self._histories: OrderedDict[MetaStorage, None] = OrderedDict()
+        self._parameters: OrderedDict[StorageHistory, None] = OrderedDict()
 
-    def home(self, tensor: torch.Tensor) -> MetaStorage | None:
-        """Return the home of a meta tensor that this log made; None for other tensors."""
-        if not self.homes or not tensor.is_meta:
+    def history(self, tensor: torch.Tensor) -> StorageHistory | None:
+        """Return the history of a meta tensor that this log made; None for other tensors."""
+        if not self.histories or not tensor.is_meta:
             return None
         try:
-            return self.homes.get(tensor.untyped_storage()._cdata)
+            return self.histories.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # sparse or otherwise without storage
             return None
 
-    def new_home(self, tensor: torch.Tensor, device: torch.device) -> MetaStorage:
-        home = MetaStorage(tensor.untyped_storage(), device)
-        self.homes[home.key] = home
-        return home
+    def histories_of(self, tensors: Iterable[torch.Tensor]) -> list[StorageHistory]:
+        return [history for tensor in tensors if (history := self.history(tensor)) is not None]
+
+    def new_history(self, tensor: torch.Tensor, device: torch.device) -> StorageHistory:
+        history = StorageHistory(tensor.untyped_storage(), device)
+        self.histories[history.key] = history
+        return history
 
     def add(
         self,
@@ -133,19 +133,19 @@ class OpLog:
         args: Any,
         kwargs: dict[str, Any],
         result: Any,
-        read: Iterable[MetaStorage],
-        written: Iterable[MetaStorage],
+        read: Iterable[StorageHistory],
+        written: Iterable[StorageHistory],
         device: torch.device,
         random: bool,
     ) -> DeferredOp | None:
-        """Log an operation whose arguments are views, forms and constants instead of tensors."""
+        """Log an operation whose arguments are views and constants, not the build's tensors."""
         reads, writes = set(read), set(written)
         outputs: list[StorageView | None] = []
         for tensor in tensors_in(result):
             ref = None
-            if tensor.is_meta and self.home(tensor) is None:
-                ref = StorageView(tensor, self.new_home(tensor, device))
-                writes.add(ref.home)
+            if tensor.is_meta and self.history(tensor) is None:
+                ref = StorageView(tensor, self.new_history(tensor, device))
+                writes.add(ref.history)
             outputs.append(ref)
         if not writes:
             return None  # a view needs no operation
@@ -154,182 +154,186 @@ class OpLog:
             self.count, func, args, kwargs, outputs, frozenset(reads), frozenset(writes),
             device, random,
         )  # fmt: skip
-        for home in op.reads | op.writes:
-            home.ops.append(op)
-        for home in op.writes:
-            home.written = True
+        for history in op.touched:
+            history.ops.append(op)
+        for history in op.writes:
+            history.written = True
         return op
 
-    def set_initial(self, home: MetaStorage, storage: Any) -> None:
+    def set_initial(self, history: StorageHistory, storage: Any) -> None:
         """Keep a parameter's content from before it went to meta, within INITIAL_BYTES_MAX."""
         size = int(storage.nbytes())
         if size > INITIAL_BYTES_MAX:
-            home.lost = True
+            history.lost = True
             return
-        home.initial = storage
-        self._initials[home] = size
+        history.initial = storage
+        self._initials[history] = size
         self._initial_bytes += size
         while self._initial_bytes > INITIAL_BYTES_MAX:
             oldest, freed = self._initials.popitem(last=False)
             self._initial_bytes -= freed
             oldest.initial, oldest.lost = None, True
 
-    def set_parameter(self, home: MetaStorage) -> None:
+    def set_parameter(self, history: StorageHistory) -> None:
         """Mark a parameter: a checkpoint will provide its content, so its history is disposable."""
-        home.is_parameter = True
-        self._histories[home] = None
-        self._histories.move_to_end(home)
-        while len(self._histories) > HISTORIES_MAX:
-            oldest, _ = self._histories.popitem(last=False)
+        history.is_parameter = True
+        self._parameters[history] = None
+        self._parameters.move_to_end(history)
+        while len(self._parameters) > HISTORIES_MAX:
+            oldest, _ = self._parameters.popitem(last=False)
             if oldest.is_parameter:
                 self._forget(oldest)
 
-    def _forget(self, home: MetaStorage) -> None:
-        mine = [op for op in home.ops if all(each.is_parameter for each in op.reads | op.writes)]
-        if mine:
-            home.lost = True
-        for op in mine:
-            for each in op.reads | op.writes:
-                each.lost = each.lost or each in op.writes
-                each.ops.remove(op)
+    def _forget(self, history: StorageHistory) -> None:
+        disposable = [
+            op for op in history.ops if all(neighbour.is_parameter for neighbour in op.touched)
+        ]
+        if disposable:
+            history.lost = True
+        for op in disposable:
+            for neighbour in op.touched:
+                neighbour.lost = neighbour.lost or neighbour in op.writes
+                neighbour.ops.remove(op)
 
-    def overwritten(self, home: MetaStorage) -> None:
+    def overwritten(self, history: StorageHistory) -> None:
         """Drop earlier operations that only wrote to a storage about to be overwritten."""
-        if any(op.writes != {home} or not op.reads <= {home} for op in home.ops):
+        if any(op.writes != {history} or not op.reads <= {history} for op in history.ops):
             return
-        home.ops.clear()
-        if home.real is None:
-            home.uninitialized, home.lost, home.initial = True, False, None
-            self._initial_bytes -= self._initials.pop(home, 0)
+        history.ops.clear()
+        if history.real is None:
+            history.uninitialized, history.lost, history.initial = True, False, None
+            self._initial_bytes -= self._initials.pop(history, 0)
 
     # --- making real -----------------------------------------------------------------------------
 
-    def needed(self, home: MetaStorage, *, through_parameters: bool = True) -> list[DeferredOp]:
+    def needed(
+        self, history: StorageHistory, *, through_parameters: bool = True
+    ) -> list[DeferredOp]:
         """Return the operations, in order, that produce a storage's content.
 
         An operation needs the earlier writes to every storage that it touches. If it writes, it
         must also run after the earlier reads of the storages that it writes.
         """
         chosen: dict[int, DeferredOp] = {}
-        open_ops = [op for op in home.ops if home in op.writes and not op.done]
+        open_ops = [op for op in history.ops if history in op.writes and not op.done]
         while open_ops:
             op = open_ops.pop()
             if op.seq in chosen:
                 continue
             chosen[op.seq] = op
-            for near in op.reads | op.writes:
-                if near.is_parameter and not through_parameters:
+            for neighbour in op.touched:
+                if neighbour.is_parameter and not through_parameters:
                     continue
-                for other in near.ops:
+                for other in neighbour.ops:
                     if other.seq < op.seq and not other.done and (
-                        near in other.writes or near in op.writes
+                        neighbour in other.writes or neighbour in op.writes
                     ):  # fmt: skip
                         open_ops.append(other)
         return [chosen[seq] for seq in sorted(chosen)]
 
-    def materialize(self, home: MetaStorage, *, in_use: bool = False) -> None:
+    def materialize(self, history: StorageHistory, *, in_use: bool = False) -> None:
         """Produce a storage's content for good; not for one that depends on parameters.
 
         With ``in_use`` the content may later change without the log's knowledge, so pending
         operations read it now.
         """
-        for op in self.needed(home):
+        for op in self.needed(history):
             self._commit(op)
-        if home.real is None:
-            home.real = content_before(home)
+        if history.real is None:
+            history.real = content_before(history)
         if in_use:
-            for op in list(home.ops):
-                self._detach(op, home)
+            for op in list(history.ops):
+                self._detach(op, history)
 
-    def _detach(self, op: DeferredOp, home: MetaStorage) -> None:
+    def _detach(self, op: DeferredOp, history: StorageHistory) -> None:
         """Make an operation independent of later changes to a storage that it reads."""
         if op.done:
             return
-        if not any(self.depends_on_parameters(each) for each in op.reads | op.writes):
-            for each in op.writes:
-                self.materialize(each)
+        if not any(map(self.depends_on_parameters, op.touched)):
+            for written in op.writes:
+                self.materialize(written)
             return
 
         def copied(value: Any) -> Any:
-            if isinstance(value, StorageView) and value.home is home:
-                return value.bind(home.real).clone()
+            if isinstance(value, StorageView) and value.history is history:
+                return value.bind(history.real).clone()
             return value
 
         op.args, op.kwargs = mapped(op.args, copied), mapped(op.kwargs, copied)
-        op.reads -= {home}
-        home.ops.remove(op)
+        op.reads -= {history}
+        history.ops.remove(op)
 
     def _commit(self, op: DeferredOp) -> None:
-        storages = {home: home.real for home in op.reads | op.writes if home.real is not None}
+        storages = {
+            neighbour: neighbour.real for neighbour in op.touched if neighbour.real is not None
+        }
         run(op, storages)
-        tainted = op.random or any(home.tainted for home in op.reads)
-        for home in op.writes:
-            home.real = storages[home]
-            home.tainted = home.tainted or tainted
+        tainted = op.random or any(neighbour.tainted for neighbour in op.reads)
+        for written in op.writes:
+            written.real = storages[written]
+            written.tainted = written.tainted or tainted
         op.done = True
         op.args, op.kwargs = (), {}
-        for home in op.reads | op.writes:
-            home.ops.remove(op)
+        for history in op.touched:
+            history.ops.remove(op)
 
-    def scratch(self, home: MetaStorage) -> tuple[Any, bool]:
+    def scratch(self, history: StorageHistory) -> tuple[Any, bool]:
         """Compute a storage that depends on parameters, outside the log; the flag: it is random."""
-        ops = self.needed(home)
-        storages: dict[MetaStorage, Any] = {}
-        random = home.tainted
-        for each in [home, *(near for op in ops for near in op.reads | op.writes)]:
-            if each in storages:
-                continue
-            if each.lost:
+        ops = self.needed(history)
+        storages: dict[StorageHistory, Any] = {}
+        random = history.tainted
+        for neighbour in {history, *(neighbour for op in ops for neighbour in op.touched)}:
+            if neighbour.lost:
                 raise UnreplayableError("it depends on a parameter's value that is not kept")
-            source = each.real if each.real is not None else each.initial
+            source = neighbour.real if neighbour.real is not None else neighbour.initial
             if source is not None:
-                storages[each] = source.clone()
-            random = random or each.tainted
+                storages[neighbour] = source.clone()
+            random = random or neighbour.tainted
         for op in ops:
             run(op, storages)
             random = random or op.random
-        if home not in storages:
-            storages[home] = content_before(home)
-        return storages[home], random
+        if history not in storages:
+            storages[history] = content_before(history)
+        return storages[history], random
 
-    def is_settled(self, home: MetaStorage) -> bool:
+    def is_settled(self, history: StorageHistory) -> bool:
         """Return whether a parameter's content follows from the log without a random draw."""
-        if home.lost or home.tainted:
+        ops = self.needed(history)
+        touched = {neighbour for op in ops for neighbour in op.touched} | {history}
+        if any(op.random for op in ops) or any(
+            neighbour.lost or neighbour.tainted for neighbour in touched
+        ):
             return False
-        ops = self.needed(home)
-        for op in ops:
-            if op.random or any(each.lost or each.tainted for each in op.reads | op.writes):
-                return False
-        written = {each for op in ops for each in op.writes}
-        made = {each for op in ops for each in op.reads | op.writes} | {home}
+        unwritten = touched.difference(*(op.writes for op in ops))
         return all(
-            each in written or each.initial is not None or each.real is not None for each in made
+            neighbour.initial is not None or neighbour.real is not None for neighbour in unwritten
         )
 
-    def depends_on_parameters(self, home: MetaStorage) -> bool:
-        return home.is_parameter or any(
-            near.is_parameter for op in self.needed(home) for near in op.reads | op.writes
+    def depends_on_parameters(self, history: StorageHistory) -> bool:
+        return history.is_parameter or any(
+            neighbour.is_parameter for op in self.needed(history) for neighbour in op.touched
         )
 
 
-def content_before(home: MetaStorage) -> Any:
+def content_before(history: StorageHistory) -> Any:
     """Allocate a storage that no operation has written to."""
-    if home.lost or not home.uninitialized:
+    if history.lost or not history.uninitialized:
         raise UnreplayableError("its content was never recorded")
-    size = home.nbytes
-    return torch.empty(size, dtype=torch.uint8, device=home.device).untyped_storage()
+    return allocate(history.nbytes, history.device)
 
 
-def run(op: DeferredOp, storages: dict[MetaStorage, Any]) -> None:
+def allocate(nbytes: int, device: torch.device) -> torch.UntypedStorage:
+    return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def run(op: DeferredOp, storages: dict[StorageHistory, Any]) -> None:
     """Run an operation on real storages, and add the storages that it makes."""
 
     def real(value: Any) -> Any:
         if isinstance(value, StorageView):
-            if value.home not in storages:
-                storages[value.home] = content_before(value.home)
-            return value.bind(storages[value.home])
-        if isinstance(value, TensorMeta):
-            return value.make()
+            if value.history not in storages:
+                storages[value.history] = content_before(value.history)
+            return value.bind(storages[value.history])
         if isinstance(value, torch.device) and value.type == "meta":
             return op.device
         return value
@@ -338,19 +342,18 @@ def run(op: DeferredOp, storages: dict[MetaStorage, Any]) -> None:
     with constructing(op.default_dtype) if pinned else contextlib.nullcontext(), torch.no_grad():
         result = op.func(*mapped(op.args, real), **mapped(op.kwargs, real))
     for ref, tensor in zip(op.outputs, tensors_in(result), strict=True):
-        if ref is not None and ref.home not in storages:
-            storages[ref.home] = _storage_for(ref, tensor)
+        if ref is not None and ref.history not in storages:
+            storages[ref.history] = _storage_for(ref, tensor)
 
 
 def _storage_for(ref: StorageView, tensor: torch.Tensor) -> Any:
     """Return the result's storage, in the layout of its stand-in on meta."""
     same = tensor.storage_offset() == ref.offset and all(
-        mine == planned or extent < 2
-        for mine, planned, extent in zip(tensor.stride(), ref.stride, ref.size, strict=True)
+        actual == expected or extent < 2
+        for actual, expected, extent in zip(tensor.stride(), ref.stride, ref.size, strict=True)
     )
-    if same and tensor.untyped_storage().nbytes() >= ref.home.nbytes:
+    if same and tensor.untyped_storage().nbytes() >= ref.history.nbytes:
         return tensor.untyped_storage()
-    size = ref.home.nbytes
-    storage = torch.empty(size, dtype=torch.uint8, device=tensor.device).untyped_storage()
+    storage = allocate(ref.history.nbytes, tensor.device)
     ref.bind(storage).copy_(tensor)
     return storage

@@ -14,40 +14,40 @@ from typing import Any
 
 import torch
 
-from loadstone._model.memory import like
 from loadstone._model.modules import owner_of
+from loadstone._model.tensor_memory import wrap_like
 from loadstone._model.walk import TensorSlot
 
 # A tensor's hooks in Python. The C++ code that calls them belongs to the contents.
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def may_change(slot: TensorSlot) -> bool:
+def _can_change(slot: TensorSlot) -> bool:
     """Return True on meta; with memory only for parameters, as in ``Module.to``."""
     if slot.shard is not None or slot.obstacle or slot.tie_of is not None:
         return False
     return slot.tensor.is_meta or slot.kind == "parameter"
 
 
-def takes_data(slot: TensorSlot, value: torch.Tensor) -> bool:
+def accepts_data(slot: TensorSlot, value: torch.Tensor) -> bool:
     """Return whether ``.data`` can be set to a value, even if others hold the tensor."""
     tensor = slot.tensor
-    if not may_change(slot) or tensor.is_inference():
+    if not _can_change(slot) or tensor.is_inference():
         return False
     if tensor.requires_grad and not (value.is_floating_point() or value.is_complex()):
         return False
     return bool(torch._has_compatible_shallow_copy_type(tensor, value))
 
 
-def may_exchange(slot: TensorSlot) -> bool:
-    return may_change(slot) and _is_free(slot.tensor)
+def can_swap(slot: TensorSlot) -> bool:
+    return _can_change(slot) and _is_free(slot.tensor)
 
 
 def _is_free(tensor: Any) -> bool:
     return not weakref.getweakrefcount(tensor) and tensor._use_count() == 1
 
 
-def keep_object(model: torch.nn.Module, name: str, replace: Callable[[], object]) -> None:
+def preserve_identity(model: torch.nn.Module, name: str, replace: Callable[[], object]) -> None:
     registry = owner_of(model, name)._parameters
     leaf = name.rpartition(".")[2]
     old: Any = registry.get(leaf)
@@ -59,10 +59,12 @@ def keep_object(model: torch.nn.Module, name: str, replace: Callable[[], object]
         torch._C._swap_tensor_impl(old, new)
         old.__dict__.update(new.__dict__)
         registry[leaf] = old
-        _renew_hooks(old)
+        _reattach_hooks(old)
 
 
-class Contents:
+class TensorSwap:
+    """Exchanges of tensors' contents, which can be undone."""
+
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
         self._others: list[torch.Tensor] = []  # new contents; after commit() the old ones
@@ -74,7 +76,7 @@ class Contents:
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):
             content = value.detach().requires_grad_(tensor.requires_grad)
         else:
-            content = like(tensor, value)
+            content = wrap_like(tensor, value)
         self._tensors.append(tensor)
         self._others.append(content)
 
@@ -87,11 +89,11 @@ class Contents:
             except RuntimeError:
                 index = len(self._done)
                 tensor, content = self._tensors.pop(index), self._others.pop(index)
-                self._refused[id(tensor)] = like(tensor, content)
+                self._refused[id(tensor)] = wrap_like(tensor, content)
         for tensor in self._tensors:
-            _renew_hooks(tensor)
+            _reattach_hooks(tensor)
 
-    def instead_of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def object_for(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._refused.get(id(tensor), tensor)
 
     def undo(self) -> None:
@@ -100,7 +102,7 @@ class Contents:
         self._done.clear()
 
 
-def _renew_hooks(tensor: Any) -> None:
+def _reattach_hooks(tensor: Any) -> None:
     """Make autograd call the object's hooks for its new contents."""
     for name in _HOOKS:
         hooks = getattr(tensor, name)

@@ -26,8 +26,8 @@ def class_name(cls: type) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _is_known(cls: type) -> bool:
-    known = (_LAZY, *(each.tensor_classes for each in ADAPTERS.values()))
+def _is_supported_class(cls: type) -> bool:
+    known = (_LAZY, *(adapter.tensor_classes for adapter in ADAPTERS.values()))
     if cls in _PLAIN or any(class_name(cls) in names for names in known):
         return True
     # A subclass that overrides no operation behaves like an ordinary tensor.
@@ -36,8 +36,8 @@ def _is_known(cls: type) -> bool:
     return all(base in _PLAIN or not set(behaviour) & set(base.__dict__) for base in own)
 
 
-def require_known(cls: type, owner: str) -> None:
-    if not _is_known(cls):
+def require_supported_class(cls: type, owner: str) -> None:
+    if not _is_supported_class(cls):
         raise make(
             "plan.tensor_class",
             f"a parameter of {owner} is a {class_name(cls)}, a tensor subclass that loadstone does "
@@ -46,8 +46,8 @@ def require_known(cls: type, owner: str) -> None:
         )
 
 
-def obstacle(tensor: torch.Tensor) -> str:
-    if not _is_known(type(tensor)):
+def find_obstacle(tensor: torch.Tensor) -> str:
+    if not _is_supported_class(type(tensor)):
         return f"{class_name(type(tensor))} is a tensor subclass that loadstone does not know"
     if tensor.layout is not torch.strided:
         return f"its layout is {tensor.layout}".replace("torch.", "")

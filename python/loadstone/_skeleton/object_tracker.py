@@ -1,4 +1,4 @@
-"""The tensors and modules that a build has seen, held weakly until it ends.
+"""Track the tensors and modules that a build makes, by weak references that last until it ends.
 
 At the end of a build it must find the holders of tensors. The garbage collector would take time
 proportional to the size of the process, and returns tuples that other threads are still making,
@@ -9,6 +9,7 @@ so none outlives the build.
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 import weakref
@@ -19,12 +20,18 @@ from typing import Any
 import torch
 
 from loadstone._base.nests import tensors_in
-from loadstone._model.walk import LEAVES, attribute_names, attribute_value, may_hold_tensors
+from loadstone._model.walk import LEAVES, may_hold_tensors
 
 _PRUNED_FROM = 10_000
 
+# find_reachable() looks into these, and into objects of classes that may hold tensors.
+_TRAVERSED = (
+    dict, list, tuple, set, frozenset, deque, functools.partial, types.CellType, types.MethodType,
+    torch.nn.Module, torch.Tensor,
+)  # fmt: skip
 
-class Seen:
+
+class ObjectTracker:
     """The tensors and modules of one build. For one thread."""
 
     def __init__(self) -> None:
@@ -34,7 +41,7 @@ class Seen:
         self._copies: dict[int, dict[int, Any]] = {}
         self._limit = _PRUNED_FROM
 
-    def tensors(self, value: Any) -> None:
+    def add_tensors(self, value: Any) -> None:
         for tensor in tensors_in(value):
             if isinstance(tensor, torch.nn.Parameter) and id(tensor) in self._registered:
                 continue
@@ -45,104 +52,80 @@ class Seen:
                     self._prune()
 
     def _prune(self) -> None:
-        alive = {key: weak for key, weak in self._tensors.items() if weak() is not None}
-        self._tensors = alive
-        self._limit = 2 * len(alive) + _PRUNED_FROM
+        self._tensors = {key: weak for key, weak in self._tensors.items() if weak() is not None}
+        self._limit = 2 * len(self._tensors) + _PRUNED_FROM
 
-    def registered(self, parameter: torch.Tensor) -> None:
+    def register(self, parameter: torch.Tensor) -> None:
         """Drop the weak reference, which would forbid swaps: the module leads to the parameter."""
         self._registered.add(id(parameter))
         self._tensors.pop(id(parameter), None)
 
-    def module(self, module: Any) -> None:
+    def add_module(self, module: Any) -> None:
         if module is not None:
             self._modules[id(module)] = weakref.ref(module)
 
-    def constructors(self) -> None:
-        for module in constructors():
+    def add_constructing_modules(self) -> None:
+        for module in constructing_modules():
             known = self._modules.get(id(module))
             if known is not None and known() is module:
-                return  # noted together with the modules around it
-            self.module(module)
+                return  # added together with the modules around it
+            self.add_module(module)
 
-    def copying(self, memo: Any) -> None:
+    def add_copies(self, memo: Any) -> None:
         """Note a deep copy, whose results enter modules without registration."""
         if isinstance(memo, dict):
             self._copies[id(memo)] = memo
 
     def alive_tensors(self) -> list[torch.Tensor]:
-        self._note_copies()
+        self._resolve_copies()
         return _alive(self._tensors.values())
 
     def alive_modules(self) -> list[Any]:
-        self._note_copies()
+        self._resolve_copies()
         return _alive(self._modules.values())
 
-    def _note_copies(self) -> None:
+    def _resolve_copies(self) -> None:
         for memo in self._copies.values():
             for copy in memo.values():
                 if issubclass(type(copy), torch.nn.Module):
-                    self.module(copy)
+                    self.add_module(copy)
                 elif issubclass(type(copy), torch.Tensor):
-                    self.tensors(copy)
+                    self.add_tensors(copy)
         self._copies.clear()
 
 
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
-    found = [each for weak in list(references) if (each := weak()) is not None]
-    for each in found:
-        if hasattr(each, "_fix_weakref"):
-            each._fix_weakref()  # returns ownership from C++ to Python
-    return found
+    objects = [target for weak in list(references) if (target := weak()) is not None]
+    for target in objects:
+        if hasattr(target, "_fix_weakref"):
+            target._fix_weakref()  # returns ownership from C++ to Python
+    return objects
 
 
-def holders(roots: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]:
+def find_reachable(roots: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]:
     """Return all tensors and modules reachable from modules, even through closures and methods."""
     tensors: list[torch.Tensor] = []
     modules: list[Any] = []
     pending = list(roots)
-    seen: set[int] = set()
-    keep: list[Any] = []
+    seen: dict[int, Any] = {}  # keeps the objects, so that their ids stay unique
     while pending:
         value = pending.pop()
         if id(value) in seen:
             continue
-        seen.add(id(value))
-        keep.append(value)
+        seen[id(value)] = value
         cls = type(value)
         if issubclass(cls, torch.Tensor):
             tensors.append(value)
         elif issubclass(cls, torch.nn.Module):
             modules.append(value)
-        pending += [each for each in _inside(value, cls) if each is not None]
+        if issubclass(cls, types.FunctionType):  # not its globals
+            pending += [value.__defaults__, value.__closure__]
+        elif issubclass(cls, _TRAVERSED) or (not issubclass(cls, LEAVES) and may_hold_tensors(cls)):
+            pending += gc.get_referents(value)
     return tensors, modules
 
 
-def _inside(value: Any, cls: type) -> Iterator[Any]:
-    if issubclass(cls, types.FunctionType):
-        yield from value.__defaults__ or ()
-        for cell in value.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # empty
-                continue
-    elif issubclass(cls, types.MethodType):
-        yield value.__self__
-        yield value.__func__
-    elif issubclass(cls, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif issubclass(cls, LEAVES):
-        return
-    if issubclass(cls, dict):
-        yield from list(dict.values(value))
-    elif issubclass(cls, list | tuple | set | frozenset | deque):
-        yield from list(value)
-    if issubclass(cls, torch.nn.Module | torch.Tensor) or may_hold_tensors(cls):
-        for name in attribute_names(value):
-            yield attribute_value(value, name)
-
-
-def constructors() -> Iterator[torch.nn.Module]:
+def constructing_modules() -> Iterator[torch.nn.Module]:
     """Yield the modules whose ``__init__`` is running, the innermost first."""
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -154,6 +137,6 @@ def constructors() -> Iterator[torch.nn.Module]:
         frame = frame.f_back
 
 
-def inside_constructor() -> bool:
+def is_constructing() -> bool:
     """Return whether a module's ``__init__`` runs, which must see what a direct build sees."""
-    return next(constructors(), None) is not None
+    return next(constructing_modules(), None) is not None
