@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loadstone._files.weighted import MergedAdapters, Weighted, adapters
+from loadstone._base.progress import Progress as Progress
+from loadstone._files.weighted import MergedAdapters, Weighted, open_adapters
 
 Missing = str | Mapping[str, str]
-Progress = bool | Callable[[int, int], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class LoadOptions:
         **named: Any,
     ) -> LoadOptions:
         """Return the options that a caller names; open the adapters."""
-        merged = adapters(lora, lora_ignore, tie=tie)
+        merged = open_adapters(lora, lora_ignore, tie=tie)
         return cls(adapters=merged, refuses_unsupported=True, **named)
 
 
