@@ -143,25 +143,13 @@ def trace(
     """
     import diffusers
 
-    from loadstone._adapters.diffusers import checkpoint as files
-    from loadstone._adapters.diffusers import expected_keys, hooks, load
+    from loadstone._adapters.diffusers import recipes
 
     if not isinstance(model, diffusers.ModelMixin):
-        found = f"{type(model).__module__}.{type(model).__qualname__}"
-        raise make("plan.options", "the model is not of diffusers", field="rules", found=found)
-    checkpoint = files.SymbolicCheckpoint(catalog)
-    checkpoint.decode()
-    wanted = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
-    keeps = hooks.kept_in_float32(model, wanted)
-    missing = None
-    for _ in range(2):
-        made, used, conversion = load.convert(model, checkpoint, missing)
-        request = load.Request(model, made, used, wanted, keeps, conversion=conversion)
-        try:
-            return load.DiffusersSession(LoadOptions()).trace(request)
-        except expected_keys.RetryError as retry:
-            missing = retry.missing_keys
-    raise AssertionError("a converter passes over tensors again and again")
+        name = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise make("plan.options", "the model is not of diffusers", field="rules", found=name)
+    target_dtype = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
+    return recipes.trace_model(model, catalog, target_dtype)
 
 
 def _config_fields(cls: Any, source: Any, subfolder: str | None) -> Iterable[str]:
@@ -174,24 +162,26 @@ def _config_fields(cls: Any, source: Any, subfolder: str | None) -> Iterable[str
 def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
     import diffusers
 
-    from loadstone._adapters.diffusers import call, hooks
+    from loadstone._adapters.diffusers import hooks, load
     from loadstone._adapters.transformers import hooks as encoders
 
     if kwargs.get("custom_pipeline") is None:  # whose components are not known yet
         own = inspect.signature(globals()[function]).parameters
-        library = [getattr(each, function, cls) for each in (cls, diffusers.DiffusionPipeline)]
+        library = [getattr(owner, function, cls) for owner in (cls, diffusers.DiffusionPipeline)]
         fields = functools.partial(_config_fields, cls, source, kwargs.get("subfolder"))
         refuse_misspelled(kwargs, own, (*library, cls), fields=fields)
     merges = options.adapters is not None and options.adapters.catalogs
     if merges and isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
         message = "a pipeline has several models: load the model with its adapter and pass it"
         raise make("plan.options", message, field="lora", found=cls.__name__)
-    of_encoders = LoadOptions(options.missing, options.progress, options.threads, options.receipt)
+    encoder_options = LoadOptions(
+        options.missing, options.progress, options.threads, options.receipt
+    )
     with (
         hooked(encoders.hooks()),
         hooked(hooks.hooks()),
-        set_variable(encoders.OPTIONS, of_encoders),
-        set_variable(call.OPTIONS, options),
+        set_variable(encoders.OPTIONS, encoder_options),
+        set_variable(load.OPTIONS, options),
     ):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 
@@ -206,6 +196,6 @@ def skeleton_builder(
         dtype: the default dtype to build under; None: the one that ``model`` was built under.
     """
     cls: Any = type(model)
-    held: Any = model.config
-    config = dict(held)
+    model_config: Any = model.config
+    config = dict(model_config)
     return make_builder(model, lambda: cls.from_config(config), dtype)

@@ -10,7 +10,7 @@ import torch
 
 from loadstone._base.errors import Error, make
 from loadstone._convert.save import Serialized
-from loadstone._convert.shared_storages import duplicates
+from loadstone._convert.shared_storages import find_duplicates
 from loadstone._files.catalog import inspect
 from loadstone._files.read import TensorReader, device_argument
 from loadstone._files.safe_open import require_backend
@@ -46,8 +46,7 @@ def load_file(
     require_backend(backend)
     place = device_argument(device)
     reader = TensorReader(inspect(filename), decodes=False)
-    dtypes = {name: entry.dtype for name, entry in reader.entries.items()}
-    return reader.read_all(dtypes, place, threads or 0)
+    return reader.read_all(reader.dtypes(), place, threads or 0)
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
@@ -105,7 +104,7 @@ def save_model(
     """
     tensors = model.state_dict()
     notes = dict(metadata or {})
-    for written, names in duplicates(tensors).items():
+    for written, names in find_duplicates(tensors).items():
         for name in names:
             notes.setdefault(name, written)
             del tensors[name]
@@ -146,7 +145,7 @@ def load_model(
             message = "the tensor is on meta and cannot be copied into; use loadstone.load()"
             raise make("plan.no_value", message, tensor=name)
     tensors = load_file(filename, device, backend=backend)
-    removed = [name for names in duplicates(own, tensors).values() for name in names]
+    removed = [name for names in find_duplicates(own, tensors).values() for name in names]
     result = model.load_state_dict(tensors, strict=False)
     missing = [name for name in result.missing_keys if name not in removed]
     unexpected = list(result.unexpected_keys)

@@ -60,18 +60,8 @@ class Error(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         where = (self.path, self.tensor, self.byte_offset, self.field, self.found, self.expected)
         fields = (str(self), self.code, self.message, *where, self.errno)
-        return _unpickled, (type(self), fields, self.findings, self.half_written)
-
-
-def _unpickled(
-    cls: type[Error],
-    fields: tuple[Any, ...],
-    findings: list[Any],
-    half_written: list[str],
-) -> Error:
-    error = cls(*fields)
-    error.findings, error.half_written = findings, half_written
-    return error
+        state = {"findings": self.findings, "half_written": self.half_written}
+        return type(self), fields, state
 
 
 def _public(value: Any) -> Any:

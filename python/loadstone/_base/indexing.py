@@ -29,7 +29,7 @@ class Selection:
         return math.prod(self.shape)
 
 
-def whole(shape: Sequence[int]) -> Selection:
+def select_all(shape: Sequence[int]) -> Selection:
     return Selection(tuple((0, extent, 1) for extent in shape), tuple(shape))
 
 
@@ -52,7 +52,7 @@ def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
         items = [slice(0, 0)]
     if not all(_is_plain(item) for item in items):
         return None
-    items = _expanded(items, index, shape, name)
+    items = _expand(items, index, shape, name)
     ranges: list[tuple[int, int, int]] = []
     result: list[int] = []
     for item in items:
@@ -61,19 +61,19 @@ def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
             continue
         dim, extent = len(ranges), shape[len(ranges)]
         if isinstance(item, slice):
-            ranges.append(_range(item, extent, dim, name))
+            ranges.append(_check_slice(item, extent, dim, name))
             result.append(ranges[-1][1])
         else:
-            ranges.append((_number(item, extent, dim, name), 1, 1))
+            ranges.append((_check_integer(item, extent, dim, name), 1, 1))
     return Selection(tuple(ranges), tuple(result))
 
 
-def take(tensor: Any, index: Any, name: str) -> Any:
+def index_tensor(tensor: Any, index: Any, name: str) -> Any:
     """Apply an index that is not a box; a list selects rows, as in NumPy."""
     try:
         return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
     except (IndexError, TypeError, ValueError, RuntimeError) as reason:
-        raise _refusal(f"torch refuses the index: {reason}", name, repr(index)) from None
+        raise _index_error(f"torch refuses the index: {reason}", name, repr(index)) from None
 
 
 def _is_plain(item: Any) -> bool:
@@ -86,36 +86,36 @@ def _is_plain(item: Any) -> bool:
     return hasattr(item, "__index__")
 
 
-def _expanded(items: list[Any], index: Any, shape: Sequence[int], name: str) -> list[Any]:
+def _expand(items: list[Any], index: Any, shape: Sequence[int], name: str) -> list[Any]:
     """Replace ``...`` by full slices, and append them for the remaining dimensions."""
     used = sum(item is not None and item is not Ellipsis for item in items)
     if used > len(shape):
-        raise _refusal("too many indices", name, repr(index), f"at most {len(shape)}")
+        raise _index_error("too many indices", name, repr(index), f"at most {len(shape)}")
     ellipses = [place for place, item in enumerate(items) if item is Ellipsis]
     if len(ellipses) > 1:
-        raise _refusal("more than one ellipsis", name, repr(index))
+        raise _index_error("more than one ellipsis", name, repr(index))
     place = ellipses[0] if ellipses else len(items)
     filling = [slice(None)] * (len(shape) - used)
     return [*items[:place], *filling, *items[place + 1 :]]
 
 
-def _range(item: slice, extent: int, dim: int, name: str) -> tuple[int, int, int]:
+def _check_slice(item: slice, extent: int, dim: int, name: str) -> tuple[int, int, int]:
     try:
         begin, end, step = item.indices(extent)
     except (TypeError, ValueError) as reason:
-        raise _refusal(f"not a slice of dimension {dim}: {reason}", name, repr(item)) from None
+        raise _index_error(f"not a slice of dimension {dim}: {reason}", name, repr(item)) from None
     if step < 1:
-        raise _refusal("the step of a slice is not positive", name, str(step), "1 or more")
+        raise _index_error("the step of a slice is not positive", name, str(step), "1 or more")
     return begin, len(range(begin, end, step)), step
 
 
-def _number(item: Any, extent: int, dim: int, name: str) -> int:
-    number = operator.index(item)
-    if not -extent <= number < extent:
+def _check_integer(item: Any, extent: int, dim: int, name: str) -> int:
+    position = operator.index(item)
+    if not -extent <= position < extent:
         expected = f"-{extent} to {extent - 1}" if extent else "none, it is empty"
-        raise _refusal(f"the index is outside dimension {dim}", name, str(number), expected)
-    return number % extent
+        raise _index_error(f"the index is outside dimension {dim}", name, str(position), expected)
+    return position % extent
 
 
-def _refusal(message: str, name: str, found: str, expected: str = "") -> Error:
+def _index_error(message: str, name: str, found: str, expected: str = "") -> Error:
     return make("open.index", message, tensor=name, found=found, expected=expected)

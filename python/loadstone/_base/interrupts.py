@@ -10,18 +10,18 @@ from types import FrameType
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def delay_interrupts() -> Iterator[None]:
     """Delay Ctrl-C until the block ends. Only the main thread ever gets it."""
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not callable(before):  # ignored, or not a Python handler
         yield
         return
-    came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    interrupts: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: interrupts.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if came:
-            before(*came[-1])
+        if interrupts:
+            before(*interrupts[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Mapping
@@ -59,19 +60,28 @@ def available_memory() -> dict[str, int]:
     capacities = {}
     for index in range(torch.cuda.device_count()):
         capacities[f"cuda:{index}"] = torch.cuda.mem_get_info(index)[0]
-    with Path("/proc/meminfo").open(encoding="ascii") as lines:
-        available_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
-    capacities["cpu"] = available_kib * 1024
+    capacities["cpu"] = read_proc_bytes("/proc/meminfo", "MemAvailable")
     return capacities
 
 
 def peak_resident_bytes() -> int:
     """Return this process's peak resident set; 0 if the system does not report it."""
-    try:
-        with Path("/proc/self/status").open(encoding="ascii", errors="replace") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        return 0
+    return read_proc_bytes("/proc/self/status", "VmHWM")
+
+
+def read_proc_bytes(path: str, name: str) -> int:
+    """Return a size from a file of /proc, or 0 if absent."""
+    return int(read_proc_field(path, name).split()[0]) * 1024
+
+
+def read_proc_field(path: str, name: str) -> str:
+    """Return a field of a file of /proc, or "0" if absent."""
+    with contextlib.suppress(OSError), Path(path).open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return "0"
 
 
 def capacities(

@@ -11,13 +11,13 @@ import torch
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if issubclass(type(each), torch.Tensor):  # not a proxy
-            yield each
-        elif isinstance(each, list | tuple):
-            waiting += reversed(each)
-        elif isinstance(each, dict):
-            waiting += reversed(each.values())
+        item = waiting.pop()
+        if issubclass(type(item), torch.Tensor):  # not a proxy
+            yield item
+        elif isinstance(item, list | tuple):
+            waiting += reversed(item)
+        elif isinstance(item, dict):
+            waiting += reversed(item.values())
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 ProgressCallback = Callable[[int, int], object]
+Progress = bool | ProgressCallback
 
 
 @contextlib.contextmanager
-def shown(progress: bool | ProgressCallback, title: str) -> Iterator[ProgressCallback | None]:
+def show_progress(progress: Progress, title: str) -> Iterator[ProgressCallback | None]:
     """Yield a bar for ``True``, or the caller's function of bytes done and bytes in total."""
     if progress is False:
         yield None

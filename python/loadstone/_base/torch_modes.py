@@ -24,14 +24,14 @@ class Setting:
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
         self.read = read
         self.write = write
-        self._found: Any = None
+        self._initial: Any = None
         self._inside: list[int] = []  # thread ids, once per entry
         self.renew()
 
     def renew(self) -> None:
         """Reset after a fork: the child has none of the other threads."""
         self._lock = threading.Lock()
-        self._inside = [each for each in self._inside if each == threading.get_ident()]
+        self._inside = [thread for thread in self._inside if thread == threading.get_ident()]
 
     @contextlib.contextmanager
     def kept(self, *, is_mine: bool = False) -> Iterator[None]:
@@ -43,7 +43,7 @@ class Setting:
         with self._lock:
             value = self.read()
             if not self._inside:
-                self._found = value
+                self._initial = value
             self._inside.append(thread)
         try:
             yield
@@ -51,15 +51,15 @@ class Setting:
             with self._lock:
                 self._inside.remove(thread)
                 if not self._inside:
-                    self.write(self._found)
+                    self.write(self._initial)
                 elif is_mine or set(self._inside) == {thread}:
                     self.write(value)
 
 
 def _generators() -> dict[torch.Generator, torch.Tensor]:
-    devices = (torch.cuda, torch.xpu)
-    found = (torch.default_generator, *(each for of in devices for each in of.default_generators))
-    return {generator: generator.get_state() for generator in found}
+    generators = [torch.default_generator]
+    generators += (*torch.cuda.default_generators, *torch.xpu.default_generators)
+    return {generator: generator.get_state() for generator in generators}
 
 
 def _set_generators(states: dict[torch.Generator, torch.Tensor]) -> None:

@@ -32,6 +32,6 @@ def write(path: Path, content: bytes) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        files = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
+        files = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
         for old in files[:-FILES_MAX]:
             old.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from loadstone import _core
+from loadstone._base.errors import counted
 from loadstone._base.terminal import warn
 
 # Packages whose frames are skipped to find the user's line.
@@ -30,19 +31,20 @@ def warn_of_findings(findings: Iterable[_core.Finding]) -> None:
 
     Skips a wrong total in an index: no value depends on it, and many files have one.
     """
-    for each in findings:
-        if each.severity == "warning" and each.code != "ix.total_size":
-            hint = f". {each.suggestion}" if each.suggestion else ""
-            warn(f"{each.message}{hint}", UserWarning, stacklevel=users_level())
+    for finding in findings:
+        if finding.severity == "warning" and finding.code != "ix.total_size":
+            warn(f"{finding.message}{_hint(finding)}", stacklevel=users_level())
 
 
 def warn_of_overflows(findings: Iterable[_core.Finding]) -> None:
     """Warn once about all tensors with finite values that their dtype cannot represent."""
-    found = [each for each in findings if each.code == "convert.overflow"]
-    if not found:
+    overflows = [finding for finding in findings if finding.code == "convert.overflow"]
+    if not overflows:
         return
-    more = ""
-    if len(found) > 1:
-        more = f" ({len(found) - 1} more tensor{'s' if len(found) > 2 else ''} like it)"
-    hint = f". {found[0].suggestion}" if found[0].suggestion else ""
-    warn(f"{found[0].message}{more}{hint}", UserWarning, stacklevel=users_level())
+    first, others = overflows[0], len(overflows) - 1
+    more = f" ({counted(others, 'more tensor', 'more tensors')} like it)" if others else ""
+    warn(f"{first.message}{more}{_hint(first)}", stacklevel=users_level())
+
+
+def _hint(finding: _core.Finding) -> str:
+    return f". {finding.suggestion}" if finding.suggestion else ""

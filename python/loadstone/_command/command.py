@@ -38,10 +38,10 @@ _OWN = {
 
 def main(arguments: list[str]) -> int:
     if arguments and arguments[0] in _OWN:
-        return _own(*arguments)
+        return _run_own(*arguments)
     with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
         try:
-            command = [_command(), *_prepared_apart(arguments, Path(folder))]
+            command = [_command(), *_prepare_in_process(arguments, Path(folder))]
         except Error as error:
             print(f"loadstone: {error}", file=sys.stderr)
             return _USAGE
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
             signal.signal(signal.SIGINT, before)
 
 
-def _own(name: str, *arguments: str) -> int:
+def _run_own(name: str, *arguments: str) -> int:
     try:
         return int(adapters.resolve(_OWN[name])(list(arguments)))
     except Error as error:
@@ -65,15 +65,15 @@ def _own(name: str, *arguments: str) -> int:
         return _INTERRUPTED
 
 
-def prepared(arguments: list[str], folder: Path) -> list[str]:
+def prepare(arguments: list[str], folder: Path) -> list[str]:
     """Return the command's arguments; write the files that they name to ``folder``."""
     if not _is_traced(arguments):
         return arguments
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    own.add_argument("--converter")
-    own.add_argument("--trust-code", action="store_true")
-    own.add_argument("--dtype")  # passed to the converter, which picks one per tensor
-    ours, rest = own.parse_known_args(arguments)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--converter")
+    parser.add_argument("--trust-code", action="store_true")
+    parser.add_argument("--dtype")  # passed to the converter, which picks one per tensor
+    ours, rest = parser.parse_known_args(arguments)
     traced = model_folder.trace(
         arguments[1],
         converter=ours.converter,
@@ -85,31 +85,28 @@ def prepared(arguments: list[str], folder: Path) -> list[str]:
     return [*rest, f"--rules={recipes}", f"--metadata={metadata}"]
 
 
-def _prepared_apart(arguments: list[str], folder: Path) -> list[str]:
-    """Run prepared() in its own process: the converter's imports would stay in memory."""
+def _prepare_in_process(arguments: list[str], folder: Path) -> list[str]:
+    """Run prepare() in its own process: the converter's imports would stay in memory."""
     if not _is_traced(arguments):
         return arguments
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(prepared, arguments, folder).result()
+        return pool.submit(prepare, arguments, folder).result()
 
 
 def _is_traced(arguments: list[str]) -> bool:
     if len(arguments) < 3 or arguments[0] != "convert":
         return False
-    given = _has(arguments, "--rules") or _has(arguments, "--metadata")
-    return not given and model_folder.is_for_converter(arguments[1], arguments[2])
-
-
-def _has(arguments: list[str], option: str) -> bool:
-    return any(each.partition("=")[0] == option for each in arguments)
+    options = {argument.partition("=")[0] for argument in arguments}
+    has_result = not options.isdisjoint(("--rules", "--metadata"))
+    return not has_result and model_folder.is_for_converter(arguments[1], arguments[2])
 
 
 def _command() -> str:
     """Return the command installed with the package, or the first one in the path."""
     name = "loadstone"
     installed = Path(sysconfig.get_path("scripts"), name)
-    found = str(installed) if os.access(installed, os.X_OK) else shutil.which(name)
-    if found is None:
+    path = str(installed) if os.access(installed, os.X_OK) else shutil.which(name)
+    if path is None:
         raise make("io.not_found", "the command is not installed", path=str(installed))
-    return found
+    return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import importlib.util
 import io
@@ -12,14 +13,15 @@ import os
 import platform
 import re
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from loadstone._adapters import canaries
 from loadstone._adapters.sites import LIBRARIES, sites_of
+from loadstone._base import machine
 from loadstone._base.adapters import adapters_with
 from loadstone._base.terminal import printable
 from loadstone._base.version import build_info
@@ -29,6 +31,12 @@ WITHOUT_CANARY = {
     library: adapter.no_canary for library, adapter in adapters_with("no_canary").items()
 }
 _WRONG = (canaries.DIFFERS, canaries.FAILED)
+
+# Tokens in the errors of other libraries: of the hub, of a header, of a query. The group stays.
+_SECRETS = re.compile(
+    r"\bhf_(?:[a-z]+_)?[A-Za-z0-9]{10,}"
+    r"|(\b(?i:bearer)\s+|(?i:token|password|secret|api_?key)=)[^\s'\",;)\]}]+"
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -45,36 +53,41 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     with _silenced():
-        found = _private(report(again=options.again))
-    print(json.dumps(found, indent=1) if options.json else "\n".join(_lines(found)))
-    return 0 if found["ok"] else 1
+        facts = _without_secrets(report(again=options.again))
+    print(json.dumps(facts, indent=1) if options.json else "\n".join(_lines(facts)))
+    return 0 if facts["ok"] else 1
 
 
 def report(*, again: bool) -> dict[str, Any]:
-    libraries = [_library(each) for each in (*LIBRARIES, *WITHOUT_CANARY)]
-    for each in libraries:  # after all imports, so that each result names all releases
-        each["canary"] = dataclasses.asdict(_canary(each, again))
+    libraries = [_check_library(name) for name in (*LIBRARIES, *WITHOUT_CANARY)]
+    for library in libraries:  # after all imports, so that each result names all releases
+        library["canary"] = dataclasses.asdict(_run_canary(library, again))
     return {
-        "ok": not any(each["lacking"] or each["canary"]["result"] in _WRONG for each in libraries),
+        "ok": not any(
+            library["lacking"] or library["canary"]["result"] in _WRONG for library in libraries
+        ),
         "loadstone": dataclasses.asdict(build_info()),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": {"name": _field("/proc/cpuinfo", "model name"), "count": _processor_count()},
+        "processor": {
+            "name": machine.read_proc_field("/proc/cpuinfo", "model name"),
+            "count": len(os.sched_getaffinity(0)),
+        },
         "memory": {
-            name: int(_field("/proc/meminfo", field).split()[0]) * 1024
+            name: machine.read_proc_bytes("/proc/meminfo", field)
             for name, field in (("total", "MemTotal"), ("available", "MemAvailable"))
         },
         "disk": {
             "folder": tempfile.gettempdir(),
             "free": shutil.disk_usage(tempfile.gettempdir()).free,
         },
-        **_torch(),
+        **_find_gpus(),
         "libraries": libraries,
     }
 
 
-def _library(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _check_library(name: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {
         "name": name,
         "version": "",
         "tested": "",
@@ -82,22 +95,22 @@ def _library(name: str) -> dict[str, Any]:
         "lacking": [],
     }
     if name == "llama_cpp":  # its table needs a folder
-        return found
+        return facts
     sites = sites_of(name)
-    found["tested"] = sites.tested
+    facts["tested"] = sites.tested
     if importlib.util.find_spec(name) is None:
-        return found
+        return facts
     try:
-        found["version"] = sites.version()
-        found["is_newer"] = sites.is_untried()
-        found["lacking"] = list(sites.lacking())
+        facts["version"] = sites.version()
+        facts["is_newer"] = sites.is_untried()
+        facts["lacking"] = list(sites.lacking())
     except (Exception, SystemExit) as error:  # other libraries raise any class
-        found["version"] = found["version"] or "?"
-        found["lacking"] = [f"{name} ({type(error).__name__}: {error})"]
-    return found
+        facts["version"] = facts["version"] or "?"
+        facts["lacking"] = [f"{name} ({type(error).__name__}: {error})"]
+    return facts
 
 
-def _canary(library: dict[str, Any], again: bool) -> canaries.Outcome:
+def _run_canary(library: dict[str, Any], again: bool) -> canaries.Outcome:
     name = library["name"]
     if name in WITHOUT_CANARY:
         return canaries.Outcome(canaries.NOT_RUN, WITHOUT_CANARY[name])
@@ -107,7 +120,7 @@ def _canary(library: dict[str, Any], again: bool) -> canaries.Outcome:
     return canaries.run(name, again=again)
 
 
-def _torch() -> dict[str, Any]:
+def _find_gpus() -> dict[str, Any]:
     try:
         import torch
 
@@ -116,39 +129,55 @@ def _torch() -> dict[str, Any]:
         return {"torch": f"{type(error).__name__}: {error}", "gpus": []}
     return {
         "torch": torch.__version__,
-        "gpus": [{"name": each.name, "memory": each.total_memory} for each in gpus],
+        "gpus": [{"name": gpu.name, "memory": gpu.total_memory} for gpu in gpus],
     }
 
 
-def _processor_count() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _field(path: str, name: str) -> str:
-    """Return a field of a file of /proc, or "0" if absent."""
-    with contextlib.suppress(OSError):
-        for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == name:
-                return value.strip()
-    return "0"
-
-
-def _private(value: Any) -> Any:
-    """Remove secrets of URLs, and paths in the user's home."""
+def _without_secrets(value: Any) -> Any:
+    """Remove tokens, secrets of URLs, and paths in the user's home."""
     if isinstance(value, dict):
-        return {name: _private(each) for name, each in value.items()}
+        return {name: _without_secrets(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_private(each) for each in value]
+        return [_without_secrets(item) for item in value]
     if not isinstance(value, str):
         return value
     home = re.escape(os.path.expanduser("~").rstrip("/") or "~")  # noqa: PTH111  (it never fails)
-    return printable(re.sub(rf"{home}(/[^\s'\",:;)\]]*)?", "~/...", value))
+    text = _SECRETS.sub(lambda match: f"{match[1] or ''}***", value)
+    return printable(re.sub(rf"{home}(/[^\s'\",:;)\]]*)?", "~/...", text))
+
+
+@contextlib.contextmanager
+def _discarded(descriptor: int) -> Iterator[None]:
+    """Discard what C code and other processes write to a descriptor, too."""
+    try:
+        kept = os.dup(descriptor)
+    except OSError:  # the shell closed it
+        yield
+        return
+    try:
+        _flush()
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), descriptor)
+        yield
+    finally:
+        _flush()
+        os.dup2(kept, descriptor)
+        os.close(kept)
+
+
+def _flush() -> None:
+    """Write the buffers of Python and of C."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
 
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
     with (
+        _discarded(1),
+        _discarded(2),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
         warnings.catch_warnings(),
@@ -160,8 +189,8 @@ def _silenced() -> Iterator[None]:
 # --- the text ------------------------------------------------------------------------------------
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
-    build, memory = found["loadstone"], found["memory"]
+def _lines(facts: dict[str, Any]) -> list[str]:
+    build, memory = facts["loadstone"], facts["memory"]
     build_facts = [
         build["compiler"],
         build["build_type"],
@@ -171,19 +200,19 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"{name}: {'yes' if build[field] else 'no'}"
         for name, field in (("remote files", "has_remote"), ("SHA-256", "has_sha256"))
     ]
-    gpus = [f"{each['name']} ({_size(each['memory'])})" for each in found["gpus"]]
+    gpus = [f"{gpu['name']} ({_size(gpu['memory'])})" for gpu in facts["gpus"]]
     lines = [
         f"loadstone  {build['version']} ({', '.join(map(str.strip, build_facts))})",
-        f"Python     {found['python']} on {found['platform']}",
-        f"processor  {found['processor']['name']}, {found['processor']['count']} usable",
+        f"Python     {facts['python']} on {facts['platform']}",
+        f"processor  {facts['processor']['name']}, {facts['processor']['count']} usable",
         f"memory     {_size(memory['available'])} of {_size(memory['total'])} available",
-        f"disk       {_size(found['disk']['free'])} free for {found['disk']['folder']}",
-        f"torch      {found['torch']}; GPUs: {', '.join(gpus) or 'none'}",
+        f"disk       {_size(facts['disk']['free'])} free for {facts['disk']['folder']}",
+        f"torch      {facts['torch']}; GPUs: {', '.join(gpus) or 'none'}",
         "",
     ]
-    for each in found["libraries"]:
-        lines += _lines_of_library(each)
-    return [*lines, "", "nothing is wrong" if found["ok"] else "something above is wrong"]
+    for library in facts["libraries"]:
+        lines += _lines_of_library(library)
+    return [*lines, "", "nothing is wrong" if facts["ok"] else "something above is wrong"]
 
 
 def _lines_of_library(library: dict[str, Any]) -> list[str]:
@@ -195,7 +224,7 @@ def _lines_of_library(library: dict[str, Any]) -> list[str]:
     state = "newer than tested" if library["is_newer"] else "supported"
     state = "UNSUPPORTED" if library["lacking"] else state
     lines = [f"{name:14} {library['version']}  {state} ({tested})"]
-    lines += [f"{'':14} lacks {each}" for each in library["lacking"]]
+    lines += [f"{'':14} lacks {site}" for site in library["lacking"]]
     result = canary["result"].upper() if canary["result"] in _WRONG else canary["result"]
     again = "; found in an earlier run, --again repeats it" if canary["is_remembered"] else ""
     reason = f" ({canary['reason']})" if canary["reason"] else ""

@@ -40,7 +40,7 @@ class PartDone:
     error: Error | None = None
 
 
-def patiently(call: Callable[[], _Result]) -> _Result:
+def retry_while_locked(call: Callable[[], _Result]) -> _Result:
     """Retry while the target is locked, such as by an abandoned task that has not ended yet."""
     end = time.monotonic() + _LOCKED_SECONDS
     while True:
@@ -55,7 +55,7 @@ def patiently(call: Callable[[], _Result]) -> _Result:
 def do_part(convert: Convert, arguments: dict[str, Any], index: int, count: int) -> PartDone:
     """Return errors of loadstone instead of raising them: a retry would fail again."""
     try:
-        report = patiently(lambda: convert(**arguments, part=(index, count)))
+        report = retry_while_locked(lambda: convert(**arguments, part=(index, count)))
     except Error as error:
         return PartDone(index, error=error)
     sums = Counter({name: getattr(report, name) for name in SUMS})
@@ -70,14 +70,14 @@ def run_parts(
     parts: int | None,
     show: Callable[[PartDone], object],
 ) -> list[PartDone]:
-    begin, slots = _engine(convert, cluster, arguments)
+    begin, slots = _find_engine(convert, cluster, arguments)
     done: list[PartDone] = []
     with contextlib.closing(begin(parts or max(1, min(files, slots)))) as pending:
-        for each in pending:
-            if each.error is not None:
-                raise each.error
-            done.append(each)
-            show(each)
+        for part in pending:
+            if part.error is not None:
+                raise part.error
+            done.append(part)
+            show(part)
     return done
 
 
@@ -85,33 +85,33 @@ def run_parts(
 _Begin = Callable[[int], Generator[PartDone, None, None]]
 
 
-def _engine(convert: Convert, cluster: Any, arguments: dict[str, Any]) -> tuple[_Begin, int]:
+def _find_engine(convert: Convert, cluster: Any, arguments: dict[str, Any]) -> tuple[_Begin, int]:
     if cluster == "ray":
-        return _ray(convert, arguments)
+        return _start_ray(convert, arguments)
     if callable(getattr(cluster, "submit", None)):
         slots = getattr(cluster, "_max_workers", None)
         slots = slots if isinstance(slots, int) and slots > 0 else max(_SLOTS, os.cpu_count() or 1)
-        return lambda count: _submitted(convert, cluster, arguments, count), slots
+        return lambda count: _submit_parts(convert, cluster, arguments, count), slots
     message = '"ray", or an object with submit() such as concurrent.futures have'
     raise make("plan.options", "no engine to run parts on", field="cluster", expected=message)
 
 
-def _submitted(
+def _submit_parts(
     convert: Convert, cluster: Any, arguments: dict[str, Any], count: int
 ) -> Generator[PartDone, None, None]:
     futures = [
         cluster.submit(do_part, convert, arguments, index + 1, count) for index in range(count)
     ]
     try:
-        known = all(isinstance(future, Future) for future in futures)
-        for future in as_completed(futures) if known else futures:
+        is_standard = all(isinstance(future, Future) for future in futures)
+        for future in as_completed(futures) if is_standard else futures:
             yield future.result()
     finally:
         for future in futures:
             future.cancel()
 
 
-def _ray(convert: Convert, arguments: dict[str, Any]) -> tuple[_Begin, int]:
+def _start_ray(convert: Convert, arguments: dict[str, Any]) -> tuple[_Begin, int]:
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError:
@@ -123,15 +123,15 @@ def _ray(convert: Convert, arguments: dict[str, Any]) -> tuple[_Begin, int]:
     task = ray.remote(num_cpus=threads, max_retries=_RETRIES)(do_part)
 
     def begin(count: int) -> Generator[PartDone, None, None]:
-        where = ray.put(arguments)
-        waiting = [task.remote(convert, where, index + 1, count) for index in range(count)]
+        shared = ray.put(arguments)
+        waiting = [task.remote(convert, shared, index + 1, count) for index in range(count)]
         try:
             while waiting:
                 ready, waiting = ray.wait(waiting)
                 yield from ray.get(ready)
         finally:
-            for each in waiting:
-                ray.cancel(each)
+            for part in waiting:
+                ray.cancel(part)
 
     slots = int(ray.cluster_resources().get("CPU", _SLOTS)) // threads
     return begin, slots

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from loadstone import _core
 from loadstone._base.adapters import adapters_with, resolve
 from loadstone._base.errors import make
+from loadstone._base.keywords import names_keywords
 from loadstone._base.late import torch
-from loadstone._base.progress import shown
+from loadstone._base.progress import Progress, show_progress
 from loadstone._convert import cluster as _cluster
-from loadstone._convert.output import (
-    ConvertReport,
-    Quantize,
-    carry_out,
-    dry_report,
-    form_of,
-    settings_of,
-)
-from loadstone._files.catalog import Catalog, CheckpointPath, opened
+from loadstone._convert.output import ConvertReport, OutputOptions, Quantize, require_no_errors
+from loadstone._files.catalog import Catalog, CheckpointPath, open_catalog
 from loadstone._files.gguf_metadata import Metadata, metadata_text
 from loadstone._plan import rules as _rules
 from loadstone._plan.rules import RulesText, rules_or_recipes, rules_text
@@ -38,6 +32,7 @@ class TracedRecipes(Protocol):
 Rules = _rules.Rules | TracedRecipes
 
 
+@names_keywords
 def convert(
     source: CheckpointPath | Catalog,
     target: str | os.PathLike[str],
@@ -64,7 +59,7 @@ def convert(
     max_memory: int | str | None = None,
     unexpected: str = "warn",
     threads: int | None = None,
-    progress: bool | Callable[[int, int], object] = False,
+    progress: Progress = False,
     dry_run: bool = False,
     allow_links: bool = False,
     resume: bool = False,
@@ -164,39 +159,34 @@ def convert(
     """
     arguments = locals()
     if cluster is not None:
-        return _divided(**arguments)
+        return _convert_in_parts(**arguments)
     if parts is not None:
         message = "parts are the tasks of a cluster, and cluster= is missing"
         raise make("plan.options", message, field="parts", found=repr(parts))
-    where = os.fsdecode(target)
-    form = form_of(where, shard_size, name)
-    resolved = _resolved(
-        source, where, rules, dtype, metadata, unexpected, converter, trust_code, allow_links
+    options = OutputOptions.of_call(arguments)
+    target = os.fsdecode(target)
+    core_arguments = options.core_arguments(source, target)
+    checkpoint = _open_source(
+        source, target, rules, dtype, metadata, converter, trust_code, allow_links
     )
     conversion = _core.make_conversion(
-        **resolved,
-        **settings_of(arguments, source, form),
+        **checkpoint,
+        **core_arguments,
+        unexpected=unexpected,
         dequantize=dequantize,
         experts=experts,
     )
-    if dry_run:
-        return dry_report(conversion, where)
-    return carry_out(conversion, where, progress, resume, part, finish, receipt, page_cache)
+    return options.run(conversion, target)
 
 
-def _absolute(path: str | os.PathLike[str] | None) -> str | None:
-    """Return the path for another process; do not resolve links."""
-    return None if path is None else os.path.abspath(os.fsdecode(path))  # noqa: PTH100
-
-
-def _divided(
+def _convert_in_parts(
     *,
     cluster: Any,
     parts: int | None,
     part: tuple[int, int] | None,
     finish: bool,
     resume: bool,
-    progress: bool | Callable[[int, int], object],
+    progress: Progress,
     dry_run: bool,
     **arguments: Any,
 ) -> ConvertReport:
@@ -220,37 +210,36 @@ def _divided(
     planned = convert(**arguments, dry_run=True)
     if dry_run:
         return planned
-    errors = [finding for finding in planned.findings if finding.severity == "error"]
-    if errors:
-        error = make(errors[0].code, errors[0].message)
-        error.findings = planned.findings
-        raise error
+    require_no_errors(planned.findings)
     bytes_done = 0
-    with shown(progress, "converting") as callback:
+    with show_progress(progress, "converting") as callback:
 
-        def show(done: _cluster.PartDone) -> None:
+        def show(part: _cluster.PartDone) -> None:
             nonlocal bytes_done
-            bytes_done += done.sums["bytes_written"] + done.sums["bytes_kept"]
+            bytes_done += part.sums["bytes_written"] + part.sums["bytes_kept"]
             if callback is not None:
                 callback(bytes_done, planned.bytes_written)
 
         done = _cluster.run_parts(convert, cluster, arguments, planned.files, parts, show)
-    report = _cluster.patiently(lambda: convert(**arguments, finish=True))
+    report = _cluster.retry_while_locked(lambda: convert(**arguments, finish=True))
     report.seconds = time.perf_counter() - begin
     for name in _cluster.SUMS:
-        total = getattr(report, name) + sum(each.sums[name] for each in done)
-        setattr(report, name, total)
-    report.peak_bytes = max(report.peak_bytes, *(each.peak_bytes for each in done))
+        setattr(report, name, getattr(report, name) + sum(part.sums[name] for part in done))
+    report.peak_bytes = max(report.peak_bytes, *(part.peak_bytes for part in done))
     return report
 
 
-def _resolved(
+def _absolute(path: str | os.PathLike[str] | None) -> str | None:
+    """Return the path for another process; do not resolve links."""
+    return None if path is None else os.path.abspath(os.fsdecode(path))  # noqa: PTH100
+
+
+def _open_source(
     source: Any,
     target: str,
     rules: Rules | None,
     dtype: Any,
     metadata: Metadata | None,
-    unexpected: str,
     converter: str | os.PathLike[str] | None,
     trust_code: bool,
     allow_links: bool,
@@ -261,42 +250,37 @@ def _resolved(
     for adapter in adapters_with("gguf").values() if rules is None else ():
         traced = traced or resolve(adapter.gguf)(source, target, dtype=dtype, **options)
     if traced is not None:
-        catalog, listed, recipes, dtype = traced.catalog._core, "", traced.recipes, None
+        catalog, rules_json, recipes, dtype = traced.catalog._core, "", traced.recipes, None
         metadata = traced.metadata_with(metadata)
     else:
         for field, value in (("converter", converter), ("trust_code", trust_code)):
             if value:
                 message = "llama.cpp's converter makes NAME.gguf of a folder, and takes no rules"
                 raise make("plan.options", message, field=field, found=str(value))
-        catalog = opened(source, allow_links=allow_links)._core
-        listed, recipes = _chosen(rules, source, catalog)
+        catalog = open_catalog(source, allow_links=allow_links)._core
+        rules_json, recipes = _rules_or_recipes(rules, source, catalog)
     return {
         "catalog": catalog,
-        "rules": listed,
+        "rules": rules_json,
         "recipes": recipes,
         "dtype": "" if dtype is None or dtype == "auto" else str(dtype),
         "metadata": "" if metadata is None else metadata_text(metadata),
-        "unexpected": unexpected,
     }
 
 
-def _chosen(
+def _rules_or_recipes(
     rules: Rules | None, source: Any, catalog: _core.Catalog
 ) -> tuple[str, _core.Recipes | None]:
     """Return rules as JSON, and recipes; at most one of them is set."""
     if rules is None:
         return "", None
-    if isinstance(rules, TracedRecipes):
-        if not isinstance(source, Catalog):
-            message = "traced recipes belong to the catalog that they were traced with: pass that"
-            raise make("plan.options", message, field="source")
-        errors = [finding for finding in rules.findings if finding.severity == "error"]
-        if errors:
-            error = make(errors[0].code, errors[0].message)
-            error.findings = rules.findings
-            raise error
-        return "", rules.recipes
-    return rules_or_recipes(rules, catalog)
+    if not isinstance(rules, TracedRecipes):
+        return rules_or_recipes(rules, catalog)
+    if not isinstance(source, Catalog):
+        message = "traced recipes belong to the catalog that they were traced with: pass that"
+        raise make("plan.options", message, field="source")
+    require_no_errors(rules.findings)
+    return "", rules.recipes
 
 
 def _as_text(rules: Rules | None) -> RulesText | None:

@@ -10,10 +10,12 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
+from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize
 from loadstone._model.tensor_memory import bytes_of
 
 
+@names_keywords
 def dequantize(
     parts: Mapping[str, torch.Tensor],
     encoding: str,
@@ -53,9 +55,12 @@ def dequantize(
             ``q.shape``, ``q.scale_shape``, ``q.dtype``, ``q.group_size``, ``q.code``, ``q.nan``),
             or has no memory (``audit.on_meta``).
     """
-    if encoding.lower() in quantize.ENCODINGS:
-        name = encoding.lower()
-        return quantize.decode(parts, name, shape, dtype, dialect, block_size, allow_non_finite)
+    name = encoding.lower()
+    if name in quantize.ENCODINGS:
+        dialect = _core.DIALECTS[name][0] if dialect is None else dialect
+        return quantize.Quantized(
+            name, tuple(shape), dtype, parts, block_size, dialect, allow_non_finite
+        ).dequantize()
     dialect = "exact" if dialect is None else dialect
     elements, size = _core.gguf_layout(encoding)
     if set(parts) != {"data"}:

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from loadstone import _core
 from loadstone._base.errors import count_argument, make
+from loadstone._base.keywords import names_keywords
 from loadstone._base.late import torch
-from loadstone._convert.output import (
-    ConvertReport,
-    Quantize,
-    carry_out,
-    dry_report,
-    form_of,
-    settings_of,
-)
-from loadstone._files.catalog import opened
+from loadstone._base.progress import Progress
+from loadstone._convert.output import ConvertReport, OutputOptions, Quantize
+from loadstone._files.catalog import open_catalog
 from loadstone._files.gguf_metadata import Metadata, metadata_text
 from loadstone._files.weighted import (
     Weighted,
-    ignored_by,
-    joined,
+    adapter_rows,
+    join_catalogs,
+    parse_weights,
     tie_argument,
-    weighted,
 )
 
 
+@names_keywords
 def merge(
     models: Weighted,
     target: str | os.PathLike[str],
@@ -55,7 +51,7 @@ def merge(
     name: str | None = None,
     max_memory: int | str | None = None,
     threads: int | None = None,
-    progress: bool | Callable[[int, int], object] = False,
+    progress: Progress = False,
     dry_run: bool = False,
     allow_links: bool = False,
     resume: bool = False,
@@ -100,23 +96,28 @@ def merge(
             ``merge.unused`` (all ``findings`` attached); or not in ``max_memory``.
         FormatError, LoadError, Error: see :func:`loadstone.convert`.
     """
-    arguments = locals()
-    given, adapters = weighted(models, "models"), weighted(lora, "lora")
-    form = form_of(where := os.fsdecode(target), shard_size, name)
-    if not given:
+    options = OutputOptions.of_call(locals())
+    sources, adapters = parse_weights(models, "models"), parse_weights(lora, "lora")
+    target = os.fsdecode(target)
+    if not sources:
         raise make("plan.options", "a merge begins with a model", field="models")
-    weights = [weight for _, weight in given]
-    ignored, tie = ignored_by(adapters, lora_ignore), tie_argument(tie)
-    factors = [(factor, ignored) for _, factor in adapters]
-    seed = None if seed is None else count_argument("seed", seed, 2**64 - 1)
-    options = _core.merge_options(weights, factors, method, normalise, scale, density, seed, tie)
-    conversion = _core.make_conversion(
-        joined([opened(source, allow_links=allow_links) for source, _ in (*given, *adapters)]),
-        dtype="" if dtype is None or dtype == "auto" else str(dtype),
-        **settings_of(arguments, given[0][0], form),
-        metadata="" if metadata is None else metadata_text(metadata),
-        merge=options,
+    core_arguments = options.core_arguments(sources[0][0], target)
+    merge_options = _core.merge_options(
+        [weight for _, weight in sources],
+        adapter_rows(adapters, lora_ignore),
+        method,
+        normalise,
+        scale,
+        density,
+        None if seed is None else count_argument("seed", seed, 2**64 - 1),
+        tie_argument(tie),
     )
-    if not dry_run:
-        return carry_out(conversion, where, progress, resume, part, finish, receipt, page_cache)
-    return dry_report(conversion, where)
+    catalogs = [open_catalog(path, allow_links=allow_links) for path, _ in (*sources, *adapters)]
+    conversion = _core.make_conversion(
+        join_catalogs(catalogs),
+        dtype="" if dtype is None or dtype == "auto" else str(dtype),
+        **core_arguments,
+        metadata="" if metadata is None else metadata_text(metadata),
+        merge=merge_options,
+    )
+    return options.run(conversion, target)

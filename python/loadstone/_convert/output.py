@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from loadstone import _core
 from loadstone._base import machine
 from loadstone._base.errors import PlanError, count_argument, make, unknown
-from loadstone._base.progress import shown
-from loadstone._files.weighted import patterns_of
+from loadstone._base.late import torch
+from loadstone._base.progress import Progress, show_progress
+from loadstone._files.weighted import pattern_list
 
 Quantize = str | Mapping[str, str]
 STYLES = ("modelopt", "compressed-tensors")
@@ -61,72 +62,126 @@ class ConvertReport:
 
 
 @dataclass(frozen=True)
-class Form:
-    """Files that a target's name asks for: one, shards next to each other, or a folder."""
+class OutputOptions:
+    """The keywords that :func:`convert` and :func:`merge` share; :func:`convert` explains them."""
 
-    is_folder: bool
-    arguments: dict[str, Any]
+    block_dtype: torch.dtype | str
+    quantize: Quantize | None
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    style: str | None
+    mode: str
+    imatrix: str | os.PathLike[str] | None
+    allow_non_finite: bool
+    copy_code: bool
+    beyond_ggml: bool
+    shard_size: int | str | None
+    name: str | None
+    max_memory: int | str | None
+    threads: int | None
+    progress: Progress
+    dry_run: bool
+    resume: bool
+    part: tuple[int, int] | None
+    finish: bool
+    receipt: str | None
+    page_cache: str
 
+    @classmethod
+    def of_call(cls, keywords: Mapping[str, Any]) -> OutputOptions:
+        """Pick the options from all keywords of a call."""
+        return cls(**{option.name: keywords[option.name] for option in fields(cls)})
 
-def form_of(target: str, shard_size: int | str | None, name: str | None) -> Form:
-    format = _core.format_of_target(target)
-    is_split = format == "gguf" and shard_size is not None
-    if format is not None and shard_size is not None and not is_split:
-        raise make("plan.options", "a single file has no shards: pass a folder", field="shard_size")
-    arguments = {
-        "format": format or "safetensors",
-        "one_file": format is not None and not is_split,
-        "is_split": is_split,
-        "stem": Path(target).stem if is_split else name or "",
-    }
-    return Form(format is None, arguments)
+    def core_arguments(self, source: Any, target: str) -> dict[str, Any]:
+        """Return the core's arguments. The target's name asks for one file, shards or a folder."""
+        format = _core.format_of_target(target)
+        is_split = format == "gguf" and self.shard_size is not None
+        if format is not None and self.shard_size is not None and not is_split:
+            message = "a single file has no shards: pass a folder"
+            raise make("plan.options", message, field="shard_size")
+        if self.style is not None and self.style not in STYLES:
+            raise unknown("style", "style", self.style, STYLES)
+        return {
+            "format": format or "safetensors",
+            "one_file": format is not None and not is_split,
+            "is_split": is_split,
+            "stem": Path(target).stem if is_split else self.name or "",
+            "block_dtype": str(self.block_dtype),
+            "shard_bytes_max": _byte_count("shard_size", self.shard_size),
+            "memory_bytes_max": _byte_count("max_memory", self.max_memory),
+            "threads": count_argument("threads", self.threads or 0),
+            "formats": format_rows(self.quantize),
+            "include": pattern_list(self.include),
+            "exclude": pattern_list(self.exclude),
+            "style": self.style or "",
+            "imatrix": "" if self.imatrix is None else os.fsdecode(self.imatrix),
+            "folder": folder_of(source),
+            "mode": self.mode,
+            "allow_non_finite": self.allow_non_finite,
+            "copy_code": self.copy_code,
+            "beyond_ggml": self.beyond_ggml,
+        }
 
-
-def carry_out(
-    conversion: _core.Conversion,
-    target: str,
-    progress: bool | Callable[[int, int], object],
-    resume: bool,
-    part: tuple[int, int] | None,
-    finish: bool,
-    receipt: str | None = None,
-    page_cache: str = "auto",
-) -> ConvertReport:
-    try:
-        conversion.require_ok()
-    except PlanError as error:
-        error.findings = conversion.findings
-        raise
-    if part is not None:
-        index, count = part
-        part = count_argument("part", index), count_argument("part", count)
-    with shown(progress, "converting") as callback:
-        report = _core.convert(
-            conversion, target, callback, resume, part, finish, receipt or "", page_cache
+    def run(self, conversion: _core.Conversion, target: str) -> ConvertReport:
+        """Write the target; or after a dry run only report what would be written."""
+        if self.dry_run:
+            return _predict(conversion, target)
+        try:
+            conversion.require_ok()
+        except PlanError as error:
+            error.findings = conversion.findings
+            raise
+        part = self.part
+        if part is not None:
+            index, count = part
+            part = count_argument("part", index), count_argument("part", count)
+        with show_progress(self.progress, "converting") as callback:
+            report = _core.convert(
+                conversion,
+                target,
+                callback,
+                self.resume,
+                part,
+                self.finish,
+                self.receipt or "",
+                self.page_cache,
+            )
+        return ConvertReport(
+            outputs=[Path(path) for path in report.outputs],
+            **report.numbers(),
+            page_cache=report.page_cache,
+            findings=report.findings,
+            table=conversion.to_table(),
+            files=conversion.file_count,
         )
-    return ConvertReport(
-        outputs=[Path(each) for each in report.outputs],
-        **report.numbers(),
-        page_cache=report.page_cache,
-        findings=report.findings,
-        table=conversion.to_table(),
-        files=conversion.file_count,
-    )
 
 
-def dry_report(conversion: _core.Conversion, target: str) -> ConvertReport:
-    has_errors = any(each.severity == "error" for each in conversion.findings)
-    stays = [] if has_errors else conversion.check_target(target)
+def _predict(conversion: _core.Conversion, target: str) -> ConvertReport:
+    is_possible = all(finding.severity != "error" for finding in conversion.findings)
+    target_findings = conversion.check_target(target) if is_possible else []
     return ConvertReport(
         outputs=[],
         seconds=0.0,
         bytes_read=conversion.bytes_to_read,
         bytes_written=conversion.bytes_to_write,
         peak_bytes=conversion.peak_bytes,
-        findings=[*conversion.findings, *stays],
+        findings=[*conversion.findings, *target_findings],
         table=conversion.to_table(),
         files=conversion.file_count,
     )
+
+
+def require_no_errors(findings: list[_core.Finding]) -> None:
+    """Raise the first error among the findings, with all of them."""
+    for finding in findings:
+        if finding.severity == "error":
+            error = make(finding.code, finding.message)
+            error.findings = findings
+            raise error
+
+
+def _byte_count(field: str, size: int | str | None) -> int | None:
+    return None if size is None else machine.byte_count(size, field)
 
 
 def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
@@ -136,7 +191,7 @@ def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
     if isinstance(quantize, str):
         return [("", quantize)]
     if not isinstance(quantize, Mapping) or not all(
-        isinstance(each, str) for pair in quantize.items() for each in pair
+        isinstance(text, str) for pair in quantize.items() for text in pair
     ):
         raise make(
             "plan.options",
@@ -147,43 +202,9 @@ def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
     return list(quantize.items())
 
 
-def _style(style: str | None) -> str:
-    if style is None:
-        return ""
-    if style in STYLES:
-        return style
-    raise unknown("style", "style", style, STYLES)
-
-
-def _sizes(shard_size: int | str | None, max_memory: int | str | None) -> dict[str, Any]:
-    given = {"shard_size": shard_size, "max_memory": max_memory}
-    shard, memory = (
-        None if size is None else machine.byte_count(size, field) for field, size in given.items()
-    )
-    return {"shard_bytes_max": shard, "memory_bytes_max": memory}
-
-
 def folder_of(source: Any) -> str:
     """Return the source's folder; empty if the source is not a folder."""
     if not isinstance(source, str | bytes | os.PathLike):
         return ""
     path = os.fsdecode(source)
     return path if _core.is_remote(path) or Path(path).is_dir() else ""
-
-
-def settings_of(given: Mapping[str, Any], source: Any, form: Form) -> dict[str, Any]:
-    """Return the core's arguments that conversions and merges share."""
-    same = ("mode", "allow_non_finite", "copy_code", "beyond_ggml")
-    return {
-        "block_dtype": str(given["block_dtype"]),
-        **form.arguments,
-        **_sizes(given["shard_size"], given["max_memory"]),
-        "threads": count_argument("threads", given["threads"] or 0),
-        "formats": format_rows(given["quantize"]),
-        "include": patterns_of(given["include"]),
-        "exclude": patterns_of(given["exclude"]),
-        "style": _style(given["style"]),
-        "imatrix": "" if given["imatrix"] is None else os.fsdecode(given["imatrix"]),
-        "folder": folder_of(source),
-        **{name: given[name] for name in same},
-    }

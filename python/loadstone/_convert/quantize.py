@@ -14,6 +14,7 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import BLOCK_SIZES, dtype_name
 from loadstone._base.errors import make, unknown
+from loadstone._base.keywords import names_keywords
 from loadstone._convert import quantize_scaled
 from loadstone._model.tensor_memory import bytes_of
 
@@ -53,17 +54,10 @@ class Quantized:
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A new tensor of the decoded values; ``dtype``: default that of the original tensor."""
-        return decode(
-            self.parts,
-            self.encoding,
-            self.shape,
-            self.dtype if dtype is None else dtype,
-            self.dialect,
-            self.block_size or 64,
-            self.allow_non_finite,
-        )
+        return _decode(self, self.dtype if dtype is None else dtype)
 
 
+@names_keywords
 def quantize(
     tensor: torch.Tensor,
     encoding: str,
@@ -126,47 +120,41 @@ def quantize(
     return Quantized(name, shape, tensor.dtype, parts, size, dialect, allow_non_finite)
 
 
-def decode(
-    parts: Mapping[str, torch.Tensor],
-    encoding: str,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    dialect: str | None,
-    block_size: int,
-    allow_non_finite: bool,
-) -> torch.Tensor:
+def _decode(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
+    parts, encoding = quantized.parts, quantized.encoding
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         expected = "float32, bfloat16 or float16"
         raise make("plan.dtype", "not decoded to this dtype", found=str(dtype), expected=expected)
-    extents = tuple(int(extent) for extent in shape)
+    extents = tuple(int(extent) for extent in quantized.shape)
     if min(extents, default=0) < 0:
         raise make("q.shape", "an extent is negative", found=str(list(extents)))
+    _choose_dialect(encoding, quantized.dialect)
+    allow_non_finite = quantized.allow_non_finite
     if encoding in quantize_scaled.ENCODINGS:
-        return quantize_scaled.decode(parts, encoding, extents, dtype, dialect, allow_non_finite)
-    if dialect is not None and dialect not in (known := _core.DIALECTS[encoding]):
-        raise unknown("dialect", "dialect", dialect, known, "usage")
+        return quantize_scaled.decode(parts, encoding, extents, dtype, allow_non_finite)
+    block_size = quantized.block_size if encoding in ("nf4", "fp4") else 64
     for name, part in parts.items():
         if part.device.type == "meta":
             raise make("audit.on_meta", "a part of the weight has no memory", field=name)
     rows = [(name, dtype_name(part.dtype), tuple(part.shape)) for name, part in parts.items()]
     _core.bnb.check_parts(encoding, extents, block_size, rows)
-    given = {name: part.detach().cpu().contiguous() for name, part in parts.items()}
+    components = {name: part.detach().cpu().contiguous() for name, part in parts.items()}
     if not allow_non_finite:
-        for name, part in given.items():
+        for name, part in components.items():
             if part.dtype is torch.float32 and name != "data":
                 _core.bnb.check_scales(name, bytes_of(part))
-        if "nested_code" in given:
-            _core.bnb.check_nested_code(bytes_of(given["nested_code"]))
-    if "code" in given:
-        _core.bnb.check_code(encoding, bytes_of(given["code"]))
-    absmax = _unnest(given) if "nested_offset" in given else given["absmax"]
+        if "nested_code" in components:
+            _core.bnb.check_nested_code(bytes_of(components["nested_code"]))
+    if "code" in components:
+        _core.bnb.check_code(encoding, bytes_of(components["code"]))
+    absmax = _unnest(components) if "nested_offset" in components else components["absmax"]
     result = torch.empty(extents, dtype=dtype)
+    data, scales = bytes_of(components["data"]), bytes_of(absmax)
     target, name = bytes_of(result), dtype_name(dtype)
-    data = bytes_of(given["data"])
     if encoding == "int8":
-        _core.bnb.decode_int8(extents[-1], data, bytes_of(absmax), target, name)
+        _core.bnb.decode_int8(extents[-1], data, scales, target, name)
     else:
-        _core.bnb.decode_4bit(encoding, block_size, data, bytes_of(absmax), target, name)
+        _core.bnb.decode_4bit(encoding, block_size, data, scales, target, name)
     return result
 
 
@@ -180,8 +168,8 @@ def _encode_rows(numbers: torch.Tensor, dialect: str) -> tuple[dict[str, torch.T
     }
     data, absmax = bytes_of(parts["data"]), bytes_of(parts["absmax"])
     columns, source = numbers.shape[-1], dtype_name(numbers.dtype)
-    place = _core.bnb.encode_int8(dialect, columns, bytes_of(numbers), source, data, absmax)
-    return parts, place
+    wrong = _core.bnb.encode_int8(dialect, columns, bytes_of(numbers), source, data, absmax)
+    return parts, wrong
 
 
 def _encode_blocks(
@@ -196,10 +184,10 @@ def _encode_blocks(
     }
     data, absmax = bytes_of(parts["data"]), bytes_of(parts["absmax"])
     source = dtype_name(numbers.dtype)
-    place = _core.bnb.encode_4bit(
+    wrong = _core.bnb.encode_4bit(
         encoding, dialect, block_size, bytes_of(numbers), source, data, absmax
     )
-    return parts, place
+    return parts, wrong
 
 
 def _check_options(
@@ -211,10 +199,7 @@ def _check_options(
 ) -> str:
     if encoding not in ENCODINGS:
         raise unknown("encoding", "encoding", encoding, ENCODINGS, "plan.encoding")
-    known = _core.DIALECTS[encoding]
-    dialect = known[0] if dialect is None else dialect
-    if dialect not in known:
-        raise unknown("dialect", "dialect", dialect, known, "usage")
+    dialect = _choose_dialect(encoding, dialect)
     if encoding in ("nf4", "fp4") and block_size not in BLOCK_SIZES:
         expected = ", ".join(map(str, BLOCK_SIZES))
         raise make("q.group_size", "no such block size", found=str(block_size), expected=expected)
@@ -224,6 +209,15 @@ def _check_options(
         raise make("usage", "an offset is for nested statistics", expected="nested=True")
     if nested_offset is not None and not math.isfinite(nested_offset):
         raise make("q.nan", "the offset is not finite", found=str(float(nested_offset)))
+    return dialect
+
+
+def _choose_dialect(encoding: str, dialect: str | None) -> str:
+    dialects = _core.DIALECTS[encoding]
+    if dialect is None:
+        return dialects[0]
+    if dialect not in dialects:
+        raise unknown("dialect", "dialect", dialect, dialects, "usage")
     return dialect
 
 
@@ -239,18 +233,12 @@ def _check_tensor(tensor: torch.Tensor) -> None:
 
 def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
     value = numbers.view(-1)[place].item()
-    index, rest = [], place
-    for extent in reversed(numbers.shape):
-        index.append(rest % extent)
-        rest //= extent
-    where = "infinite in F16, which int8 goes through" if math.isfinite(value) else "not finite"
-    spoils = f"{encoding} would spoil all that share its scale"
-    has_none = f"{encoding} has no code for it"
-    raise make(
-        "q.nan",
-        f"a number is {where}: {spoils if encoding in BNB_ENCODINGS else has_none}",
-        found=f"{value} at {index[::-1]}",
-    )
+    index = [int(position) for position in torch.unravel_index(torch.tensor(place), numbers.shape)]
+    fault = "infinite in F16, which int8 goes through" if math.isfinite(value) else "not finite"
+    reason = f"{encoding} has no code for it"
+    if encoding in BNB_ENCODINGS:
+        reason = f"{encoding} would spoil all that share its scale"
+    raise make("q.nan", f"a number is {fault}: {reason}", found=f"{value} at {index}")
 
 
 def _nest(

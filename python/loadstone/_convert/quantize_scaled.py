@@ -9,20 +9,10 @@ import torch
 
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name, torch_dtype
-from loadstone._base.errors import make, unknown
+from loadstone._base.errors import make
 from loadstone._model.tensor_memory import bytes_of
 
-ENCODINGS = (
-    "fp8",
-    "fp8-channel",
-    "fp8-block",
-    "int8-channel",
-    "int4",
-    "int4-awq",
-    "nvfp4",
-    "mxfp4",
-    "mxfp8",
-)
+ENCODINGS = tuple(name for name, dialects in _core.DIALECTS.items() if "exact" in dialects)
 # Encodings with one scale for a whole matrix.
 WHOLE = ("fp8", "nvfp4")
 
@@ -38,13 +28,13 @@ def encode(
     rows = _core.scaled.parts_of(encoding, dialect, shape, source)
     parts = {name: torch.empty(extents, dtype=torch_dtype(dtype)) for name, extents, dtype in rows}
     data = bytes_of(numbers)
-    known: list[float] = []
-    if encoding in WHOLE and amax is None:
-        known = _core.scaled.measure(encoding, dialect, shape, data, source)
-    elif amax is not None:
-        known = _given(amax, encoding, shape)
-    places = [bytes_of(part) for part in parts.values()]
-    wrong = _core.scaled.encode(encoding, dialect, shape, data, source, known, places)
+    magnitudes: list[float] = []
+    if amax is not None:
+        magnitudes = _check_magnitudes(amax, encoding, shape)
+    elif encoding in WHOLE:
+        magnitudes = _core.scaled.measure(encoding, dialect, shape, data, source)
+    targets = [bytes_of(part) for part in parts.values()]
+    wrong = _core.scaled.encode(encoding, dialect, shape, data, source, magnitudes, targets)
     return parts, wrong
 
 
@@ -53,40 +43,36 @@ def decode(
     encoding: str,
     shape: Sequence[int],
     dtype: torch.dtype,
-    dialect: str | None,
     allow_non_finite: bool,
 ) -> torch.Tensor:
-    if dialect is not None and dialect not in (known := _core.DIALECTS[encoding]):
-        raise unknown("dialect", "dialect", dialect, known, "usage")
-    given, source = _checked(parts, encoding, list(shape))
+    # Scales of another dtype than F32 have the dtype of the original tensor.
+    scale = dtype_name(parts["scale"].dtype) if "scale" in parts else ""
+    source = scale if scale in ("F16", "BF16") else "F32"
+    dialect = "exact" if source == "F32" else "modelopt-compat"
+    extents = list(shape)
+    rows = _core.scaled.parts_of(encoding, dialect, extents, source)
+    components = _check_parts(parts, rows)
     if not allow_non_finite:
-        for name, part in given.items():
+        for name, part in components.items():
             if name != "data":
                 _check_scales(name, part)
-    result = torch.empty(list(shape), dtype=dtype)
-    # Scales of another dtype than F32 have the dtype of the original tensor.
-    form = "exact" if source == "F32" else "modelopt-compat"
-    places = [bytes_of(part) for part in given.values()]
-    name = dtype_name(dtype)
-    _core.scaled.decode(encoding, form, list(shape), source, places, bytes_of(result), name)
+    result = torch.empty(extents, dtype=dtype)
+    data = [bytes_of(part) for part in components.values()]
+    target, name = bytes_of(result), dtype_name(dtype)
+    _core.scaled.decode(encoding, dialect, extents, source, data, target, name)
     return result
 
 
-def _checked(
-    parts: Mapping[str, torch.Tensor], encoding: str, shape: list[int]
-) -> tuple[dict[str, torch.Tensor], str]:
-    """Return the components in order, and the dtype of the original tensor."""
-    scale = dtype_name(parts["scale"].dtype) if "scale" in parts else ""
-    source = scale if scale in ("F16", "BF16") else "F32"
-    form = "exact" if source == "F32" else "modelopt-compat"
-    rows = _core.scaled.parts_of(encoding, form, shape, source)
+def _check_parts(
+    parts: Mapping[str, torch.Tensor], rows: Sequence[tuple[str, list[int], str]]
+) -> dict[str, torch.Tensor]:
+    """Return the components in the order of the rows: names, shapes and dtypes."""
+    names = [name for name, _, _ in rows]
     for name in parts:
-        if name not in (row[0] for row in rows):
-            expected = ", ".join(row[0] for row in rows)
-            raise make(
-                "q.scale_unused", "the encoding has no such part", expected=expected, found=name
-            )
-    given = {}
+        if name not in names:
+            message = "the encoding has no such part"
+            raise make("q.scale_unused", message, expected=", ".join(names), found=name)
+    components = {}
     for name, extents, dtype in rows:
         text = f"{dtype} {extents}"
         if name not in parts:
@@ -104,8 +90,8 @@ def _checked(
             code = "q.shape" if name == "data" else "q.scale_shape"
             message = "a part of the weight does not have the size that the shape asks for"
             raise make(code, message, field=name, found=str(list(part.shape)), expected=text)
-        given[name] = part.cpu().contiguous()
-    return given, source
+        components[name] = part.cpu().contiguous()
+    return components
 
 
 def _check_scales(name: str, scales: torch.Tensor) -> None:
@@ -114,12 +100,12 @@ def _check_scales(name: str, scales: torch.Tensor) -> None:
     else:
         wrong = ~torch.isfinite(scales.float()).reshape(-1)
     if bool(wrong.any()):
-        place = int(wrong.int().argmax())
-        found = f"{scales.reshape(-1)[place].float().item()} at {place}"
+        index = int(wrong.int().argmax())
+        found = f"{scales.reshape(-1)[index].float().item()} at {index}"
         raise make("q.nan", "a scale is not finite", field=name, found=found)
 
 
-def _given(
+def _check_magnitudes(
     amax: float | Sequence[float] | torch.Tensor, encoding: str, shape: list[int]
 ) -> list[float]:
     if encoding not in WHOLE:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 
 from loadstone._base.errors import make
+from loadstone._base.keywords import names_keywords
 from loadstone._base.late import torch
 from loadstone._base.text import write_text
-from loadstone._files.catalog import Catalog, CheckpointPath, opened
+from loadstone._files.catalog import Catalog, CheckpointPath, open_catalog
 from loadstone._plan.from_adapters import trace
 from loadstone._plan.planning import make_plan
 
 
+@names_keywords
 def save_recipes(
     model: torch.nn.Module,
     checkpoint: CheckpointPath | Catalog,
@@ -35,7 +37,7 @@ def save_recipes(
     Raises:
         PlanError: the checkpoint lacks tensors of the model, which ``findings`` name.
     """
-    catalog = opened(checkpoint, allow_links=allow_links)
+    catalog = open_catalog(checkpoint, allow_links=allow_links)
     traced = trace(rules, model, catalog, dtype)
     make_plan(model, catalog, traced).require_ok()
     if traced.recipes is None:

@@ -19,7 +19,7 @@ from loadstone import _core
 from loadstone._base.dtypes import dtype_name, has_name, value_shape
 from loadstone._base.errors import Error, make
 from loadstone._base.text import code_of
-from loadstone._convert.shared_storages import shared_groups
+from loadstone._convert.shared_storages import find_shared
 
 # The order of the format's reference writer: larger elements first, then names.
 _ORDER = [
@@ -75,29 +75,29 @@ class Serialized:
         Raises:
             LoadError: the file cannot be written, or is not a regular file (``io.*``).
         """
-        given = os.fsdecode(filename)
-        if _core.is_remote(given):
-            raise make("io.remote", "loadstone writes to this machine only", path=given)
+        name = os.fsdecode(filename)
+        if _core.is_remote(name):
+            raise make("io.remote", "loadstone writes to this machine only", path=name)
         try:
-            path = os.path.realpath(given)
-            if given.endswith(os.sep):
-                raise make("io.not_regular", "a folder's name", path=given)
+            path = os.path.realpath(name)
+            if name.endswith(os.sep):
+                raise make("io.not_regular", "a folder's name", path=name)
             if os.path.lexists(path) and not stat.S_ISREG(Path(path).lstat().st_mode):
                 raise make("io.not_regular", "only regular files are replaced", path=str(filename))
-            with _beside(path) as descriptor:
+            with _replacing(path) as descriptor:
                 for chunk in self.chunks():
-                    for begin in range(0, len(chunk), _WRITE_BYTES):
-                        _write(descriptor, chunk[begin : begin + _WRITE_BYTES])
+                    while chunk:
+                        chunk = chunk[os.write(descriptor, chunk[:_WRITE_BYTES]) :]
         except (OSError, ValueError) as reason:  # a path may hold a null
             if isinstance(reason, Error):
                 raise
             number = getattr(reason, "errno", None) or 0
             message = getattr(reason, "strerror", None) or str(reason)
-            raise make(code_of(number, "io.write"), message, path=given, errno=number) from reason
+            raise make(code_of(number, "io.write"), message, path=name, errno=number) from reason
 
 
 @contextlib.contextmanager
-def _beside(path: str) -> Iterator[int]:
+def _replacing(path: str) -> Iterator[int]:
     """Yield a new file that replaces the path when the block ends, and is removed on failure."""
     folder, name = os.path.split(path)
     short = os.fsdecode(os.fsencode(name)[:200])  # a name has 255 bytes at most
@@ -123,17 +123,12 @@ def _beside(path: str) -> Iterator[int]:
             os.close(at)
 
 
-def _write(descriptor: int, chunk: memoryview) -> None:
-    while chunk:
-        chunk = chunk[os.write(descriptor, chunk) :]
-
-
 def _dtype(name: str, tensor: torch.Tensor) -> str:
-    found = dtype_name(tensor.dtype) if has_name(tensor.dtype) else ""
-    if found not in _ORDER:
+    dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else ""
+    if dtype not in _ORDER:
         message = "safetensors has no such dtype"
         raise make("save.tensor", message, tensor=name, found=str(tensor.dtype))
-    return found
+    return dtype
 
 
 def _require_writable(
@@ -156,7 +151,7 @@ def _require_writable(
             message = "expected torch.Tensor"
             raise make("save.tensor", message, tensor=name, found=str(type(tensor)))
         _require_plain(name, tensor)
-    shared = shared_groups(tensors)
+    shared = find_shared(tensors)
     if shared:
         groups = "; ".join(", ".join(group) for group in shared)
         message = (
@@ -182,10 +177,10 @@ def _require_plain(name: str, tensor: torch.Tensor) -> None:
         raise make("save.layout", message, tensor=name)
 
 
-def _require_text(value: object, what: str) -> None:
+def _require_text(value: object, role: str) -> None:
     if not isinstance(value, str):
-        raise make("save.tensor", f"{what} must be str", found=f"{value!r} of {type(value)}")
+        raise make("save.tensor", f"{role} must be str", found=f"{value!r} of {type(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise make("save.tensor", f"{what} is no UTF-8", found=ascii(value)) from None
+        raise make("save.tensor", f"{role} is no UTF-8", found=ascii(value)) from None

@@ -11,7 +11,7 @@ from loadstone._base.errors import make
 from loadstone._model.tensor_memory import byte_span
 
 
-def shared_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+def find_shared(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """Return groups of names whose tensors overlap in memory.
 
     Disjoint parts of one storage are not shared. Tensors on meta share nothing.
@@ -23,11 +23,11 @@ def shared_groups(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
             storages[tensor.device, storage.data_ptr(), storage.nbytes()].append(name)
     groups = []
     for names in storages.values():
-        groups += _overlapping(names, tensors) if len(names) > 1 else []
+        groups += _group_overlaps(names, tensors) if len(names) > 1 else []
     return [sorted(group) for group in groups if len(group) > 1]
 
 
-def _overlapping(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+def _group_overlaps(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     areas = sorted((tensors[name].data_ptr(), _end(tensors[name]), name) for name in names)
     groups: list[list[str]] = []
     last = -1
@@ -50,7 +50,7 @@ def _covers_storage(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() == storage.data_ptr() and tensor.nbytes == storage.nbytes()
 
 
-def duplicates(
+def find_duplicates(
     tensors: Mapping[str, torch.Tensor], preferred: Iterable[str] = ()
 ) -> dict[str, list[str]]:
     """Return names to leave out so that no memory is written twice, by the name that is kept.
@@ -60,9 +60,9 @@ def duplicates(
     Raises:
         PlanError: no tensor of a group covers the storage (``save.shared``).
     """
-    wanted = set(preferred)
+    preferred = set(preferred)
     removed = {}
-    for group in shared_groups(tensors):
+    for group in find_shared(tensors):
         complete = [name for name in group if _covers_storage(tensors[name])]
         if not complete:
             raise make(
@@ -71,6 +71,6 @@ def duplicates(
                 "others; clone them",
                 found=", ".join(group),
             )
-        kept = next((name for name in complete if name in wanted), complete[0])
+        kept = next((name for name in complete if name in preferred), complete[0])
         removed[kept] = [name for name in group if name != kept]
     return removed

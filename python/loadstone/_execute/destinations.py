@@ -2,8 +2,8 @@
 
 Optimizers, hooks and other owners hold a parameter by identity. So values are made in separate
 memory; when all are complete, ``.data`` is set, and tensors on meta exchange their contents
-(``_model/contents.py``). Until then the model is unchanged. Tensors that share memory still share
-it afterwards: a load copies the memory and moves all of them.
+(``_model/tensor_swap.py``). Until then the model is unchanged. Tensors that share memory
+still share it afterwards: a load copies the memory and moves all of them.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from loadstone import _core
 from loadstone._base import collector
 from loadstone._base.dtypes import element_dtype
 from loadstone._base.errors import FilledWarning, count_argument, counted, listed, make
-from loadstone._base.interrupts import held_back
+from loadstone._base.interrupts import delay_interrupts
 from loadstone._base.machine import peak_resident_bytes
-from loadstone._base.progress import ProgressCallback, shown
+from loadstone._base.progress import ProgressCallback, show_progress
 from loadstone._base.terminal import warn
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._base.warn import users_level, warn_of_overflows
@@ -151,7 +151,7 @@ class ModelState:
 
     def restore(self, filled: Filled, error: BaseException) -> None:
         """Restore the model, its offload folder and its records, unless the load is complete."""
-        with held_back():
+        with delay_interrupts():
             if filled.offload.is_committed:
                 return
             filled.offload.abandon()
@@ -221,7 +221,7 @@ def read_values(
     with collector.paused():
         destinations = Destinations(slots, plan.targets, in_place)
     try:
-        with shown(options.progress, "loading") as callback:
+        with show_progress(options.progress, "loading") as callback:
             core = _read(plan, destinations, values, callback, options)
         _core.require_delivered(plan.core, core)
         warn_of_overflows(core.findings)
@@ -263,7 +263,7 @@ def make_report(
     )
     text = core.receipt_json()
     if text is not None:
-        report.receipt = Receipt(text).with_held(slots, provenance)
+        report.receipt = Receipt(text).add_components(slots, provenance)
     remember(model, report, slots)
     half_written.unmark(slots, written)
     return report

@@ -22,7 +22,7 @@ from loadstone._execute.audit import warn_of_replaced
 from loadstone._execute.report import Report
 from loadstone._files import remote
 from loadstone._files.catalog import CheckpointPath, inspect
-from loadstone._files.weighted import Weighted, adapters
+from loadstone._files.weighted import Weighted, open_adapters
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import PlannedTarget
 from loadstone._plan.from_adapters import trace
@@ -375,7 +375,7 @@ def _planned(
             model,
             catalog,
             traced,
-            adapters=adapters(lora, lora_ignore, allow_links, tie),
+            adapters=open_adapters(lora, lora_ignore, allow_links, tie),
             quantize=quantize,
             rules=None if is_traced else rules,
             dtype=None if is_traced else dtype,

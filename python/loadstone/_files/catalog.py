@@ -11,6 +11,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._base.errors import FormatError, make
+from loadstone._base.keywords import names_keywords
 from loadstone._files import hub, remote
 
 CheckpointPath = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
@@ -62,13 +63,13 @@ class Catalog:
     other tensors (``io.changed``).
     """
 
-    def __init__(self, core: _core.Catalog, opened: tuple[Any, ...] = ()) -> None:
+    def __init__(self, core: _core.Catalog, arguments: tuple[Any, ...] = ()) -> None:
         self._core = core
-        self._opened = opened  # arguments of open_checkpoint()
+        self._arguments = arguments  # of _reopen(), without the digest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        opened = self._opened or (self.shards, True, RANK_MAX)
-        return _reopened, (*opened, self.digest())
+        arguments = self._arguments or (self.shards, True, RANK_MAX)
+        return _reopen, (*arguments, self.digest())
 
     @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -126,6 +127,7 @@ class Catalog:
         )
 
 
+@names_keywords
 def inspect(
     path: CheckpointPath, *, allow_links: bool = False, gguf_rank_max: int = _core.GGUF_RANK_MAX
 ) -> Catalog:
@@ -158,20 +160,20 @@ def inspect(
         )
         raise make("plan.options", message, field="checkpoint", found=type(path).__name__)
     paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
-    names = [hub.local_path(os.fsdecode(each)) for each in paths]
-    opened = ([remote.absolute(name) for name in names], allow_links, gguf_rank_max)
+    names = [hub.resolve_hub_id(os.fsdecode(name)) for name in paths]
     core = _core.open_checkpoint(names, allow_links, gguf_rank_max, remote.storage())
-    return Catalog(core, opened)
+    absolute = [remote.absolute(name) for name in names]
+    return Catalog(core, (absolute, allow_links, gguf_rank_max))
 
 
-def opened(source: CheckpointPath | Catalog, *, allow_links: bool) -> Catalog:
+def open_catalog(source: CheckpointPath | Catalog, *, allow_links: bool) -> Catalog:
     """Return a catalog unchanged; else open a checkpoint, with tensors of any rank."""
     if isinstance(source, Catalog):
         return source
     return inspect(source, allow_links=allow_links, gguf_rank_max=RANK_MAX)
 
 
-def readable(paths: CheckpointPath, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
+def try_inspect(paths: CheckpointPath, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
     """Return the catalog; or the reason why loadstone cannot read a file that torch may read.
 
     Raises:
@@ -185,7 +187,7 @@ def readable(paths: CheckpointPath, *, allow_links: bool = False) -> tuple[Catal
         return None, str(error)
 
 
-def _reopened(paths: list[str], allow_links: bool, gguf_rank_max: int, digest: str) -> Catalog:
+def _reopen(paths: list[str], allow_links: bool, gguf_rank_max: int, digest: str) -> Catalog:
     catalog = inspect(paths, allow_links=allow_links, gguf_rank_max=gguf_rank_max)
     found = catalog.digest()
     if found != digest:

@@ -22,10 +22,8 @@ def metadata_text(metadata: Metadata) -> str:
 
 
 def _entry(key: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        return {"key": key, "type": "string", "value": value}
-    if isinstance(value, bool):
-        return {"key": key, "type": "bool", "value": value}
+    if isinstance(value, str | bool):
+        return {"key": key, "type": "bool" if isinstance(value, bool) else "string", "value": value}
     if isinstance(value, Mapping):
         return {"key": key, **value, "value": json_value(value.get("value"))}
     raise make(
@@ -40,7 +38,7 @@ def _entry(key: str, value: Any) -> dict[str, Any]:
 def json_value(value: Any) -> Any:
     """Write non-finite values as strings, because JSON has no literals for them."""
     if isinstance(value, list | tuple):
-        return [json_value(each) for each in value]
+        return [json_value(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value

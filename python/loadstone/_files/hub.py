@@ -10,7 +10,7 @@ from pathlib import Path
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:/(?P<file>[^/].*))?")
 
 
-def local_path(path: str) -> str:
+def resolve_hub_id(path: str) -> str:
     """Return the folder or file in the hub cache for a hub id; else the path unchanged.
 
     An existing path is never an id. ``huggingface_hub`` finds the snapshot of the branch ``main``

@@ -9,11 +9,11 @@ from typing import Any
 from loadstone import _core
 from loadstone._base.dtypes import dtype_argument, element_dtype
 from loadstone._base.errors import make
-from loadstone._base.indexing import select, take
+from loadstone._base.keywords import names_keywords
 from loadstone._base.late import torch
 from loadstone._base.warn import warn_of_findings
 from loadstone._files.catalog import Catalog, CheckpointPath, inspect
-from loadstone._files.read import Entry, TensorReader, device_argument, wanted_dtype
+from loadstone._files.read import Entry, TensorReader, device_argument
 
 
 class LazyTensor:
@@ -51,7 +51,7 @@ class LazyTensor:
 
         ``dtype=`` of :func:`loadstone.open` replaces it for floating-point tensors.
         """
-        return element_dtype(self._dtype)
+        return element_dtype(self._entry.read_dtype(self._owner._dtype))
 
     @property
     def encoding(self) -> str:
@@ -103,10 +103,6 @@ class LazyTensor:
     def components(self) -> dict[str, torch.Tensor]:
         """See :meth:`OpenCheckpoint.components`."""
         return self._owner.components(self.name)
-
-    @property
-    def _dtype(self) -> str:
-        return wanted_dtype(self._entry, self._owner._dtype)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self._owner._select(self._entry, index)
@@ -222,16 +218,14 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
 
     def _read(self, entry: Entry, dtype: Any, device: Any) -> torch.Tensor:
         self._require_open(entry.name)
-        wanted = wanted_dtype(entry, self._dtype) if dtype is None else dtype_argument(dtype)
-        place = self._device if device is None else device_argument(device)
-        return self._reader.read(entry, wanted, device=place)
+        dtype = entry.read_dtype(self._dtype) if dtype is None else dtype_argument(dtype)
+        device = self._device if device is None else device_argument(device)
+        return self._reader.read(entry, dtype, device=device)
 
     def _select(self, entry: Entry, index: Any) -> torch.Tensor:
         self._require_open(entry.name)
-        selection = select(index, entry.shape, entry.name)
-        wanted = wanted_dtype(entry, self._dtype)
-        tensor = self._reader.read(entry, wanted, selection, self._device)
-        return tensor if selection is not None else take(tensor, index, entry.name)
+        dtype = entry.read_dtype(self._dtype)
+        return self._reader.read_index(entry, dtype, index, self._device)
 
     def __getitem__(self, name: str) -> LazyTensor:
         return LazyTensor(self, self._reader.entry(name))
@@ -259,6 +253,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         return f"OpenCheckpoint({self.catalog._core.root!r}, {len(self)} tensors)"
 
 
+@names_keywords
 def open(
     path: CheckpointPath,
     *,
@@ -287,6 +282,7 @@ def open(
     return OpenCheckpoint(catalog, device, dtype)
 
 
+@names_keywords
 def load_file(
     path: CheckpointPath,
     device: torch.device | str | int = "cpu",
@@ -315,10 +311,7 @@ def load_file(
     """
     with open(
         path, device=device, dtype=dtype, allow_links=allow_links, gguf_rank_max=gguf_rank_max
-    ) as opened:
-        warn_of_findings(opened.catalog.findings)
-        reader = opened._reader
-        dtypes = {
-            name: wanted_dtype(entry, opened._dtype) for name, entry in reader.entries.items()
-        }
-        return reader.read_all(dtypes, opened._device, threads or 0)
+    ) as checkpoint:
+        warn_of_findings(checkpoint.catalog.findings)
+        reader = checkpoint._reader
+        return reader.read_all(reader.dtypes(checkpoint._dtype), checkpoint._device, threads or 0)

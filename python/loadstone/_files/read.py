@@ -12,7 +12,7 @@ from loadstone import _core
 from loadstone._base import collector
 from loadstone._base.dtypes import element_shape, is_dtype, is_floating
 from loadstone._base.errors import Error, make
-from loadstone._base.indexing import Selection, whole
+from loadstone._base.indexing import Selection, index_tensor, select, select_all
 from loadstone._base.late import torch
 from loadstone._base.progress import ProgressCallback
 from loadstone._base.warn import warn_of_overflows
@@ -43,6 +43,19 @@ class Entry(NamedTuple):
     components: Mapping[str, str]
     stored_bytes: int
 
+    def read_dtype(self, requested: str | None) -> str:
+        """Return the dtype of a read if a caller requests one for floating-point tensors."""
+        return requested if requested and is_floating(self.dtype) else self.dtype
+
+
+class _Quantized(NamedTuple):
+    """A quantized tensor in the core's catalog; the shape may be unknown."""
+
+    name: str
+    encoding: str
+    shape: tuple[int, ...] | None
+    components: Mapping[str, str]
+
 
 class TensorReader:
     """Reads the tensors of one catalog. Thread-safe.
@@ -57,11 +70,13 @@ class TensorReader:
         self.catalog = catalog
         self.receipts: list[str] = []  # one per read, as JSON, if requested
         self._digest = receipt
-        self._quantized = {row[3].get("data", row[0]): row for row in catalog._core.quantized()}
+        rows = [_Quantized(*row) for row in catalog._core.quantized()]
+        self._quantized = {row.components.get("data", row.name): row for row in rows}
         self.entries = {entry.name: entry for entry in self._entries(decodes)}
-        rows = () if decodes else self._quantized.values()
-        self._components = {name for row in rows for name in row[3].values()}
-        self._components |= set() if decodes else set(catalog._core.companions())
+        self._components: set[str] = set()
+        if not decodes:
+            components = (row.components.values() for row in rows)
+            self._components.update(catalog._core.companions(), *components)
         self._lock = threading.Lock()
         self.bytes_read = 0
 
@@ -73,16 +88,16 @@ class TensorReader:
             shards = self.catalog.shards
             path = shards[0] if len(shards) == 1 else self.catalog._core.root
             for codes, row in self._quantized.items():
-                if name in row[3].values():
+                if name in row.components.values():
                     message = f"the tensor belongs to the codes of {codes!r} and is read with them"
                     raise make("open.name", message, path=path, tensor=name) from None
-            raise _unknown(str(name), self.entries, path) from None
+            raise _unknown_name(str(name), list(self.entries), path) from None
 
     def read(
         self, entry: Entry, dtype: str, selection: Selection | None = None, device: str = "cpu"
     ) -> torch.Tensor:
         """Read a tensor, or a box of it, into new memory."""
-        selection = selection or whole(entry.shape)
+        selection = selection or select_all(entry.shape)
         if selection.numel == 0 and not entry.is_decoded:
             return _empty(entry.name, selection.shape, dtype, device)
         builder = _core.RecipeBuilder(self.catalog._core)
@@ -90,92 +105,91 @@ class TensorReader:
         for dim, (begin, count, step) in enumerate(selection.ranges):
             if (begin, count, step) != (0, entry.shape[dim], 1):
                 value = builder.slice(value, dim, begin, count, step)
-        tensor = _empty(entry.name, builder.shape(value), dtype, device)
+        shape = builder.shape(value)
+        tensor = _empty(entry.name, shape, dtype, device)
         builder.add(entry.name, value)
-        targets = [_core.Target(entry.name, builder.shape(value), dtype)]
-        for companion in self.beside([] if entry.is_decoded else [entry.name]):
+        companions = self.companions([] if entry.is_decoded else [entry.name])
+        for companion in companions:
             builder.add(companion.name, builder.source(companion.name))
-            targets.append(companion)
+        targets = [_core.Target(entry.name, shape, dtype), *companions]
         plan = plan_for(self.catalog, targets, builder.finish(), device)
-        tensors = [tensor, *[None] * (len(targets) - 1)]
-        self.execute(plan, tensors, [dtype] * len(targets), device)
+        self.execute(plan, [tensor], [dtype], device, skipped=len(companions))
         return tensor.view(element_shape(selection.shape, dtype))
 
-    @collector.paused()
-    def read_all(self, dtypes: Mapping[str, str], device: str, threads: int) -> dict[str, Any]:
-        tensors = {}
-        for name, dtype in dtypes.items():
-            entry = self.entry(name)
-            tensors[name] = _empty(entry.name, entry.shape, dtype, device)
-        self.read_into(tensors, dtypes, threads, device)
-        return tensors
+    def read_index(self, entry: Entry, dtype: str, index: Any, device: str) -> torch.Tensor:
+        """Read what an index selects; only lists, tensors and masks read the whole tensor."""
+        selection = select(index, entry.shape, entry.name)
+        tensor = self.read(entry, dtype, selection, device)
+        return tensor if selection is not None else index_tensor(tensor, index, entry.name)
 
-    def read_into(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        dtypes: Mapping[str, str],
-        threads: int,
-        device: str = "cpu",
-    ) -> None:
-        """Read into the given tensors: contiguous, on the device, of the entries' shapes."""
-        entries = [self.entry(name) for name in tensors]
+    def dtypes(self, requested: str | None = None) -> dict[str, str]:
+        """Return the dtypes to read all tensors with: see :meth:`Entry.read_dtype`."""
+        return {name: entry.read_dtype(requested) for name, entry in self.entries.items()}
+
+    @collector.paused()
+    def read_all(
+        self, dtypes: Mapping[str, str], device: str, threads: int
+    ) -> dict[str, torch.Tensor]:
+        """Read the named tensors in one pass."""
+        entries = [self.entry(name) for name in dtypes]
+        tensors = {
+            entry.name: _empty(entry.name, entry.shape, dtypes[entry.name], device)
+            for entry in entries
+        }
         for entry in entries:
             if entry.is_decoded and not entry.shape:  # missing codes have no shape
                 _core.RecipeBuilder(self.catalog._core).numbers(
                     self.catalog._core, entry.name, "F32"
                 )
+        companions = self.companions(entry.name for entry in entries if not entry.is_decoded)
         targets = [_core.Target(entry.name, entry.shape, dtypes[entry.name]) for entry in entries]
-        beside = self.beside(entry.name for entry in entries if not entry.is_decoded)
-        targets += beside
-        plan = plan_for(self.catalog, targets, device=device)
-        places = [*tensors.values(), *[None] * len(beside)]
-        wanted = [*(dtypes[name] for name in tensors), *["U8"] * len(beside)]
-        self.execute(plan, places, wanted, device, threads)
-
-    def components(self, entry: Entry) -> dict[str, Any]:
-        """Read a tensor's components unchanged, by role; blocks are bytes of rows."""
-        shapes = {}
-        for name in entry.components.values():
-            info = self.catalog.tensors[name]
-            blocks = not is_dtype(info.encoding) and info.encoding != "F4"
-            shapes[name] = (_block_shape(info), "U8") if blocks else (info.shape, info.encoding)
-        plan = plan_for(
-            self.catalog, [_core.Target(name, *shape) for name, shape in shapes.items()]
+        plan = plan_for(self.catalog, [*targets, *companions], device=device)
+        skipped = len(companions)
+        self.execute(
+            plan, list(tensors.values()), list(dtypes.values()), device, threads, skipped=skipped
         )
-        made = {name: _empty(name, *shape) for name, shape in shapes.items()}
-        self.execute(plan, list(made.values()), [dtype for _, dtype in shapes.values()])
-        return {role: made[name] for role, name in entry.components.items()}
+        return tensors
+
+    def components(self, entry: Entry) -> dict[str, torch.Tensor]:
+        """Read a tensor's components unchanged, by role; blocks are bytes of rows."""
+        forms = [_form(self.catalog.tensors[name]) for name in entry.components.values()]
+        targets = [_core.Target(*form) for form in forms]
+        tensors = [_empty(*form) for form in forms]
+        self.execute(plan_for(self.catalog, targets), tensors, [dtype for *_, dtype in forms])
+        return dict(zip(entry.components, tensors, strict=True))
 
     def _entries(self, decodes: bool) -> Iterator[Entry]:
-        tensors = self.catalog.tensors
         hidden = set(self.catalog._core.companions())
         if not decodes:  # blocks are always decoded, including their scales
-            hidden = {name for row in self._quantized.values() for name in self._of_blocks(row)}
-        for name, info in tensors.items():
+            hidden = set().union(*map(self._components_of_blocks, self._quantized.items()))
+        for name, info in self.catalog.tensors.items():
             row = self._quantized.get(name) if decodes else None
             if row is not None:
                 yield self._quantized_entry(row, info.shape)
             elif name not in hidden:
-                blocks = not is_dtype(info.encoding) and not info.encoding.startswith(("F4", "F6"))
-                dtype = "F32" if blocks else info.encoding
+                is_blocks = not is_dtype(info.encoding)
+                is_blocks = is_blocks and not info.encoding.startswith(("F4", "F6"))
+                dtype = "F32" if is_blocks else info.encoding
+                components = {"data": name}
                 yield Entry(
-                    name, info.encoding, info.shape, dtype, blocks, {"data": name}, info.nbytes
+                    name, info.encoding, info.shape, dtype, is_blocks, components, info.nbytes
                 )
         if decodes:
             for row in self._quantized.values():
-                if "data" not in row[3]:
+                if "data" not in row.components:
                     yield self._quantized_entry(row, ())
 
-    def _of_blocks(self, row: tuple[Any, ...]) -> set[str]:
-        data = row[3].get("data", row[0])
-        blocks = data in self.catalog.tensors and not is_dtype(self.catalog.tensors[data].encoding)
-        return set(row[3].values()) - {data} if blocks else set()
+    def _components_of_blocks(self, item: tuple[str, _Quantized]) -> set[str]:
+        data, row = item
+        info = self.catalog.tensors.get(data)
+        is_blocks = info is not None and not is_dtype(info.encoding)
+        return set(row.components.values()) - {data} if is_blocks else set()
 
-    def _quantized_entry(self, row: tuple[Any, ...], shape: tuple[int, ...]) -> Entry:
-        name, encoding, numbers_shape, components = row
-        stored = sum(self.catalog.tensors[each].nbytes for each in components.values())
-        shape = shape if numbers_shape is None else numbers_shape
-        return Entry(name, encoding or "unknown", shape, "F32", True, components, stored)
+    def _quantized_entry(self, row: _Quantized, shape: tuple[int, ...]) -> Entry:
+        stored = sum(self.catalog.tensors[name].nbytes for name in row.components.values())
+        shape = shape if row.shape is None else row.shape
+        encoding = row.encoding or "unknown"
+        return Entry(row.name, encoding, shape, "F32", True, row.components, stored)
 
     def _value(self, builder: _core.RecipeBuilder, entry: Entry, dtype: str) -> int:
         try:
@@ -196,43 +210,39 @@ class TensorReader:
         """Return whether a tensor is a component of a quantized one: codes, scales ..."""
         return name in self._components
 
-    def beside(self, names: Iterable[str]) -> list[_core.Target]:
+    def companions(self, names: Iterable[str]) -> list[_core.Target]:
         """Return the other components of codes: the core reads codes only together with them."""
-        given = set(names)
-        rows = (self._quantized[name] for name in given if name in self._quantized)
-        others = {name for row in rows for name in row[3].values()} - given
-        return [_core.Target(name, *self._form(name)) for name in others]
-
-    def _form(self, name: str) -> tuple[tuple[int, ...], str]:
-        info = self.catalog.tensors[name]
-        return info.shape, info.encoding
+        codes = set(names)
+        rows = (self._quantized[name] for name in codes if name in self._quantized)
+        companions = {name for row in rows for name in row.components.values()} - codes
+        infos = (self.catalog.tensors[name] for name in companions)
+        return [_core.Target(info.name, info.shape, info.encoding) for info in infos]
 
     def execute(
         self,
         plan: _core.Plan,
-        tensors: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
         dtypes: Sequence[str],
         device: str = "cpu",
         threads: int = 0,
         progress: ProgressCallback | None = None,
+        skipped: int = 0,
     ) -> None:
-        """Execute a plan of :func:`plan_for`; skip targets whose tensor is ``None``."""
+        """Execute a plan of :func:`plan_for`; its last ``skipped`` targets are not read."""
         plan.require_ok()
-        values = ((device, tensor) for tensor in tensors if tensor is not None)
-        with devices.Copier(values) as copier:
+        with devices.Copier((device, tensor) for tensor in tensors) as copier:
             places = [
-                _destination(tensor, dtype, copier)
+                (copier.address(tensor), tensor.nbytes, dtype)
                 for tensor, dtype in zip(tensors, dtypes, strict=True)
             ]
             if threads == 0 and sum(size for _, size, _ in places) < ONE_THREAD_BYTES:
                 threads = 1
-            is_partial = any(tensor is None for tensor in tensors)
             report = _core.execute(
                 plan,
-                places,
+                places + [(0, 0, "U8")] * skipped,
                 threads,
                 progress,
-                partial=is_partial,
+                partial=skipped > 0,
                 receipt=self._digest,
                 device=copier.core,
             )
@@ -243,35 +253,30 @@ class TensorReader:
             self.receipts += [receipt] if receipt else []
 
 
-def wanted_dtype(entry: Entry, dtype: str | None) -> str:
-    return dtype if dtype and is_floating(entry.dtype) else entry.dtype
-
-
 def device_argument(device: Any) -> str:
     """Return a device's name in torch; ``plan.options`` if torch lacks it, or for ``"meta"``."""
     if str(device) == "cpu":
         return "cpu"
     try:
-        made = torch.empty(0, device=device).device
+        resolved = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError, ValueError) as reason:
         text = str(reason).partition("\n")[0]
         raise make(
             "plan.options", f"no such device: {text}", field="device", found=str(device)
         ) from None
-    if made.type == "meta":
+    if resolved.type == "meta":
         raise make(
             "plan.options",
             "tensors on meta hold no values; shapes and dtypes are those of the lazy tensors",
             field="device",
             found="meta",
         )
-    return "cpu" if made.type == "cpu" else str(made)
+    return "cpu" if resolved.type == "cpu" else str(resolved)
 
 
-def _unknown(name: str, names: Iterable[str], path: str) -> Error:
+def _unknown_name(name: str, known: list[str], path: str) -> Error:
     leaf = name.rpartition(".")[2]
-    known = list(names)
-    pool = [each for each in known if each.rpartition(".")[2] == leaf] or known
+    pool = [other for other in known if other.rpartition(".")[2] == leaf] or known
     nearest = difflib.get_close_matches(name, pool[:2000], NEAREST_MAX, cutoff=0.5)
     expected = " or ".join(nearest) if nearest else f"one of {len(known)} names, see keys()"
     message = "the checkpoint has no tensor of this name"
@@ -301,20 +306,16 @@ def plan_for(
     )
 
 
-def _block_shape(info: TensorInfo) -> tuple[int, ...]:
-    """Return the shape in bytes: of rows, or flat if rows are not whole blocks."""
-    is_dtype_of_bits = info.encoding.startswith("F6")
-    if not is_dtype_of_bits and info.shape[-1] % _core.gguf_layout(info.encoding)[0]:
-        return (info.nbytes,)
+def _form(info: TensorInfo) -> tuple[str, tuple[int, ...], str]:
+    """Return name, shape and dtype; blocks are bytes of rows, or flat if they span rows."""
+    if is_dtype(info.encoding) or info.encoding == "F4":
+        return info.name, info.shape, info.encoding
+    is_gguf = not info.encoding.startswith("F6")
+    if is_gguf and info.shape[-1] % _core.gguf_layout(info.encoding)[0]:
+        return info.name, (info.nbytes,), "U8"
     rows = math.prod(info.shape[:-1])
-    return (*info.shape[:-1], info.nbytes // rows if rows else 0)
+    return info.name, (*info.shape[:-1], info.nbytes // rows if rows else 0), "U8"
 
 
 def _empty(name: str, shape: Sequence[int], dtype: str, device: str = "cpu") -> torch.Tensor:
     return devices.empty(name, element_shape(shape, dtype), dtype, device)
-
-
-def _destination(tensor: Any, dtype: str, copier: devices.Copier) -> tuple[int, int, str]:
-    if tensor is None:
-        return 0, 0, "U8"
-    return copier.address(tensor), tensor.nbytes, dtype

@@ -15,7 +15,7 @@ from loadstone._base.errors import make
 from loadstone._base.text import require_local, write_text
 
 
-def held_tensors(tensor: Any) -> dict[str, Any]:
+def read_components(tensor: Any) -> dict[str, Any]:
     """Return a quantized parameter's tensors other than its data, by the codec's names."""
     for library, adapter in adapters.adapters_with("components").items():
         if adapters.is_of(type(tensor), library):
@@ -51,13 +51,13 @@ class Receipt:
     def load(cls, path: str | os.PathLike[str]) -> Receipt:
         """Reads one that was saved, or that a conversion wrote."""
         require_local(os.fsdecode(path))
-        most = _core.RECEIPT_JSON_BYTES_MAX
+        size_max = _core.RECEIPT_JSON_BYTES_MAX
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read(most + 1) if size <= most else b""
+            data = file.read(size_max + 1) if size <= size_max else b""
         size = max(size, len(data))
-        where = {"path": os.fspath(path), "expected": f"at most {most} bytes of UTF-8"}
-        if size > most:
+        where = {"path": os.fspath(path), "expected": f"at most {size_max} bytes of UTF-8"}
+        if size > size_max:
             raise make("receipt.json", "the text is too long", found=f"{size} bytes", **where)
         try:
             text = data.decode()
@@ -82,22 +82,21 @@ class Receipt:
         data = plain or [entry for entry in entries if entry["component"] == "data"]
         if not data or tensor.is_meta:
             return None
-        found = tensor.detach()
-        if found.nbytes != data[0]["end"] and not plain:
+        if tensor.nbytes != data[0]["end"] and not plain:
             return None
-        return self._digest(found) == str(data[0]["digest"])
+        return self._digest_of(tensor) == str(data[0]["digest"])
 
     def components_of(self, name: str, tensor: Any) -> bool | None:
         """Do the same for the other tensors of a quantized tensor: scales, tables, offsets."""
-        known = {entry.get("component"): entry for entry in self.targets.get(name, [])}
-        held = held_tensors(tensor)
-        if any(each.is_meta or component not in known for component, each in held.items()):
+        entries = {entry.get("component"): entry for entry in self.targets.get(name, [])}
+        components = read_components(tensor)
+        if any(part.is_meta or role not in entries for role, part in components.items()):
             return None
         return all(
-            self._digest(each) == known[component]["digest"] for component, each in held.items()
+            self._digest_of(part) == entries[role]["digest"] for role, part in components.items()
         )
 
-    def with_held(self, model_slots: Sequence[Any], provenance: Mapping[str, Any]) -> Receipt:
+    def add_components(self, model_slots: Sequence[Any], provenance: Mapping[str, Any]) -> Receipt:
         """Add digests of the model's quantized tensors, right after the load.
 
         A codec's components become tensors in the library's own form (a table next to codes, scales
@@ -108,12 +107,12 @@ class Receipt:
             item = provenance.get(slot.name)
             if item is None or item.origin != "checkpoint" or slot.tensor.is_meta:
                 continue
-            known = {entry.get("component", "") for entry in self.targets.get(slot.name, [])}
-            held = held_tensors(slot.tensor)
-            if not known:
-                held[""] = slot.tensor
-            for component in held.keys() - known:
-                document["targets"].append(self._entry(slot.name, component, held[component], item))
+            entries = {entry.get("component", "") for entry in self.targets.get(slot.name, [])}
+            components = read_components(slot.tensor)
+            if not entries:
+                components[""] = slot.tensor
+            for role in components.keys() - entries:
+                document["targets"].append(self._entry(slot.name, role, components[role], item))
         return Receipt(json.dumps(document))
 
     def _entry(self, name: str, component: str, tensor: Any, item: Any) -> dict[str, Any]:
@@ -123,15 +122,15 @@ class Receipt:
             "shape": list(tensor.shape),
             "begin": 0,
             "end": tensor.nbytes,
-            "digest": self._digest(tensor),
+            "digest": self._digest_of(tensor),
             "recipe": "held",
             "sources": [source.tensor for source in item.sources],
         }
         return entry | ({"component": component} if component else {})
 
-    def _digest(self, tensor: Any) -> str:
-        found = tensor.detach().cpu().contiguous()
-        return _core.digest_memory(self.digest, found.data_ptr(), found.nbytes)
+    def _digest_of(self, tensor: Any) -> str:
+        host = tensor.detach().cpu().contiguous()
+        return _core.digest_memory(self.digest, host.data_ptr(), host.nbytes)
 
     def __repr__(self) -> str:
         return f"Receipt({self.digest}, {len(self.targets)} targets, {len(self.outputs)} files)"

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from loadstone import _core
+from loadstone._base.keywords import names_keywords
 
 # The core gets no other variables.
 _PREFIXES = ("AWS_", "HF_")
@@ -16,10 +17,11 @@ _VARIABLES = {
 }
 
 _lock = threading.Lock()
-_given: dict[str, str] = {}
+_options: dict[str, str] = {}
 _storages: dict[tuple[tuple[str, str], ...], _core.Storage] = {}
 
 
+@names_keywords
 def configure_remote(
     *,
     token: str | None = None,
@@ -63,8 +65,8 @@ def configure_remote(
         "s3_session_token": s3_session_token,
     }
     with _lock:
-        _given.clear()
-        _given.update({name: value for name, value in options.items() if value is not None})
+        _options.clear()
+        _options.update({name: value for name, value in options.items() if value is not None})
 
 
 def storage() -> _core.Storage:
@@ -75,10 +77,10 @@ def storage() -> _core.Storage:
         if name in _VARIABLES or name.startswith(_PREFIXES)
     }
     with _lock:
-        key = (*sorted(environment.items()), ("", ""), *sorted(_given.items()))
+        key = (*sorted(environment.items()), ("", ""), *sorted(_options.items()))
         if key not in _storages:
             _storages[key] = _core.remote_storage(
-                environment, _given, threading.main_thread().ident or 0
+                environment, _options, threading.main_thread().ident or 0
             )
         return _storages[key]
 

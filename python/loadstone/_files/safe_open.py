@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadstone._base.errors import make, unknown
-from loadstone._base.indexing import select, take
+from loadstone._base.keywords import names_keywords
 from loadstone._base.late import torch
 from loadstone._files.catalog import CheckpointPath, inspect
 from loadstone._files.read import Entry, TensorReader, device_argument
@@ -54,6 +54,7 @@ class safe_open:  # noqa: N801
         PlanError: ``plan.options``: an unknown framework, device or backend.
     """
 
+    @names_keywords
     def __init__(
         self,
         filename: CheckpointPath,
@@ -93,25 +94,22 @@ class safe_open:  # noqa: N801
         """
         reader = self._open()
         entry = reader.entry(name)
-        return self._shown(reader.read(entry, entry.dtype, device=self._device))
+        return self._convert(reader.read(entry, entry.dtype, device=self._device))
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name, read in one pass."""
         reader = self._open()
-        dtypes = {name: entry.dtype for name, entry in reader.entries.items()}
-        tensors = reader.read_all(dtypes, self._device, 0)
-        return {name: self._shown(tensor) for name, tensor in tensors.items()}
+        tensors = reader.read_all(reader.dtypes(), self._device, 0)
+        return {name: self._convert(tensor) for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> SafeSlice:
         """A tensor that is read by an index."""
         return SafeSlice(self, self._open().entry(name))
 
     def _select(self, entry: Entry, index: Any) -> Any:
-        selection = select(index, entry.shape, entry.name)
-        tensor = self._open().read(entry, entry.dtype, selection, self._device)
-        return self._shown(tensor if selection is not None else take(tensor, index, entry.name))
+        return self._convert(self._open().read_index(entry, entry.dtype, index, self._device))
 
-    def _shown(self, tensor: Any) -> Any:
+    def _convert(self, tensor: Any) -> Any:
         return tensor.numpy() if self._framework == "np" else tensor
 
     def _open(self) -> TensorReader:

@@ -8,30 +8,30 @@ from dataclasses import dataclass
 
 from loadstone import _core
 from loadstone._base.errors import make
-from loadstone._files.catalog import Catalog, opened
+from loadstone._files.catalog import Catalog, open_catalog
 
 Source = str | os.PathLike[str] | Catalog
 Weighted = Source | Mapping[str, float] | Sequence[Source | tuple[Source, float]]
 
 
-def weighted(given: Weighted, field: str) -> list[tuple[Source, float]]:
-    if isinstance(given, str | os.PathLike | Catalog):
-        return [(given, 1.0)]
-    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
-    found = [each if isinstance(each, tuple) else (each, 1.0) for each in pairs]
-    for each in found:
-        if len(each) != 2 or not isinstance(each[1], int | float):
+def parse_weights(weighted: Weighted, field: str) -> list[tuple[Source, float]]:
+    if isinstance(weighted, str | os.PathLike | Catalog):
+        return [(weighted, 1.0)]
+    items = weighted.items() if isinstance(weighted, Mapping) else weighted
+    pairs = [item if isinstance(item, tuple) else (item, 1.0) for item in items]
+    for pair in pairs:
+        if len(pair) != 2 or not isinstance(pair[1], int | float):
             raise make(
                 "plan.options",
                 "not a checkpoint with a weight",
                 field=field,
-                found=repr(each),
+                found=repr(pair),
                 expected="(path, 0.5)",
             )
-    return found
+    return pairs
 
 
-def joined(catalogs: Sequence[Catalog]) -> _core.Catalog:
+def join_catalogs(catalogs: Sequence[Catalog]) -> _core.Catalog:
     """Join checkpoints; names are those of the first."""
     return _core.join_checkpoints([catalog._core for catalog in catalogs])
 
@@ -53,33 +53,34 @@ class MergedAdapters:
     def keeps_ties(self) -> bool:
         return bool(self.catalogs) and self.tie == "keep"
 
-    def behind(self, base: Catalog) -> _core.Catalog:
-        return joined([base, *self.catalogs]) if self.catalogs else base._core
+    def join_behind(self, base: Catalog) -> _core.Catalog:
+        return join_catalogs([base, *self.catalogs]) if self.catalogs else base._core
 
 
-def adapters(
+def open_adapters(
     lora: Weighted,
     ignore: str | Sequence[str] = (),
     allow_links: bool = False,
     tie: str = "split",
 ) -> MergedAdapters:
-    pairs = weighted(lora, "lora")
-    patterns = ignored_by(pairs, ignore)
-    catalogs = tuple(opened(source, allow_links=allow_links) for source, _ in pairs)
-    rows = tuple((float(factor), patterns) for _, factor in pairs)
-    return MergedAdapters(catalogs, rows, tie_argument(tie))
+    pairs = parse_weights(lora, "lora")
+    rows = adapter_rows(pairs, ignore)
+    catalogs = tuple(open_catalog(source, allow_links=allow_links) for source, _ in pairs)
+    return MergedAdapters(catalogs, tuple(rows), tie_argument(tie))
 
 
-def patterns_of(patterns: str | Sequence[str]) -> list[str]:
+def pattern_list(patterns: str | Sequence[str]) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
-def ignored_by(pairs: Sequence[object], ignore: str | Sequence[str]) -> list[str]:
-    """Return the patterns of tensors that adapters ignore; reject them without an adapter."""
-    patterns = patterns_of(ignore)
+def adapter_rows(
+    pairs: Sequence[tuple[Source, float]], ignore: str | Sequence[str]
+) -> list[tuple[float, list[str]]]:
+    """Return each adapter's factor and patterns to ignore; reject patterns without an adapter."""
+    patterns = pattern_list(ignore)
     if patterns and not pairs:
         raise make("plan.options", "it goes with lora", field="lora_ignore")
-    return patterns
+    return [(float(factor), patterns) for _, factor in pairs]
 
 
 def tie_argument(tie: str) -> str:

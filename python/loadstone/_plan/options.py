@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from loadstone._files.weighted import MergedAdapters, adapters
+from loadstone._base.progress import Progress as Progress
+from loadstone._files.weighted import MergedAdapters, open_adapters
 
 Missing = str | Mapping[str, str]
-Progress = bool | Callable[[int, int], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LoadOptions:
         """Return the options among the arguments of a function; open the adapters."""
         options = {name: arguments[name] for name in NAMES if name in arguments}
         lora, lora_ignore = options.pop("lora", ()), options.pop("lora_ignore", ())
-        merged = adapters(lora, lora_ignore, tie=options.pop("tie", "split"))
+        merged = open_adapters(lora, lora_ignore, tie=options.pop("tie", "split"))
         return cls(adapters=merged, refuses_unsupported=True, **options)
 
 

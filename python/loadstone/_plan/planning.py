@@ -79,7 +79,7 @@ def make_plan(
     extensions, effect = list(derived.extensions), None
     make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
-        merged.behind(catalog),
+        merged.join_behind(catalog),
         values_known=model_targets.module is not None,
         rules=text,
         dtype="" if dtype is None else str(dtype),

@@ -12,7 +12,7 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import is_dtype, torch_dtype
 from loadstone._files.catalog import Catalog
-from loadstone._files.torch_metadata import metadata_of
+from loadstone._files.torch_metadata import read_metadata
 from loadstone._model.targets import PlannedTarget, planned_targets
 from loadstone._plan.own_symbol import WholeSymbol
 from loadstone.tracing import Symbol, Trace
@@ -47,9 +47,9 @@ class StateSymbols:
                 symbol = WholeSymbol(trace, -1, form, (), name)
             self.state[name] = symbol
             self._sources[id(symbol)] = sources
-        metadata = metadata_of(catalog)
-        self.objects = frozenset(metadata.objects)
-        self._metadata = metadata.modules and _renamed(metadata.modules, catalog, self.state)
+        modules, objects = read_metadata(catalog)
+        self.objects = frozenset(objects)
+        self._metadata = modules and _renamed(modules, catalog, self.state)
 
     def copy(self) -> OrderedDict[str, Symbol]:
         """Return a state dict that ``load_state_dict`` may change."""

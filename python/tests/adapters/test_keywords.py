@@ -123,6 +123,33 @@ def test_a_misspelled_keyword_is_refused_with_the_nearest_one(
     call(door, path, **{right: value})
 
 
+# By public function that loads nothing into a model: a misspelled keyword, and the nearest one.
+OTHER_FUNCTIONS = {
+    "configure_remote": ("ca_flie", "ca_file"),
+    "convert": ("shard_szie", "shard_size"),
+    "dequantize": ("encodign", "encoding"),
+    "inspect": ("allow_link", "allow_links"),
+    "load_file": ("thraeds", "threads"),
+    "merge": ("denisty", "density"),
+    "open": ("devcie", "device"),
+    "quantize": ("block_szie", "block_size"),
+    "safe_open": ("framewrok", "framework"),
+    "save_recipes": ("rulse", "rules"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FUNCTIONS)
+def test_other_functions_suggest_the_nearest_keyword(name: str) -> None:
+    function = getattr(loadstone, name)
+    misspelled, right = OTHER_FUNCTIONS[name]
+    refusal = "got an unexpected keyword argument"
+    with pytest.raises(TypeError, match=f"{refusal} '{misspelled}'; did you mean '{right}'"):
+        function(**{misspelled: None})
+    with pytest.raises(TypeError, match=f"{name}.*{refusal} 'a_word_of_its_own'$"):  # the control
+        function(a_word_of_its_own=None)
+    assert right in inspect.signature(function).parameters
+
+
 def test_keywords_of_configs_and_unlike_ones_are_the_library_s(llama: Path) -> None:
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
 

@@ -453,7 +453,7 @@ def test_a_load_draws_as_many_random_numbers_as_the_librarys(tmp_path):
 
 def test_numbers_that_a_converter_would_count_to_are_refused(tmp_path):
     from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint
-    from loadstone._adapters.diffusers.load import require_series
+    from loadstone._adapters.diffusers.conversion import require_series
 
     for number, is_refused in ((4_000_000_000, True), ("9" * 5000, True), (9999, False)):
         path = tmp_path / "model.safetensors"

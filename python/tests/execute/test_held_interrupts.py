@@ -76,5 +76,5 @@ def test_ctrl_c_waits_until_a_failed_load_is_undone(step, tmp_path, monkeypatch)
 
 
 def test_control_without_the_wait_the_model_is_left_between(tmp_path, monkeypatch):
-    monkeypatch.setattr("loadstone._execute.execute.held_back", contextlib.nullcontext)
+    monkeypatch.setattr("loadstone._execute.execute.delay_interrupts", contextlib.nullcontext)
     assert not interrupted_twice("the memory", tmp_path, monkeypatch)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import loadstone
-from loadstone._files.receipt import held_tensors
+from loadstone._files.receipt import read_components
 from loadstone._model.walk import walk
 
 transformers = pytest.importorskip("transformers")
@@ -118,7 +118,7 @@ def memories(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
     for slot in walk(model):
         if provenance[slot.name].origin != "checkpoint":
             continue
-        for component, tensor in {"": slot.tensor, **held_tensors(slot.tensor)}.items():
+        for component, tensor in {"": slot.tensor, **read_components(slot.tensor)}.items():
             yield slot.name, component, tensor.detach().reshape(-1).view(torch.uint8)
 
 

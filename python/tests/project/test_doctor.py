@@ -131,6 +131,62 @@ def test_a_load_that_fails(
         assert secret not in canary["reason"]
 
 
+SECRETS = {
+    "403 for hf_abcdefGHIJKLmnop0123456789qrst": "403 for ***",
+    "hf_oauth_abcdefghij0123456789": "***",
+    "{'authorization': 'Bearer eyJh.bG-ci_Oi'}": "{'authorization': 'Bearer ***'}",
+    "HF_TOKEN=abcdef, retry": "HF_TOKEN=***, retry",
+    "cannot reach https://me:word@host:80/x": "cannot reach https://host:80/x",
+    "hf_hub_download() got no token: see hf_xet": None,  # the controls: they stay
+    "SyntaxError: unexpected token }": None,
+}
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_secrets_in_errors_of_other_libraries_are_masked(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> str:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(sites_of("accelerate"), "version", fail)
+    library = examined(capsys, status=1)["library"]
+    assert library["lacking"] == [f"accelerate (RuntimeError: {SECRETS[text] or text})"]
+    assert command.main(["doctor"]) == 1
+    assert (SECRETS[text] or text) in capsys.readouterr().out
+
+
+NOISY = """
+import ctypes, os, sys
+from loadstone._adapters import canaries
+from loadstone._command import command, doctor
+
+def run(name, again):
+    os.write(1, b"descriptor")
+    ctypes.CDLL(None).printf(b"buffer of C")
+    os.system("echo process; echo process >&2")
+    sys.__stdout__.write("stream")
+    return canaries.Outcome(canaries.EQUAL)
+
+canaries.run = run
+doctor.LIBRARIES, doctor.WITHOUT_CANARY = ("accelerate",), {}
+"""
+
+
+@pytest.mark.parametrize("is_control", [False, True])
+def test_a_library_that_writes_to_the_standard_output(is_control: bool, tmp_path: Path) -> None:
+    program = NOISY
+    if is_control:
+        program += "import contextlib\ndoctor._discarded = contextlib.nullcontext\n"
+    done = run_script(program + "assert command.main(['doctor', '--json']) == 0", tmp_path)
+    assert done.returncode == 0, done.stderr
+    noises = [word for word in ("descriptor", "buffer of C", "process") if word in done.stdout]
+    if is_control:
+        assert len(noises) == 3 and "process" in done.stderr
+    else:
+        assert json.loads(done.stdout)["ok"] and not done.stderr
+
+
 def test_a_site_that_is_lacking(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from loadstone._base.terminal import printable
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import audit, execute
 from loadstone._execute.report import Report
-from loadstone._files.catalog import readable
+from loadstone._files.catalog import try_inspect
 from loadstone._plan.options import Progress
 from loadstone._plan.placement import DeviceMap, expanded
 from loadstone._plan.planned_load import PlannedLoad
@@ -83,7 +83,7 @@ def load_checkpoint_in_model(
     reason = files.reason_against(model, arguments)
     catalog = None
     if not reason:
-        catalog, reason = readable(paths)
+        catalog, reason = try_inspect(paths)
     if catalog is not None and files.holds_bitsandbytes(catalog.tensors):
         reason = "the checkpoint was quantized by bitsandbytes"
     if reason or catalog is None:

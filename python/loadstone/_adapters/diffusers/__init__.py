@@ -1,10 +1,14 @@
 """The implementation of :mod:`loadstone.diffusers`; no public names.
 
-* ``checkpoint``: a file as a dictionary of tensors without data, for diffusers' converters.
-* ``load``: planning and reading in ``from_single_file`` and ``from_pretrained``.
-* ``hooks``, ``pipelines``, ``quantizers``: replacements of functions in diffusers.
-* ``missing_keys``, ``expected_keys``: names that a file lacks.
-* ``config_mismatch``, ``diagnosis``: configs that do not fit the file.
+A load passes through these modules from the last to the first:
+
+* ``checkpoint``, ``packed``: a file as a dictionary of tensors without data.
+* ``conversion``: diffusers' single-file converters, run on it.
+* ``expected_keys``, ``missing_targets``: names that a file lacks.
+* ``config_mismatch``, ``config_search``, ``local_configs``: configs that do not fit the file.
+* ``recipes``: recipes and findings for a plan.
+* ``load``: plan, read, dispatch of one model.
+* ``hooks``, ``quantizers``, ``pipelines``: replacements of functions in diffusers.
 """
 
 from loadstone._adapters.sites import sites_of

@@ -2,65 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from loadstone._adapters.diffusers.missing_keys import Assumed, MissingKeys, refusal
+from loadstone import _core
 from loadstone._base.dtypes import is_dtype
-from loadstone._base.errors import make
+from loadstone._base.errors import Error, listed, make
 from loadstone._base.warn import warn_of_findings
 from loadstone._files.catalog import RANK_MAX, Catalog, inspect
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._absent_symbol import AbsentSymbol
 
+Shape = tuple[int, ...]
+
 # Suffixes of the files that loadstone opens; others are the library's.
 READABLE = (".safetensors", ".gguf")
+
+
+class MissingKey(NamedTuple):
+    """A tensor that a file lacks, as its converter sees it.
+
+    Attributes:
+        is_guess: no tensor of the file shows the shape.
+        is_iterated: the converter finds the name by iterating, and does not request it.
+    """
+
+    shape: Shape
+    is_guess: bool
+    is_iterated: bool = False
+
+
+MissingKeys = dict[str, MissingKey]
+
+
+def missing_keys_error(keys: Iterable[str]) -> Error:
+    names = list(dict.fromkeys(keys))
+    why = "the library's converter of this class asks for it by name"
+    findings = [
+        _core.Finding("error", "plan.missing", "", [name], f"the checkpoint lacks {name!r}: {why}")
+        for name in names
+    ]
+    reason = why if len(names) == 1 else why.replace("it", "them")
+    message = f"the checkpoint lacks {listed(names, shown=repr)}, and {reason}"
+    error = make("plan.missing", message, tensor=names[0])
+    error.findings = findings
+    return error
 
 
 class SymbolicCheckpoint(dict[str, torch.Tensor]):
     """Symbols of all tensors of a checkpoint, by name.
 
-    Converters rename and remove entries, so pass each component its own copy (:meth:`fresh`).
+    Converters rename and remove entries, so each conversion gets a :meth:`fresh` one.
 
     Attributes:
-        missing_keys: names that converters request and the files lack.
-        assume: during a search, returns the shape of a name that is not in ``missing_keys``.
+        missing_keys: names that converters need and the files lack.
+        add_missing: during a search, describes a name that is not in ``missing_keys``.
         prefix: the prefix that a converter removed from the files' names.
     """
 
     def __init__(
-        self, catalog: Catalog, missing: MissingKeys | None = None, trace: Trace | None = None
+        self,
+        catalog: Catalog,
+        missing_keys: MissingKeys | None = None,
+        kernel: str = "",
+        trace: Trace | None = None,
     ) -> None:
+        """``kernel``: dequantizes block formats to float32; casts come after."""
         super().__init__()
         self.catalog = catalog
-        self.missing_keys = MissingKeys() if missing is None else missing
-        self.assume: Callable[[str], Assumed] | None = None
+        self.missing_keys = {} if missing_keys is None else missing_keys
+        self.add_missing: Callable[[str], MissingKey] | None = None
         self.prefix = ""
         self.trace = Trace(catalog) if trace is None else trace
         if trace is None:
             self.trace.owner = self
         for name, encoding in catalog.encodings().items():
-            is_plain = is_dtype(encoding)
-            self[name] = self.trace.source(name) if is_plain else _packed(self.trace, catalog, name)
-        for name in self.missing_keys.assumed:
-            self[name] = self._absent(name)
+            if is_dtype(encoding):
+                self[name] = self.trace.source(name)
+            else:
+                packed = _packed(self.trace, catalog, name)
+                self[name] = packed.decoded(kernel, torch.float32) if kernel else packed
+        for name, missing_key in self.missing_keys.items():
+            if missing_key.is_iterated:
+                self[name] = self._absent(name)
 
     @classmethod
-    def open(cls, files: list[str]) -> SymbolicCheckpoint:
+    def open(cls, files: list[str], kernel: str = "") -> SymbolicCheckpoint:
         catalog = inspect(files, allow_links=True, gguf_rank_max=RANK_MAX)
         warn_of_findings(catalog.findings)
-        return cls(catalog)
+        return cls(catalog, kernel=kernel)
 
-    def fresh(self, missing: MissingKeys | None = None) -> SymbolicCheckpoint:
-        return SymbolicCheckpoint(self.catalog, missing)
-
-    def decoded(self, missing: MissingKeys | None = None) -> SymbolicCheckpoint:
-        made = self.fresh(missing)
-        made.decode()
-        return made
+    def fresh(
+        self, missing_keys: MissingKeys | None = None, kernel: str = "gguf"
+    ) -> SymbolicCheckpoint:
+        return SymbolicCheckpoint(self.catalog, missing_keys, kernel)
 
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
         """Record the prefix that a converter removes from a name."""
@@ -70,11 +108,11 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
     def __missing__(self, key: str) -> torch.Tensor:
         """Return an absent tensor if converters are known to request this name."""
-        if key not in self.missing_keys.requested and self.assume is not None:
-            self.missing_keys.requested[key] = self.assume(key)
-        if key in self.missing_keys.requested:
+        if key not in self.missing_keys and self.add_missing is not None:
+            self.missing_keys[key] = self.add_missing(key)
+        if key in self.missing_keys:
             return self._absent(key)
-        raise refusal([key])
+        raise missing_keys_error([key])
 
     def pop(self, key: str, *default: Any) -> Any:
         """Reject a missing name without a default."""
@@ -82,35 +120,43 @@ class SymbolicCheckpoint(dict[str, torch.Tensor]):
 
     def file_key(self, key: str) -> str:
         """Return the name in the file of a key that a converter requests."""
-        is_whole = key.startswith(self.prefix) or key in self.missing_keys.assumed
-        return key if is_whole else self.prefix + key
+        is_complete = key.startswith(self.prefix) or self.missing_keys[key].is_iterated
+        return key if is_complete else self.prefix + key
 
     def _absent(self, key: str) -> AbsentSymbol:
-        return AbsentSymbol.make(self.trace, key, *self.missing_keys[key])
-
-    def as_numbers(self) -> SymbolicCheckpoint:
-        """Return a copy in the same trace, dequantized in diffusers' own half precision."""
-        same = SymbolicCheckpoint(self.catalog, self.missing_keys, self.trace)
-        same.decode("gguf_half")
-        return same
-
-    def decode(self, kernel: str = "gguf") -> None:
-        """Dequantize block formats to float32; casts come after."""
-        for name, symbol in self.items():
-            if is_packed(symbol):
-                packed: Any = symbol
-                self[name] = packed.decoded(kernel, torch.float32)
+        return AbsentSymbol.make(self.trace, key, *self.missing_keys[key][:2])
 
 
 def is_readable(files: list[str]) -> bool:
     return bool(files) and all(Path(file).suffix.lower() in READABLE for file in files)
 
 
+def checkpoint_of(state_dict: Mapping[str, Any]) -> Any:
+    """Return the checkpoint of symbols; ``None`` for a dictionary without symbols."""
+    symbols = (value for value in state_dict.values() if isinstance(value, Symbol))
+    return next((symbol.tracer.owner for symbol in symbols), None)
+
+
 def is_packed(value: Any) -> bool:
     return isinstance(value, Symbol) and hasattr(value, "quant_type")
 
 
-def _packed(trace: Trace, catalog: Catalog, name: str) -> Symbol:
+def shape_of(value: Any) -> Shape:
+    return tuple(value.quant_shape if is_packed(value) else value.shape)
+
+
+def source_name(value: Any) -> str:
+    """Return the checkpoint's name of a symbol, or of its first operand."""
+    while isinstance(value, Symbol) and not value.source and value.parents:
+        value = value.parents[0]
+    return value.source if isinstance(value, Symbol) else ""
+
+
+def shapes_of(state: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def _packed(trace: Trace, catalog: Catalog, name: str) -> Any:
     try:
         from loadstone._adapters.diffusers.packed import packed
     except ImportError as reason:  # diffusers works without it; files with blocks do not

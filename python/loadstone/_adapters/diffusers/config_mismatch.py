@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from loadstone import _core
 from loadstone._adapters.diffusers import local_configs
-from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint
-from loadstone._adapters.diffusers.diagnosis import (
+from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, shapes_of
+from loadstone._adapters.diffusers.config_search import (
+    Candidate,
     Counts,
-    Diagnosis,
     Shapes,
     compare,
-    diagnose,
-    trial,
+    search_changes,
+    try_config,
 )
+from loadstone._adapters.diffusers.local_configs import ConfigSources
 
 # Below this count, report each tensor and do not blame the config.
 DISAGREEMENTS_MIN = 4
@@ -28,93 +29,73 @@ TRIALS_MAX = 16
 NAMES_MAX = 8
 
 
-@dataclass(frozen=True)
-class ConfigSources:
-    """Sources of alternative configs.
-
-    Attributes:
-        given: the ``config`` argument of the caller.
-        cache: the Hugging Face cache folder, unless it is the default one.
-    """
-
-    given: str | None = None
-    cache: str | None = None
-
-
 @dataclass
 class Mismatch:
     """A config that does not fit the file, and candidates that may.
 
     Attributes:
-        before: the disagreements.
-        edited: field changes that fit better; ``None`` if the search found no such change.
-        known: local configs that reduce the disagreements, best first.
-        untried: repositories of the model family whose configs are not cached.
+        counts: the disagreements.
+        edited: the config with changed fields; ``None`` if no change fits better.
+        local: local configs that reduce the disagreements, best first.
+        uncached: repositories of the model family whose configs were not tried.
     """
 
-    before: Counts
-    edited: Diagnosis | None
-    known: list[tuple[local_configs.LocalConfig, Counts]] = field(default_factory=list)
-    untried: list[str] = field(default_factory=list)
+    counts: Counts
+    edited: Candidate | None
+    local: list[Candidate]
+    uncached: list[str]
 
-    def fitting(self, old: Mapping[str, Any]) -> dict[str, Any] | None:
-        if self.known and self.known[0][1].total == 0:
-            return dict(self.known[0][0].config)
-        if self.edited is not None and self.edited.is_complete:
-            return self.edited.config(old)
-        return None
+    @property
+    def fitting(self) -> Candidate | None:
+        candidates = (*self.local, *([] if self.edited is None else [self.edited]))
+        return next((candidate for candidate in candidates if candidate.is_fitting), None)
 
     def finding(self) -> _core.Finding:
         """Return an error if a fitting config is known, else an info next to the single errors."""
-        fits = [known for known, counts in self.known if counts.total == 0]
-        is_edited = self.edited is not None and self.edited.is_complete
+        fits = [candidate.description for candidate in self.local if candidate.is_fitting]
         lines = [
-            f"{self.before.total} tensors of file and model disagree ({self.before}): the config "
+            f"{self.counts.total} tensors of file and model disagree ({self.counts}): the config "
             "is another model's"
         ]
         if self.edited is not None:
-            rest = "all fit" if is_edited else f"{self.edited.after.total} disagree"
-            lines.append(f"with {self.edited} {rest}")
+            count = self.edited.counts.total
+            lines.append(
+                f"with {self.edited.description} {f'{count} disagree' if count else 'all fit'}"
+            )
         if fits:
-            lines.append(f"{' and '.join(map(str, fits))} {'fits' if len(fits) == 1 else 'fit'}")
-        elif self.known:
-            known, counts = self.known[0]
-            lines.append(f"with {known} {counts.total} disagree ({counts})")
-        if self.untried and not fits:
-            names = ", ".join(map(repr, self.untried[:NAMES_MAX]))
+            lines.append(f"{' and '.join(fits)} {'fits' if len(fits) == 1 else 'fit'}")
+        elif self.local:
+            best = self.local[0]
+            lines.append(f"with {best.description} {best.counts.total} disagree ({best.counts})")
+        if self.uncached and not fits:
+            names = ", ".join(map(repr, self.uncached[:NAMES_MAX]))
             lines.append(
                 f"these configs, which diffusers knows by name, are not in the cache and were not "
                 f"tried: {names}"
             )
         advice = [f"pass {fits[0]}"] if fits else []
-        advice += ["correct these fields of the config"] if is_edited else []
+        if self.edited is not None and self.edited.is_fitting:
+            advice.append("correct these fields of the config")
         advice += ["pass infer_config=True"] if advice else []
         severity, hint = "error" if advice else "info", ", or ".join(advice)
         return _core.Finding(severity, "plan.config_mismatch", "", [], "; ".join(lines), hint)
 
 
-def examine(
-    cls: Any,
-    config: Mapping[str, Any],
-    state: Shapes,
-    found: Shapes,
-    checkpoint: SymbolicCheckpoint,
-    sources: ConfigSources,
+def find_mismatch(
+    model: Any, file_shapes: Shapes, checkpoint: SymbolicCheckpoint, sources: ConfigSources
 ) -> Mismatch | None:
-    """Search for a fitting config if many tensors disagree; both shapes use the model's names."""
-    before = compare(state, found)
-    if before.missing + before.clashes < DISAGREEMENTS_MIN:
+    """Search for a fitting config if many tensors disagree; shapes are by the model's names."""
+    cls, config = type(model), getattr(model, "config", None)
+    counts = compare(shapes_of(model.state_dict()), file_shapes)
+    is_suspect = counts.missing + counts.mismatched >= DISAGREEMENTS_MIN
+    if not is_suspect or not isinstance(config, Mapping):
         return None
-    edited = diagnose(cls, config, found)
-    files = checkpoint.catalog.shards
-    tried = [
-        (each, trial(cls, each.config, found))
-        for each in local_configs.find(cls, files, sources.given, sources.cache)[:TRIALS_MAX]
-    ]
-    known = [(each, counts) for each, counts in tried if counts and counts.total < before.total]
-    if edited is None and not known:
+    edited = search_changes(cls, config, file_shapes)
+    configs = local_configs.find(cls, checkpoint.catalog.shards, sources)[:TRIALS_MAX]
+    trials = [try_config(cls, local.config, str(local), file_shapes) for local in configs]
+    better = [trial for trial in trials if trial and trial.counts.total < counts.total]
+    if edited is None and not better:
         return None
-    known.sort(key=lambda pair: pair[1].total)
-    return Mismatch(
-        before, edited, known, local_configs.uncached(checkpoint.decoded(), sources.cache)
-    )
+    better.sort(key=lambda candidate: candidate.counts.total)
+    uncached = local_configs.uncached(checkpoint.fresh(), sources.cache)
+    return Mismatch(counts, edited, better, uncached)

@@ -1,26 +1,28 @@
-"""Infer the file names of missing tensors, and verify them with the converter.
+"""Infer the file names of missing targets, and verify them with the converter.
 
-A guess imitates the name of a tensor in the same module or in a different block. loadstone reports
-it only if the converter maps a tensor with that name to the missing target.
+A candidate imitates the name of a tensor in the same module or in a different block. loadstone
+reports it only if the converter maps a tensor with that name to the missing target.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
-from loadstone._adapters.diffusers.missing_keys import (
+from loadstone._adapters.diffusers.checkpoint import MissingKeys
+from loadstone._adapters.diffusers.conversion import (
     NUMBER,
+    UNMAPPED_KEYS,
     Conversion,
-    MissingKeys,
+    IgnoredTensorsError,
     find_missing_keys,
 )
 from loadstone.tracing._absent_symbol import AbsentSymbol, leaves
 
-# Each round runs the converter once, with one guess per target.
+# Each round runs the converter once, with one candidate per target.
 ROUNDS_MAX = 8
 TARGETS_MAX = 512
 # Try all names from a converter's code together; if it raises, bisect them.
@@ -30,49 +32,35 @@ PARTS_MAX = 15
 _STEPS = (1, 2, 3, 4, -1)
 
 
-class RetryError(Exception):
-    """The converter ignored existing tensors because others are missing; retry with these keys."""
-
-    def __init__(self, missing: MissingKeys) -> None:
-        super().__init__()
-        self.missing_keys = missing
-
-
 def expected_keys(
-    targets: list[str], keys: Mapping[str, str], conversion: Conversion, missing: MissingKeys
+    targets: list[str], keys: Mapping[str, str], conversion: Conversion, missing_keys: MissingKeys
 ) -> dict[str, str]:
     """Return missing targets and their names in the file; ``keys``: target -> existing file name.
 
     Raises:
-        RetryError: some targets are not missing.
+        IgnoredTensorsError: some targets are not missing.
     """
-    trials = _Trials(set(targets[:TARGETS_MAX]), conversion, missing)
-    known = set(conversion.catalog.tensors)
-    waiting = {target: _unlike(known, _candidates(target, keys)) for target in trials.targets}
+    search = _Search(set(targets[:TARGETS_MAX]), conversion, missing_keys)
+    existing = conversion.checkpoint.catalog.tensors.keys()
+    candidates = {
+        target: _except(set(existing), _candidates(target, keys)) for target in search.targets
+    }
     for _ in range(ROUNDS_MAX):
-        names = {next(waiting[target], "") for target in waiting if target not in trials.found}
+        names = {next(candidates[target], "") for target in search.remaining()}
         if not any(names):
             break
-        trials.run_parts(sorted(names - {""}))
+        search.run_parts(sorted(names - {""}))
     head = prefix(keys)
-    left = trials.targets - trials.found.keys()
-    if left:  # names in the converter's code
-        words = _words(conversion.function)
-        leaves_of = {target.rpartition(".")[2] for target in left}
-        words |= {f"{word.strip('.')}.{leaf}" for word in words for leaf in leaves_of}
-        trials.run_parts(sorted({f"{head}{word}" for word in words - left} - known))
-    kept = sum(key == f"{head}{target}" for target, key in keys.items())
-    if 2 * kept > len(keys):  # most names are the model's
-        trials.run({f"{head}{target}" for target in trials.targets - trials.found.keys()})
-    return trials.found
-
-
-def _candidates(target: str, keys: Mapping[str, str]) -> Iterator[str]:
-    parts = target.split(".")
-    yield from _like_siblings(target, len(parts) - 1, keys)
-    yield from _like_other_blocks(target, keys)
-    for depth in range(len(parts) - 2, 0, -1):
-        yield from _like_siblings(target, depth, keys)
+    remaining = search.remaining()
+    if remaining:  # names in the converter's code
+        words = _words(conversion.function) | UNMAPPED_KEYS.keys()
+        leaf_names = {target.rpartition(".")[2] for target in remaining}
+        words |= {f"{word.strip('.')}.{leaf}" for word in words for leaf in leaf_names}
+        search.run_parts(sorted({f"{head}{word}" for word in words - remaining} - existing))
+    unchanged = sum(key == f"{head}{target}" for target, key in keys.items())
+    if 2 * unchanged > len(keys):  # most names are the model's
+        search.run({f"{head}{target}" for target in search.remaining()})
+    return search.keys
 
 
 def prefix(keys: Mapping[str, str]) -> str:
@@ -80,126 +68,139 @@ def prefix(keys: Mapping[str, str]) -> str:
     for target, key in keys.items():
         if key != target and key.endswith(f".{target}"):
             return key[: -len(target)]
-    paths = [key.split(".")[:-1] for key in keys.values()] or [[]]
-    pairs = zip(min(paths), max(paths), strict=False)
-    common = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+    modules = [key.split(".")[:-1] for key in keys.values()] or [[]]
+    parts = zip(min(modules), max(modules), strict=False)
+    common = itertools.takewhile(lambda pair: pair[0] == pair[1], parts)
     return "".join(f"{part}." for part, _ in common)
+
+
+def _candidates(target: str, keys: Mapping[str, str]) -> Iterator[str]:
+    depth = target.count(".")
+    yield from _like_siblings(target, depth, keys)
+    yield from _like_other_blocks(target, keys)
+    for outer_depth in range(depth - 1, 0, -1):
+        yield from _like_siblings(target, outer_depth, keys)
 
 
 def _like_siblings(target: str, depth: int, keys: Mapping[str, str]) -> Iterator[str]:
     """Imitate a tensor of the same module, such as the weight for a bias."""
     parts = target.split(".")
-    head, tail = ".".join(parts[:depth]) + ".", ".".join(parts[depth:])
-    for other, key in keys.items():
-        rest = other[len(head) :]
-        if other.startswith(head) and key.endswith(f".{rest}"):
-            yield key[: -len(rest)] + tail
+    module, leaf = ".".join(parts[:depth]) + ".", ".".join(parts[depth:])
+    for sibling, key in keys.items():
+        sibling_leaf = sibling[len(module) :]
+        if sibling.startswith(module) and key.endswith(f".{sibling_leaf}"):
+            yield key[: -len(sibling_leaf)] + leaf
             return
 
 
 def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
     """Imitate the same tensor of a different block, with this block's number."""
     for match in NUMBER.finditer(target):
-        like = re.compile(
-            re.escape(target[: match.start()]) + r"(\d+)" + re.escape(target[match.end() :]) + "$"
-        )
-        others = [(int(hit[1]), key) for name, key in keys.items() if (hit := like.match(name))]
+        before, after = target[: match.start()], target[match.end() :]
+        pattern = re.compile(re.escape(before) + r"(\d+)" + re.escape(after) + "$")
+        blocks = [(int(hit[1]), key) for name, key in keys.items() if (hit := pattern.match(name))]
         number = int(match[0])
-        others = sorted(others, key=lambda each: abs(each[0] - number))[:2]
-        if len(others) == 2:
-            yield from _continued(number, *others)
-        for other, key in others:
+        blocks = sorted(blocks, key=lambda block: abs(block[0] - number))[:2]
+        if len(blocks) == 2:
+            yield from _continued(number, *blocks)
+        for block, key in blocks:
             places = list(NUMBER.finditer(key))
-            places.sort(key=lambda place: int(place[0]) != other)  # the same number first
-            for step in _STEPS:
-                for place in places:
-                    yield from _renumbered(place, step * (number - other))
+            places.sort(key=lambda place: int(place[0]) != block)  # the same number first
+            for step, place in itertools.product(_STEPS, places):
+                yield from _shifted(place, step * (number - block))
 
 
 def _continued(number: int, first: tuple[int, str], second: tuple[int, str]) -> Iterator[str]:
-    (one, key), (two, other) = first, second
-    places, others = list(NUMBER.finditer(key)), list(NUMBER.finditer(other))
-    if len(places) != len(others):
+    """Continue the series of two keys if they differ in one number."""
+    if NUMBER.sub("#", first[1]) != NUMBER.sub("#", second[1]):
         return
-    changed = [pair for pair in zip(places, others, strict=True) if pair[0][0] != pair[1][0]]
+    pairs = zip(NUMBER.finditer(first[1]), NUMBER.finditer(second[1]), strict=True)
+    changed = [pair for pair in pairs if pair[0][0] != pair[1][0]]
     if len(changed) == 1:
-        place, like = changed[0]
-        step, rest = divmod(int(like[0]) - int(place[0]), two - one)
+        place, other = changed[0]
+        step, rest = divmod(int(other[0]) - int(place[0]), second[0] - first[0])
         if rest == 0:
-            yield from _renumbered(place, step * (number - one))
+            yield from _shifted(place, step * (number - first[0]))
 
 
-def _renumbered(place: re.Match[str], by: int) -> Iterator[str]:
-    if int(place[0]) + by >= 0:
-        yield f"{place.string[: place.start()]}{int(place[0]) + by}{place.string[place.end() :]}"
+def _shifted(place: re.Match[str], by: int) -> Iterator[str]:
+    number = int(place[0]) + by
+    if number >= 0:
+        yield f"{place.string[: place.start()]}{number}{place.string[place.end() :]}"
 
 
-def _unlike(there: Set[str], names: Iterator[str]) -> Iterator[str]:
-    seen = set(there)
+def _except(seen: set[str], names: Iterator[str]) -> Iterator[str]:
     for name in names:
         if name not in seen:
             seen.add(name)
             yield name
 
 
-class _Trials:
-    """Runs of a converter on files with additional tensors."""
+class _Search:
+    """Runs of a converter on files with additional tensors, to find the keys of targets."""
 
-    def __init__(self, targets: set[str], conversion: Conversion, missing: MissingKeys) -> None:
+    def __init__(
+        self, targets: set[str], conversion: Conversion, missing_keys: MissingKeys
+    ) -> None:
         self.targets = targets
-        self.found: dict[str, str] = {}
+        self.keys: dict[str, str] = {}
         self._conversion = conversion
-        self._missing = missing
+        self._missing_keys = missing_keys
+
+    def remaining(self) -> set[str]:
+        return self.targets - self.keys.keys()
 
     def run_parts(self, names: list[str]) -> None:
         """Bisect names that the converter may reject."""
-        waiting = [names]
+        parts = [names]
         for _ in range(PARTS_MAX):
-            part = waiting.pop(0) if waiting else []
-            if part and not self.run(set(part)) and len(part) > 1:
+            part = parts.pop(0) if parts else []
+            if not self.run(set(part)) and len(part) > 1:
                 middle = len(part) // 2
-                waiting += [part[:middle], part[middle:]]
+                parts += [part[:middle], part[middle:]]
 
     def run(self, names: set[str]) -> bool:
         """Record the targets that the converter makes from these names; ``False`` if it raises."""
         if not names:
             return True
         try:
-            made = self._conversion.run(self._with_assumed(names))
+            converted = self._conversion.run(self._with(names))
         except Exception:  # the converter rejects one of the names
             return False
-        for target in self.targets & made.keys():
-            if isinstance(made[target], AbsentSymbol):
-                keys = [key for key in leaves(made[target])[1] if key in names]
+        for target in self.targets & converted.keys():
+            if isinstance(converted[target], AbsentSymbol):
+                keys = [key for key in leaves(converted[target])[1] if key in names]
                 if len(keys) == 1:
-                    self.found.setdefault(target, keys[0])
-        if self._are_there(made):
-            self._retry_if_ignored(key for key in self.found.values() if key in names)
+                    self.keys.setdefault(target, keys[0])
+        if self._has_present_target(converted):
+            self._retry_if_ignored(names & set(self.keys.values()))
         return True
 
-    def _with_assumed(self, names: Iterable[str]) -> MissingKeys:
-        return self._missing.with_assumed({name: self._conversion.assume(name) for name in names})
+    def _with(self, names: set[str]) -> MissingKeys:
+        keys = {name: self._conversion.missing_key(name, is_iterated=True) for name in names}
+        return self._missing_keys | keys
 
-    def _are_there(self, made: Mapping[str, Any]) -> bool:
-        values = [made.get(target) for target in self.targets]
-        return any(each is not None and not isinstance(each, AbsentSymbol) for each in values)
+    def _has_present_target(self, converted: Mapping[str, Any]) -> bool:
+        present = self.targets & converted.keys()
+        return any(not isinstance(converted[target], AbsentSymbol) for target in present)
 
-    def _retry_if_ignored(self, names: Iterable[str]) -> None:
-        """Raise RetryError if these names make the converter use tensors that it ignored."""
-        missing = find_missing_keys(self._conversion, self._with_assumed(names))
-        if self._are_there(self._conversion.run(missing)):
-            raise RetryError(missing)
+    def _retry_if_ignored(self, names: set[str]) -> None:
+        """Raise an error if these names make the converter use tensors that it ignored."""
+        missing_keys = find_missing_keys(self._conversion, self._with(names))
+        if self._has_present_target(self._conversion.run(missing_keys)):
+            raise IgnoredTensorsError(self._conversion, missing_keys)
 
 
 def _words(function: Any) -> set[str]:
+    """Return the names among the constants of a function and of the functions inside it."""
     words: set[str] = set()
-    waiting: list[Any] = [getattr(function, "__code__", None)]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, CodeType):
-            waiting.extend(each.co_consts)
-        elif isinstance(each, tuple | frozenset):
-            waiting.extend(each)
-        elif isinstance(each, str) and re.fullmatch(r"[A-Za-z][\w.-]*\w", each):
-            words.add(each)
+    constants: list[Any] = [getattr(function, "__code__", None)]
+    while constants:
+        constant = constants.pop()
+        if isinstance(constant, CodeType):
+            constants.extend(constant.co_consts)
+        elif isinstance(constant, tuple | frozenset):
+            constants.extend(constant)
+        elif isinstance(constant, str) and re.fullmatch(r"[A-Za-z][\w.-]*\w", constant):
+            words.add(constant)
     return words

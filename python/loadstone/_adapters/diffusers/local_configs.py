@@ -9,10 +9,23 @@ from pathlib import Path
 from typing import Any
 
 # A cache may contain hundreds of models.
-FILES_MAX = 2_000
+CACHED_MAX = 2_000
 
 # The folder of a file may contain unrelated files.
-BESIDE_MAX = 200
+NEARBY_MAX = 200
+
+
+@dataclass(frozen=True)
+class ConfigSources:
+    """Sources of alternative configs.
+
+    Attributes:
+        argument: the caller's ``config``, which may be a folder.
+        cache: the Hugging Face cache folder, unless it is the default one.
+    """
+
+    argument: str | None = None
+    cache: str | None = None
 
 
 @dataclass(frozen=True)
@@ -24,24 +37,18 @@ class LocalConfig:
     config: Mapping[str, Any]
 
     def __str__(self) -> str:
-        rest = f", subfolder={self.subfolder!r}" if self.subfolder else ""
-        return f"config={self.name!r}{rest}"
+        subfolder = f", subfolder={self.subfolder!r}" if self.subfolder else ""
+        return f"config={self.name!r}{subfolder}"
 
 
-def find(cls: Any, files: list[str], given: str | None, cache: str | None) -> list[LocalConfig]:
-    """Return a class's configs from the given folder, the files' folder and the Hugging Face cache.
-
-    Args:
-        given: the caller's ``config``, if it is a folder.
-        cache: the Hugging Face cache folder, unless it is the default one.
-    """
-    found: dict[str, LocalConfig] = {}
-    for known in (*_near(given, files), *_cached(cache)):
-        made_by = str(known.config.get("_class_name", ""))
-        text = json.dumps(known.config, sort_keys=True, default=str)
-        if made_by == cls.__name__ and text not in found:
-            found[text] = known
-    return list(found.values())
+def find(cls: Any, files: list[str], sources: ConfigSources) -> list[LocalConfig]:
+    """Return a class's configs from the caller's and the files' folders and the cache."""
+    configs: dict[str, LocalConfig] = {}
+    for local in (*_nearby(sources.argument, files), *_cached(sources.cache)):
+        if local.config.get("_class_name") == cls.__name__:
+            text = json.dumps(local.config, sort_keys=True, default=str)
+            configs.setdefault(text, local)
+    return list(configs.values())
 
 
 def uncached(checkpoint: Any, cache: str | None) -> list[str]:
@@ -49,26 +56,24 @@ def uncached(checkpoint: Any, cache: str | None) -> list[str]:
     from diffusers.loaders import single_file_utils
 
     library: Any = single_file_utils
-    table: Mapping[str, Any] = library.DIFFUSERS_DEFAULT_PIPELINE_PATHS
     try:
-        guess = library.infer_diffusers_model_type(checkpoint)
-    except Exception:  # diffusers looks up tensors that this file lacks
+        family = library.infer_diffusers_model_type(checkpoint).partition("-")[0]
+    except Exception:  # diffusers looks up tensors that are missing in this file
         return []
-    family = guess.partition("-")[0]
     names = [
         str(row["pretrained_model_name_or_path"])
-        for kind, row in table.items()
-        if kind.partition("-")[0] == family
+        for model_type, row in library.DIFFUSERS_DEFAULT_PIPELINE_PATHS.items()
+        if model_type.partition("-")[0] == family
     ]
-    cached = {known.name for known in _cached(cache)}
+    cached = {local.name for local in _cached(cache)}
     return [name for name in dict.fromkeys(names) if name not in cached]
 
 
-def _near(given: str | None, files: list[str]) -> Iterator[LocalConfig]:
-    roots = [Path(given)] if given is not None and Path(given).is_dir() else []
+def _nearby(folder: str | None, files: list[str]) -> Iterator[LocalConfig]:
+    roots = [Path(folder)] if folder is not None and Path(folder).is_dir() else []
     roots += [Path(file).absolute().parent for file in files]
     for root in dict.fromkeys(roots):
-        for parts, config in _configs(root, ("", "*/", "*/*/"), BESIDE_MAX):
+        for parts, config in _configs(root, ("", "*/", "*/*/"), NEARBY_MAX):
             yield LocalConfig(str(root.joinpath(*parts[:1])), "/".join(parts[1:]), config)
 
 
@@ -77,17 +82,17 @@ def _cached(cache: str | None) -> Iterator[LocalConfig]:
 
     folders = ("models--*/snapshots/*/", "models--*/snapshots/*/*/")
     for (repository, _, _, *parts), config in _configs(
-        Path(cache or HF_HUB_CACHE), folders, FILES_MAX
+        Path(cache or HF_HUB_CACHE), folders, CACHED_MAX
     ):
         name = repository.removeprefix("models--").replace("--", "/")
         yield LocalConfig(name, "/".join(parts), config)
 
 
 def _configs(
-    root: Path, folders: Iterable[str], most: int
+    root: Path, folders: Iterable[str], count_max: int
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     paths = [path for folder in folders for path in root.glob(f"{folder}config.json")]
-    for path in sorted(paths)[:most]:
+    for path in sorted(paths)[:count_max]:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -9,18 +9,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-from loadstone._adapters.diffusers.call import OPTIONS, loading
-from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, is_readable
-from loadstone._adapters.diffusers.components import Placement, accelerate_hooks, models_of
-from loadstone._adapters.diffusers.expected_keys import RetryError
-from loadstone._adapters.diffusers.load import DiffusersSession
-from loadstone._adapters.diffusers.missing_keys import Conversion, MissingKeys
+from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, is_readable, shapes_of
+from loadstone._adapters.diffusers.conversion import Conversion
+from loadstone._adapters.diffusers.load import OPTIONS, DiffusersLoad, loading
+from loadstone._adapters.diffusers.pipeline_device_map import (
+    PipelineDeviceMap,
+    accelerate_hooks,
+    models_of,
+)
+from loadstone._adapters.diffusers.recipes import is_inside
 from loadstone._adapters.patch import Hook, set_variable, wrap_if_active
 from loadstone._adapters.sites import is_known
 from loadstone._adapters.sites.diffusers import SITES
@@ -30,21 +33,20 @@ from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._execute.audit import last_report
 from loadstone._plan.placement import expanded
 
-_placing: ContextVar[Placement | None] = ContextVar("loadstone_diffusers_placing", default=None)
-# Stop after the conversion of the state dict, without building a model?
-CONVERTING: ContextVar[bool] = ContextVar("loadstone_diffusers_converting", default=False)
-# The components with deferred reads; None: read immediately.
-DEFERRED: ContextVar[Deferred | None] = ContextVar("loadstone_diffusers_deferred", default=None)
+# The device map of the pipeline that is being loaded from a folder.
+_device_map: ContextVar[PipelineDeviceMap | None] = ContextVar(
+    "loadstone_diffusers_device_map", default=None
+)
+# Gets the tensors of a text encoder whose load ends with their conversion.
+CONVERTED: ContextVar[dict[str, Any] | None] = ContextVar(
+    "loadstone_diffusers_converted", default=None
+)
+# The components of a file, traced but not read, "" if not named yet; None: read immediately.
+DEFERRED: ContextVar[dict[str, DiffusersLoad] | None] = ContextVar(
+    "loadstone_diffusers_deferred", default=None
+)
 
 _MODULE = "diffusers.pipelines.pipeline_utils"
-
-
-@dataclasses.dataclass
-class Deferred:
-    """The components of one file, traced but not read; ``name`` is the next one to load."""
-
-    name: str = ""
-    loads: dict[str, DiffusersSession] = dataclasses.field(default_factory=dict)
 
 
 def late_hooks() -> tuple[Hook, ...]:
@@ -58,19 +60,20 @@ def _hooks() -> tuple[Hook, ...]:
     from diffusers.loaders import single_file
     from diffusers.pipelines import pipeline_loading_utils, pipeline_utils
 
-    places: list[tuple[Any, str, Any]] = [
+    replacements: list[tuple[Any, str, Any]] = [
         (pipeline_utils.DiffusionPipeline, "from_pretrained", _from_pretrained),
-        (pipeline_utils, "_get_final_device_map", _final_device_map),
-        (pipeline_utils, "load_sub_model", _load_component),
-        (pipeline_loading_utils, "remove_hook_from_module", _unless_placing),
-        (pipeline_loading_utils, "dispatch_model", _unless_placing),
+        (pipeline_utils, "_get_final_device_map", _get_final_device_map),
+        (pipeline_utils, "load_sub_model", _load_sub_model),
+        (pipeline_loading_utils, "remove_hook_from_module", _skip_move),
+        (pipeline_loading_utils, "dispatch_model", _skip_move),
         (single_file.FromSingleFileMixin, "from_single_file", _from_single_file),
         (single_file, "create_diffusers_clip_model_from_ldm", _text_encoder),
         (single_file, "create_diffusers_t5_model_from_checkpoint", _text_encoder),
-        (single_file, "load_single_file_sub_model", _load_sub_model),
+        (single_file, "load_single_file_sub_model", _load_single_file_sub_model),
     ]
     return tuple(
-        Hook(owner, name, wrap_if_active("diffusers", each)) for owner, name, each in places
+        Hook(owner, name, wrap_if_active("diffusers", replacement))
+        for owner, name, replacement in replacements
     )
 
 
@@ -78,90 +81,18 @@ def _hooks() -> tuple[Hook, ...]:
 
 
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if not _is_ours(kwargs.get("device_map")):
+    if not _is_computed_here(kwargs.get("device_map")):
         return original(cls, *args, **kwargs)
     memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
-    placing = Placement(kwargs["device_map"], memory, folder)
-    kwargs["device_map"] = "balanced"  # a placeholder; _final_device_map returns the real one
-    with ordinary_tensors(), set_variable(_placing, placing):
+    device_map = PipelineDeviceMap(kwargs["device_map"], memory, folder)
+    kwargs["device_map"] = "balanced"  # a placeholder; _get_final_device_map returns the real one
+    with ordinary_tensors(), set_variable(_device_map, device_map):
         pipe = original(cls, *args, **kwargs)
-        placing.add_missing_hooks(pipe)
+        device_map.add_missing_hooks(pipe)
     return pipe
 
 
-# --- single files --------------------------------------------------------------------------------
-
-
-def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    source = args[0] if args else kwargs.get("pretrained_model_link_or_path")
-    if not is_readable([str(source)]):
-        return original(cls, *args, **kwargs)
-    chosen = OPTIONS.get()
-    memory = kwargs.pop("max_memory", None) or chosen.max_memory
-    folder = kwargs.pop("offload_folder", None) or chosen.offload_folder
-    device_map = kwargs.pop("device_map", None)
-    placing = Placement(device_map, memory, folder) if device_map is not None else None
-    with ordinary_tensors():
-        with set_variable(DEFERRED, Deferred()) as components:
-            pipe = original(cls, *args, **kwargs)
-        _finish(pipe, components, placing, kwargs)
-    return pipe
-
-
-def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Load a transformers component from the pipeline's file."""
-    source = kwargs.pop("checkpoint", None)
-    build = functools.partial(original, cls, *args, **kwargs)
-    if not isinstance(source, SymbolicCheckpoint):
-        return build(checkpoint=source)
-    try:
-        return _load_encoder(build, source, MissingKeys())
-    except RetryError as retry:
-        return _load_encoder(build, source, retry.missing_keys)
-
-
-def _load_encoder(
-    build: Callable[..., Any], source: SymbolicCheckpoint, missing: MissingKeys
-) -> Any:
-    def convert(checkpoint: Any) -> Mapping[str, Any]:
-        """Convert only; diffusers has no function for that, so an exception stops its load."""
-        with set_variable(CONVERTING, True):
-            try:
-                build(checkpoint=checkpoint)
-            except ConvertedError as done:
-                return done.state
-        return {}
-
-    def conversion(model: Any) -> Conversion:
-        wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        return Conversion(source.catalog, convert, {}, wanted, source.decoded)
-
-    with loading() as load:
-        load.missing_keys, load.conversion_of = missing, conversion
-        model = build(checkpoint=source.decoded(missing)).eval()  # diffusers omits eval() for T5
-        load.finish(model)
-    return model
-
-
-class ConvertedError(Exception):
-    """Stops a load after the conversion of its file."""
-
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.state = {name: value for name, value in state.items() if value is not None}
-
-
-def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Give each component of a combined file all of its tensors."""
-    checkpoint, components = kwargs.get("checkpoint"), DEFERRED.get()
-    if components is not None:
-        components.name = kwargs["name"]
-    if isinstance(checkpoint, SymbolicCheckpoint):
-        kwargs["checkpoint"] = checkpoint.fresh()
-    return original(*args, **kwargs)
-
-
-def _is_ours(device_map: Any) -> bool:
+def _is_computed_here(device_map: Any) -> bool:
     """Return whether loadstone computes the map, because diffusers cannot or has only a CPU."""
     from diffusers.pipelines import pipeline_utils
     from diffusers.utils import torch_utils
@@ -173,46 +104,39 @@ def _is_ours(device_map: Any) -> bool:
     return not is_known or (device_map == "balanced" and get_device() == "cpu")
 
 
-def _final_device_map(original: Any, *args: Any, **kwargs: Any) -> Any:
+def _get_final_device_map(original: Any, **kwargs: Any) -> Any:
     """Place all components as soon as diffusers knows their classes."""
-    placing = _placing.get()
-    if placing is None:
-        return original(*args, **kwargs)
+    device_map = _device_map.get()
+    if device_map is None:
+        return original(**kwargs)
     passed = kwargs["passed_class_obj"]
     others = {name: "it is not loaded: it was given" for name in passed}
-    classes: dict[str, tuple[str, str]] = {}
+    names = []
     for name, (library, class_name) in kwargs["init_dict"].items():
         if name in passed:
             continue
         cls = _class_of(name, library, class_name, kwargs["cached_folder"])
         if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
-            classes[name] = (library, class_name)
+            names.append(name)
         else:
             others[name] = "it is not a model"
-    empty = {
-        name: _empty(name, library, class_name, kwargs)
-        for name, (library, class_name) in classes.items()
-        if placing.needs_sizes(name)
-    }
-    placing.resolve(list(classes), others, empty, _kept_in_float32(empty))
-    return placing.reported
-
-
-def _kept_in_float32(models: Mapping[str, Any]) -> dict[str, torch.dtype]:
-    return {
+    empty = {name: _empty_model(name, **kwargs) for name in names if device_map.needs_sizes(name)}
+    dtypes = {
         f"{component}.{name}": torch.float32
-        for component, model in models.items()
+        for component, model in empty.items()
         for name, parameter in model.named_parameters()
-        if set(name.split(".")) & set(getattr(model, "_keep_in_fp32_modules", None) or ())
+        if is_inside(name, getattr(model, "_keep_in_fp32_modules", None) or ())
         and parameter.is_floating_point()
     }
+    device_map.resolve(names, others, empty, dtypes)
+    return device_map.reported
 
 
 def _class_of(name: str, library: str, class_name: str, folder: Any) -> Any:
     from diffusers import pipelines
     from diffusers.pipelines import pipeline_loading_utils
 
-    found: Any = pipeline_loading_utils.get_class_obj_and_candidates(
+    cls: Any = pipeline_loading_utils.get_class_obj_and_candidates(
         library,
         class_name,
         pipeline_loading_utils.ALL_IMPORTABLE_CLASSES,
@@ -220,80 +144,125 @@ def _class_of(name: str, library: str, class_name: str, folder: Any) -> Any:
         hasattr(pipelines, library),
         component_name=name,
         cache_dir=folder,
-    )
-    return found[0]
+    )[0]
+    return cls
 
 
-def _empty(name: str, library: str, class_name: str, known: Mapping[str, Any]) -> Any:
+def _empty_model(name: str, *, init_dict: Any, **kwargs: Any) -> Any:
     """Build diffusers' own model on meta, in its final dtype."""
     from diffusers import pipelines
     from diffusers.pipelines import pipeline_loading_utils
 
     keyword = "dtype" if SITES.is_since("0.40") else "torch_dtype"
-    dtype = known[keyword]
-    if isinstance(dtype, dict):
-        dtype = dtype.get(name, dtype.get("default", torch.float32))
-    handed_on = ("force_download", "proxies", "local_files_only", "token", "revision")
-    make_empty: Any = pipeline_loading_utils._load_empty_model
-    return make_empty(
+    if isinstance(kwargs[keyword], dict):
+        kwargs[keyword] = kwargs[keyword].get(name, kwargs[keyword].get("default", torch.float32))
+    library, class_name = init_dict[name]
+    load_empty_model: Any = pipeline_loading_utils._load_empty_model
+    return load_empty_model(
         library_name=library,
         class_name=class_name,
         importable_classes=pipeline_loading_utils.ALL_IMPORTABLE_CLASSES,
         pipelines=pipelines,
         is_pipeline_module=hasattr(pipelines, library),
-        pipeline_class=known["pipeline_class"],
         name=name,
-        cached_folder=known["cached_folder"],
-        **{keyword: dtype},
-        **{each: known.get(each) for each in handed_on},
+        **kwargs,
     )
 
 
-def _load_component(original: Any, *args: Any, **kwargs: Any) -> Any:
-    placing = _placing.get()
-    if placing is None:
-        model = original(*args, **kwargs)
-        if isinstance(kwargs.get("device_map"), dict):
-            _note_moved(model)
-        return model
-    name = kwargs["name"]
-    kwargs["device_map"] = placing.components.get(name)
-    kwargs["max_memory"], kwargs["offload_folder"] = None, placing.folder_of(name)
-    return original(*args, **kwargs)
+def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
+    device_map = _device_map.get()
+    if device_map is not None:
+        name = kwargs["name"]
+        kwargs["device_map"] = device_map.components.get(name)
+        kwargs["max_memory"], kwargs["offload_folder"] = None, device_map.folder_of(name)
+        return original(*args, **kwargs)
+    model = original(*args, **kwargs)
+    if isinstance(kwargs.get("device_map"), dict) and isinstance(model, torch.nn.Module):
+        report = last_report(model)
+        if report is not None:  # diffusers moved the component after its load
+            accelerate_hooks().note_moved(model, report)
+    return model
 
 
-def _note_moved(model: Any) -> None:
-    """Update the report: diffusers moved the component after its load."""
-    report = last_report(model) if isinstance(model, torch.nn.Module) else None
-    if report is not None:
-        accelerate_hooks().note_moved(model, report)
-
-
-def _unless_placing(original: Any, *args: Any, **kwargs: Any) -> Any:
+def _skip_move(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Skip the move of a component that its own loader placed."""
-    return None if _placing.get() is not None else original(*args, **kwargs)
+    return original(*args, **kwargs) if _device_map.get() is None else None
 
 
-# --- deferred reads ------------------------------------------------------------------------------
+# --- single files --------------------------------------------------------------------------------
 
 
-def _finish(
-    pipe: Any, components: Deferred, placing: Placement | None, kwargs: Mapping[str, Any]
+def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    source = args[0] if args else kwargs.get("pretrained_model_link_or_path")
+    if not is_readable([str(source)]):
+        return original(cls, *args, **kwargs)
+    options = OPTIONS.get()
+    memory = kwargs.pop("max_memory", None) or options.max_memory
+    folder = kwargs.pop("offload_folder", None) or options.offload_folder
+    device_map = kwargs.pop("device_map", None)
+    if device_map is not None:
+        device_map = PipelineDeviceMap(device_map, memory, folder)
+    with ordinary_tensors():
+        with set_variable(DEFERRED, {}) as loads:
+            pipe = original(cls, *args, **kwargs)
+        _read_components(pipe, loads, device_map, kwargs)
+    return pipe
+
+
+def _load_single_file_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
+    component, loads = original(*args, **kwargs), DEFERRED.get()
+    if loads is not None and "" in loads:
+        loads[kwargs["name"]] = loads.pop("")
+    return component
+
+
+def _text_encoder(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Load a transformers component from the pipeline's file."""
+    source = kwargs.pop("checkpoint", None)
+    build = functools.partial(original, cls, *args, **kwargs)
+    if not isinstance(source, SymbolicCheckpoint):
+        return build(checkpoint=source)
+
+    def convert(checkpoint: Any) -> Mapping[str, Any]:
+        """Convert only; diffusers has no function for that, so a hook ends its load."""
+        with set_variable(CONVERTED, {}) as converted:
+            build(checkpoint=checkpoint)
+        return converted  # type: ignore[no-any-return]
+
+    with loading() as load:
+        load.encoder_conversion = lambda model: Conversion(
+            source, convert, {}, shapes_of(model.state_dict())
+        )
+        model = build(checkpoint=source.fresh())
+        load.finish(model.eval())  # diffusers omits eval() for T5
+    return model
+
+
+def _read_components(
+    pipe: Any,
+    loads: Mapping[str, DiffusersLoad],
+    device_map: PipelineDeviceMap | None,
+    passed: Mapping[str, Any],
 ) -> None:
     """Plan all components of a file before reading any."""
-    loads = components.loads
-    if placing is not None:
-        models = {name: each for name, each in models_of(pipe).items() if name not in kwargs}
+    if device_map is not None:
+        models = {name: model for name, model in models_of(pipe).items() if name not in passed}
         others = {name: "it is not a loaded model" for name in pipe.components}
-        dtypes = {path: dtype for name in loads for path, dtype in _dtypes(name, loads[name])}
-        placing.resolve(list(models), others, models, dtypes)
+        dtypes = {
+            f"{name}.{target}": torch_dtype(dtype)
+            for name, load in loads.items()
+            if load.recipes is not None
+            for target, dtype in load.recipes.dtypes.items()
+        }
+        device_map.resolve(list(models), others, models, dtypes)
+        for name, load in loads.items():
+            load.options = dataclasses.replace(
+                load.options, offload_folder=device_map.folder_of(name)
+            )
+            if name in device_map.components:
+                load.device_map = expanded(load.model, device_map.components[name])
     failures: dict[str, PlanError] = {}
     for name, load in loads.items():
-        places = placing.components.get(name) if placing is not None else None
-        if placing is not None:
-            load.options = dataclasses.replace(load.options, offload_folder=placing.folder_of(name))
-        if places is not None:
-            load.device_map = expanded(load.model, places)
         try:
             load.plan_for(load.device_map).require_ok()
         except PlanError as failure:
@@ -304,22 +273,17 @@ def _finish(
         load.carry_out()
         load.dispatch()
         load.finish(load.model)
-    if placing is not None:
-        placing.place_others(pipe, loads)
-        placing.add_missing_hooks(pipe)
-        pipe.hf_device_map = placing.reported
-
-
-def _dtypes(name: str, load: DiffusersSession) -> Iterator[tuple[str, torch.dtype]]:
-    for target, dtype in load.dtypes().items():
-        yield f"{name}.{target}", torch_dtype(dtype)
+    if device_map is not None:
+        device_map.dispatch_others(pipe, loads)
+        device_map.add_missing_hooks(pipe)
+        pipe.hf_device_map = device_map.reported
 
 
 def _joined(failures: Mapping[str, PlanError]) -> PlanError:
-    if len(failures) == 1:
-        return next(iter(failures.values()))
     first = next(iter(failures.values()))
-    texts = [f"{name}: {failure}" for name, failure in failures.items()]
-    joined = PlanError("\n".join(texts), first.code, first.message, tensor=first.tensor)
+    if len(failures) == 1:
+        return first
+    text = "\n".join(f"{name}: {failure}" for name, failure in failures.items())
+    joined = PlanError(text, first.code, first.message, tensor=first.tensor)
     joined.findings = [finding for failure in failures.values() for finding in failure.findings]
     return joined

@@ -1,4 +1,4 @@
-"""Hooks on diffusers' bitsandbytes quantizers.
+"""Hooks on diffusers' bitsandbytes quantizers, and the weights that they quantize.
 
 diffusers builds the layers, but rejects CPU-only machines and quantized modules on the CPU or on
 disk. loadstone supports both.
@@ -8,72 +8,72 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from loadstone._adapters.diffusers.call import current
-from loadstone._adapters.diffusers.quantized import quantizing_layers, size_of_weight
 from loadstone._adapters.patch import suspended
+from loadstone._base.adapters import ADAPTERS, has_modules_of, resolve
 from loadstone._base.errors import make
+from loadstone._files.catalog import Catalog
 
 _METHOD = "bitsandbytes"
 
+# A component's name, with the prefix of its weight.
+_COMPONENT = re.compile(r"((?:.*\.)?)(?:SCB|weight_format|weight\..*)")
 
-def places() -> list[tuple[Any, str, Any]]:
+
+def replacements() -> list[tuple[Any, str, Any]]:
     from diffusers.quantizers.bitsandbytes import bnb_quantizer
 
-    replacements: dict[str, Any] = {
+    methods: dict[str, Any] = {
         "validate_environment": _validate_environment,
         "update_device_map": _update_device_map,
-        "adjust_target_dtype": _adjust_target_dtype,
-        "adjust_max_memory": _adjust_max_memory,
+        "adjust_target_dtype": _keep_argument,
+        "adjust_max_memory": _keep_argument,
         "_process_model_before_weight_loading": _replace_layers,
     }
     owners = (bnb_quantizer.BnB4BitDiffusersQuantizer, bnb_quantizer.BnB8BitDiffusersQuantizer)
-    return [(owner, name, each) for owner in owners for name, each in replacements.items()]
+    return [(owner, name, method) for owner in owners for name, method in methods.items()]
 
 
-def _validate_environment(original: Any, quantizer: Any, *args: Any, **kwargs: Any) -> None:
+def _validate_environment(_: Any, original: Any, quantizer: Any, *args: Any, **kwargs: Any) -> None:
     """Allow CPU-only machines, and the CPU and the disk in device maps."""
-    if current() is None:
-        original(quantizer, *args, **kwargs)
-    elif _has_accelerator():
+    if _has_accelerator():
         kwargs.pop("device_map", None)
         original(quantizer, *args, **kwargs)
     else:
         importlib.import_module(_METHOD)  # the only other requirement of the original
 
 
-def _update_device_map(original: Any, quantizer: Any, device_map: Any) -> Any:
+def _update_device_map(_: Any, original: Any, quantizer: Any, device_map: Any) -> Any:
     """Return no map without an accelerator, because diffusers would query CUDA."""
-    if device_map is None and current() is not None and not _has_accelerator():
+    if device_map is None and not _has_accelerator():
         return None
     return original(quantizer, device_map)
 
 
-def _adjust_target_dtype(original: Any, quantizer: Any, dtype: Any) -> Any:
-    """Keep the dtype: diffusers treats all tensors as quantized; see :func:`quantized_sizes`."""
-    return dtype if current() is not None else original(quantizer, dtype)
+def _keep_argument(_: Any, original: Any, quantizer: Any, argument: Any) -> Any:
+    """Keep a dtype and a memory limit.
 
-
-def _adjust_max_memory(original: Any, quantizer: Any, max_memory: Any) -> Any:
-    """Keep the memory limit; diffusers reserves memory for quantizing on the device."""
-    return max_memory if current() is not None else original(quantizer, max_memory)
+    diffusers treats all tensors as quantized (see :func:`quantized_sizes`), and reserves memory for
+    quantizing on the device.
+    """
+    return argument
 
 
 def _replace_layers(
-    original: Any, quantizer: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any
+    _: Any, original: Any, quantizer: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Hide the device map, because diffusers rejects quantized modules on the CPU and on disk."""
-    stays = quantizer.quantization_config.llm_int8_enable_fp32_cpu_offload
-    places = None if current() is not None and not stays else device_map
-    return original(quantizer, model, places, *args, **kwargs)
+    keeps_float32 = quantizer.quantization_config.llm_int8_enable_fp32_cpu_offload
+    return original(quantizer, model, device_map if keeps_float32 else None, *args, **kwargs)
 
 
 def _has_accelerator() -> bool:
-    return any(each.is_available() for each in (torch.cuda, torch.xpu, torch.mps))
+    return any(backend.is_available() for backend in (torch.cuda, torch.xpu, torch.mps))
 
 
 def is_bitsandbytes(quantizer: Any) -> bool:
@@ -83,9 +83,11 @@ def is_bitsandbytes(quantizer: Any) -> bool:
 
 
 def is_known(quantizer: Any) -> bool:
-    if not is_bitsandbytes(quantizer):
-        return False
-    return not getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
+    return is_bitsandbytes(quantizer) and not _keeps_float16(quantizer)
+
+
+def _keeps_float16(quantizer: Any) -> bool:
+    return getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
 
 
 def check_for_library(quantizer: Any, device_map: Any, refuses_unsupported: bool) -> None:
@@ -97,12 +99,13 @@ def check_for_library(quantizer: Any, device_map: Any, refuses_unsupported: bool
     if not is_bitsandbytes(quantizer):
         return
     if refuses_unsupported:
-        kept = getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
         raise make(
             "plan.options",
             "this load is not supported: call the class's own from_pretrained",
             field="quantization_config",
-            found="llm_int8_has_fp16_weight" if kept else "files that are not safetensors",
+            found="llm_int8_has_fp16_weight"
+            if _keeps_float16(quantizer)
+            else "files that are not safetensors",
         )
     with suspended("diffusers"):
         quantizer.validate_environment(device_map=device_map)
@@ -112,8 +115,8 @@ def check_for_library(quantizer: Any, device_map: Any, refuses_unsupported: bool
 def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
     """Give weights on meta their quantized sizes, from which accelerate computes device maps."""
     layers = quantizing_layers(model)
-    held = {path: layer._parameters["weight"] for path, layer in layers.items()}
-    sizes = {path: size_of_weight(model, path) for path in layers}
+    weights = {path: layer._parameters["weight"] for path, layer in layers.items()}
+    sizes = {path: _quantizer().quantized_bytes(model, _weight_name(path)) for path in layers}
     try:
         for path, layer in layers.items():
             blank = torch.empty(sizes[path], dtype=torch.uint8, device="meta")
@@ -121,4 +124,45 @@ def quantized_sizes(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for path, layer in layers.items():
-            layer._parameters["weight"] = held[path]
+            layer._parameters["weight"] = weights[path]
+
+
+# --- quantized weights ---------------------------------------------------------------------------
+
+
+def quantized_weights(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Any:
+    """Return a model's ``QuantizedWeights``, or ``None`` without bitsandbytes layers."""
+    paths = quantizing_layers(model).keys()
+    if not paths:
+        return None
+    unquantized = [name for name in map(_weight_name, paths) if name in converted]
+    return _quantizer().traced_weights(model, catalog, paths, unquantized)
+
+
+def quantizing_layers(model: Any) -> dict[str, Any]:
+    """Return the bitsandbytes layers; a model without them imports nothing."""
+    if not has_modules_of(model, "bitsandbytes"):
+        return {}
+    is_quantizing = _quantizer().is_quantizing
+    return {path: module for path, module in model.named_modules() if is_quantizing(module)}
+
+
+def _quantizer() -> Any:
+    return resolve(ADAPTERS["bitsandbytes"].quantizer)
+
+
+def component_names(weights: Any, names: Iterable[str]) -> set[str]:
+    """Return the names of tensors that are components of quantized weights."""
+    if weights is None:
+        return set()
+    quantized = {stored.name for stored in weights.stored.values()} | weights.broken.keys()
+    components = ((name, _COMPONENT.fullmatch(name)) for name in names)
+    return {
+        name
+        for name, match in components
+        if name in quantized or (match is not None and f"{match[1]}weight" in quantized)
+    }
+
+
+def _weight_name(path: str) -> str:
+    return f"{path}.weight" if path else "weight"

@@ -22,7 +22,7 @@ from loadstone._base.errors import PlanError, make
 from loadstone._convert.output import folder_of, format_rows
 from loadstone._convert.quantize import BNB_ENCODINGS
 from loadstone._files.catalog import inspect
-from loadstone._files.weighted import adapters
+from loadstone._files.weighted import open_adapters
 
 
 def plan_conversion(
@@ -35,7 +35,7 @@ def plan_conversion(
             file, whose names differ from the model's (``plan.options``).
         FormatError: the checkpoint is invalid.
     """
-    base, loras = inspect(path), adapters(changes.lora)
+    base, loras = inspect(path), open_adapters(changes.lora)
     if "general.architecture" in base.metadata:
         message = "a GGUF file is served as it is: convert it first to quantize it, or to merge"
         raise make("plan.options", message, field="quantize", path=base.shards[0])
@@ -44,7 +44,7 @@ def plan_conversion(
         rows = list(loras.rows)
         merge = _core.merge_options([1.0], rows, "linear", None, None, None, None)
     conversion = _core.make_conversion(
-        loras.behind(base),
+        loras.join_behind(base),
         formats=format_rows(changes.quantize or None),
         style=_style(changes),
         include=list(changes.include),

@@ -214,19 +214,19 @@ class DeferredCheckpoint:
             dtypes.append(dtype_name(copy.target.dtype))
             targets.append(_core.Target(name, tuple(copy.target.shape), dtypes[-1]))
             self._trace.builder.add(name, copy.value)
-        beside = self._reader.beside(name for copy in copies for name in copy.sources)
-        for target in beside:
+        companions = self._reader.companions(name for copy in copies for name in copy.sources)
+        for target in companions:
             self._trace.builder.add(target.name, self._trace.builder.source(target.name))
         plan = plan_for(
             self._reader.catalog,
-            [*targets, *beside],
+            [*targets, *companions],
             self._trace.finish(),
             device,
             staging_bytes_max=self._options.staging_bytes_max,
         )
-        places = [*(copy.target for copy in copies), *[None] * len(beside)]
-        dtypes += ["U8"] * len(beside)
-        self._reader.execute(plan, places, dtypes, device, self._options.threads, progress)
+        tensors = [copy.target for copy in copies]
+        threads, skipped = self._options.threads, len(companions)
+        self._reader.execute(plan, tensors, dtypes, device, threads, progress, skipped)
 
     def _postpone(self, target: torch.Tensor, value: Any) -> bool:
         """Defer a copy; ``False`` if boxes cannot express it or its values are already read."""

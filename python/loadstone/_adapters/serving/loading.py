@@ -25,7 +25,7 @@ from loadstone._adapters.serving.write_tracking import MemoryAccess, WriteTracke
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import Error, make
 from loadstone._base.machine import peak_resident_bytes
-from loadstone._base.progress import ProgressCallback, shown
+from loadstone._base.progress import ProgressCallback, show_progress
 from loadstone._execute.report import human_bytes
 from loadstone._files.catalog import inspect
 from loadstone._files.receipt import Receipt
@@ -84,7 +84,7 @@ class ModelLoad:
         repeats: bool = True,
     ) -> None:
         """Like :meth:`run`, with a progress bar; saves this rank's receipt if requested."""
-        with shown(shows_progress, "loading") as progress:
+        with show_progress(shows_progress, "loading") as progress:
             line, is_as_always = self.run(load, model, path, is_exempt, progress, repeats)
         if self.options.receipt:
             save(self.receipt(model), self.options.receipt, current_rank(), is_drafter)

@@ -20,7 +20,7 @@ from loadstone._execute import ties
 from loadstone._execute.execute import Filled
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
-from loadstone._files.catalog import Catalog, readable
+from loadstone._files.catalog import Catalog, try_inspect
 from loadstone._model.holders import MetaParameters
 from loadstone._model.model_lock import slots_of
 from loadstone._model.ranks import shard_of
@@ -175,7 +175,7 @@ def reason_against(
     if not files:
         return "no checkpoint files"
     if not all(str(file).endswith(".safetensors") for file in files):
-        reason = readable(files, allow_links=True)[1]
+        reason = try_inspect(files, allow_links=True)[1]
         if reason:
             return f"a file that loadstone does not read ({reason})"
     if getattr(model, "_pp_stage", None) is not None:

@@ -37,7 +37,7 @@ from loadstone._adapters.transformers.load import V5Call
 from loadstone._base.adapters import ADAPTERS, resolve
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import wrap_always
-from loadstone._files.catalog import Catalog, readable
+from loadstone._files.catalog import Catalog, try_inspect
 from loadstone._plan.recipes import AdapterRecipes
 from loadstone._plan.ties import untied_findings
 from loadstone._skeleton.constructor import construction_dtype
@@ -145,7 +145,7 @@ def _get_dtype(
     """Return a dtype for values: if the config has none, the library uses that of the codes."""
     follows_files = dtype == "auto" and getattr(config, "dtype", None) is None
     if call.stripped_config.method and follows_files and checkpoint_files:
-        catalog, _ = readable(checkpoint_files, allow_links=True)
+        catalog, _ = try_inspect(checkpoint_files, allow_links=True)
         if catalog is not None and quantized.is_decodable(catalog):
             dtype = torch_dtype(quantized.value_dtype(catalog))
     return original(dtype, checkpoint_files, config, *args, **kwargs)
@@ -224,7 +224,7 @@ def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str |
     quantizer = config.hf_quantizer
     method = stripped_config.method_of(quantizer.quantization_config).partition("_")[0]
     if method not in _SUPPORTED_METHODS:
-        catalog = readable(files, allow_links=True)[0] if files else None
+        catalog = try_inspect(files, allow_links=True)[0] if files else None
         is_decodable = catalog is not None and quantized.is_decodable(catalog)
         hint = "; or dequantize=True" if is_decodable else ""
         return f"quantization_config ({method}: the library's quantizer reads it by itself{hint})"

@@ -124,7 +124,7 @@ def test_one_is_missing(tmp_path: Path, number: int) -> None:
 
 def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A6: 88 of 88; without the rule, what is left over and what is missing are told as a pair."""
-    from loadstone._adapters.diffusers import supplements
+    from loadstone._adapters.diffusers import conversion
 
     model = FLF2V.build()
     assert len(FLF2V.original(model)) == 88
@@ -134,7 +134,7 @@ def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     origins = Counter(item.origin for item in loadstone.audit(found).provenance.values())
     assert origins["checkpoint"] == 88
 
-    monkeypatch.delitem(supplements._RENAMED, POSITIONS)
+    monkeypatch.delitem(conversion.UNMAPPED_KEYS, POSITIONS)
     with pytest.raises(loadstone.PlanError) as raised:
         from_file(FLF2V, file, config)
     errors = [item for item in raised.value.findings if item.severity == "error"]
@@ -147,13 +147,13 @@ def test_tensors_of_other_shapes_are_no_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of A6: nothing is paired that cannot be the same."""
-    from loadstone._adapters.diffusers import supplements
+    from loadstone._adapters.diffusers import conversion
 
     model = FLF2V.build()
     state = FLF2V.original(model)
     state[COMFY + POSITIONS] = torch.zeros(3, 5)
     save_file(state, tmp_path / "model.safetensors")
-    monkeypatch.delitem(supplements._RENAMED, POSITIONS)
+    monkeypatch.delitem(conversion.UNMAPPED_KEYS, POSITIONS)
     with pytest.raises(loadstone.PlanError) as raised:
         from_file(
             FLF2V, str(tmp_path / "model.safetensors"), write_config(model, tmp_path / "config")

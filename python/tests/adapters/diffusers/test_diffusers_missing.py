@@ -27,8 +27,8 @@ from transformers_models import own_state
 import loadstone
 import loadstone.diffusers
 from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint
+from loadstone._adapters.diffusers.conversion import Conversion, find_missing_keys
 from loadstone._adapters.diffusers.expected_keys import prefix
-from loadstone._adapters.diffusers.missing_keys import Conversion, find_missing_keys
 from loadstone._execute.audit import last_report
 
 diffusers = pytest.importorskip("diffusers")
@@ -288,7 +288,7 @@ def test_what_cannot_be_worked_out_is_refused_by_its_key(tmp_path: Path) -> None
         first = checkpoint.pop(f"{COMFY}x_embedder.proj.bias")
         return {"a": first, "b": checkpoint.pop(f"{COMFY}t_block.1.weight").view(7, 11, 13)}
 
-    conversion = Conversion(checkpoint.catalog, convert, {}, {"b": (7, 11, 13)}, checkpoint.fresh)
+    conversion = Conversion(checkpoint, convert, {}, {"b": (7, 11, 13)})
     with pytest.raises(loadstone.PlanError) as raised:
         find_missing_keys(conversion)
     assert raised.value.code == "plan.missing"
@@ -418,13 +418,13 @@ def test_missing_and_unexpected_of_one_shape_are_paired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First-last-frame files as the library's converter leaves them, without our rule for them."""
-    from loadstone._adapters.diffusers import supplements
+    from loadstone._adapters.diffusers import conversion
 
     case = by_name("wan_flf2v")
     key, target = f"{COMFY}img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed"
     file = File(tmp_path, case)
     assert differences(file.load(), file.model) == []
-    monkeypatch.setattr(supplements, "_RENAMED", {})
+    monkeypatch.delitem(conversion.UNMAPPED_KEYS, "img_emb.emb_pos")
     error = file.refused()
     assert errors(error) == {target: [key]}
     assert f"'{key}', which nothing in the model is made of, has the same shape" in str(error)

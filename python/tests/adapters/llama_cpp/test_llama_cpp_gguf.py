@@ -113,7 +113,7 @@ def test_the_files_are_enough_for_the_command(model: Path, tmp_path: Path) -> No
     recipes, metadata = traced.save(tmp_path / "x")
     target = tmp_path / "out.gguf"
     given = ["convert", str(model), str(target), f"--rules={recipes}", f"--metadata={metadata}"]
-    assert command.prepared(given, tmp_path) == given
+    assert command.prepare(given, tmp_path) == given
     assert command.main(given) == 0
     own = oracle.written(converter_at(CONVERTER), model, tmp_path / "own.gguf", None)
     oracle.require_same_files(target, own)
@@ -215,13 +215,13 @@ def test_other_calls_are_passed_on(
     arguments: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command.prepared(arguments, tmp_path) == arguments
+    assert command.prepare(arguments, tmp_path) == arguments
 
 
 def test_options_of_the_converter_stay_here(model: Path, tmp_path: Path) -> None:
     given = ["convert", str(model), "out.gguf", "--quantize=q4_k_m", "--imatrix=i.gguf"]
     given += ["--dtype", "f16"]
-    found = command.prepared([*given, f"--converter={CONVERTER}", "--trust-code"], tmp_path)
+    found = command.prepare([*given, f"--converter={CONVERTER}", "--trust-code"], tmp_path)
     assert found[:5] == given[:5]
     assert [each.partition("=")[0] for each in found[5:]] == ["--rules", "--metadata"]
     metadata = json.loads((tmp_path / "model.metadata.json").read_text())["entries"]

@@ -95,7 +95,7 @@ def test_the_command_too(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("the command is not installed")
     monkeypatch.setattr(command, "_command", lambda: COMMAND)
     # The trace is made in this process, whose converter takes the tests' tokenizers.
-    monkeypatch.setattr(command, "_prepared_apart", command.prepared)
+    monkeypatch.setattr(command, "_prepare_in_process", command.prepare)
     own, out = steps.folder / "two.gguf", steps.folder / "one.gguf"
     assert not llama_quantize.run(steps.own, own, "q4_k_m", steps.imatrix["gguf"])
     options = [f"--converter={oracle.FOLDER}", "--quantize=q4_k_m", "--dtype=bf16"]

@@ -26,10 +26,11 @@ from loadstone._plan.placement import (
 )
 
 
-class Placement:
+class PipelineDeviceMap:
     """The device map of one call.
 
     Args:
+        device_map: the caller's.
         max_memory: for a strategy.
         folder: parent of one offload folder per component.
 
@@ -52,16 +53,17 @@ class Placement:
     @property
     def reported(self) -> dict[str, Any] | str | None:
         """Return the pipeline's ``hf_device_map``: a map, or the device if there is only one."""
-        is_one = not self.is_strategy and not isinstance(self.device_map, Mapping)
-        return str(self.device_map) if is_one and self.device_map != "disk" else self.flat or None
+        is_map = self.is_strategy or isinstance(self.device_map, Mapping)
+        if is_map or self.device_map == "disk":
+            return self.flat or None
+        return str(self.device_map)
 
     def needs_sizes(self, name: str) -> bool:
         """Return whether a component must exist on meta before it can be placed."""
-        if self.is_strategy:
-            return True
-        found = self.device_map if isinstance(self.device_map, Mapping) else {}
-        return isinstance(found.get(name), Mapping) or any(
-            isinstance(path, str) and path.startswith(f"{name}.") for path in found
+        if self.is_strategy or not isinstance(self.device_map, Mapping):
+            return self.is_strategy
+        return isinstance(self.device_map.get(name), Mapping) or any(
+            isinstance(path, str) and path.startswith(f"{name}.") for path in self.device_map
         )
 
     def resolve(
@@ -90,19 +92,20 @@ class Placement:
         else:
             require_device(self.device_map, "")
             self.components = {name: {"": self.device_map} for name in names}
-        for name, places in self.components.items():
+        for name, device_map in self.components.items():
             if name in empty and not self.is_strategy:
-                require_paths(empty[name], places, name)
-            inner = {path: device for path, device in places.items() if path}
-            covers = name in empty and self.is_strategy and inner
-            self.flat.update({} if covers else {name: places[""]})
+                require_paths(empty[name], device_map, name)
+            inner = {path: device for path, device in device_map.items() if path}
+            if not (self.is_strategy and inner):  # a computed map covers the component
+                self.flat[name] = device_map[""]
             self.flat.update((f"{name}.{path}", device) for path, device in inner.items())
-        if self.folder is None and any(str(device) == "disk" for device in self.flat.values()):
+        on_disk = [path for path, device in self.flat.items() if str(device) == "disk"]
+        if on_disk and self.folder is None:
             raise make(
                 "plan.offload_folder",
                 "a part of the pipeline is placed on disk",
                 field="offload_folder",
-                found=", ".join(path for path, at in self.flat.items() if str(at) == "disk"),
+                found=", ".join(on_disk),
             )
 
     def folder_of(self, name: str) -> str | None:
@@ -110,14 +113,14 @@ class Placement:
         has_disk = "disk" in map(str, self.components.get(name, {}).values())
         return str(Path(self.folder, name)) if self.folder is not None and has_disk else None
 
-    def place_others(self, pipe: Any, loaded: Container[str]) -> None:
+    def dispatch_others(self, pipe: Any, loaded: Container[str]) -> None:
         """Dispatch components that the file lacks and that a folder's loader already read."""
-        for name, places in self.components.items():
+        for name, device_map in self.components.items():
             model = getattr(pipe, name)
-            if name not in loaded and set(map(str, places.values())) != {"cpu"}:
+            if name not in loaded and set(map(str, device_map.values())) != {"cpu"}:
                 accelerate_hooks().dispatch_model(
                     model,
-                    device_map=places,
+                    device_map=device_map,
                     offload_dir=self.folder_of(name),
                     skip_keys=skip_keys(model),
                 )
@@ -129,34 +132,34 @@ class Placement:
         hooks.
         """
         models = models_of(pipe)
-        is_mixed = len(set(map(str, self.flat.values()))) > 1
-        if is_mixed or "disk" in map(str, self.flat.values()):
+        devices = set(map(str, self.flat.values()))
+        if len(devices) > 1 or "disk" in devices:
             for name, model in models.items():
                 if not any(hasattr(module, "_hf_hook") for module in model.modules()):
-                    self._give_hooks(model, self.components.get(name, {}))
+                    self._add_hooks(model, self.components.get(name, {}))
         for model in models.values():
             align_offloaded_weights(model)
 
-    def _give_hooks(self, model: Any, places: Mapping[str, Any]) -> None:
-        held = next(model.parameters(), None)
-        device = places.get("", None if held is None else held.device)
+    def _add_hooks(self, model: Any, device_map: Mapping[str, Any]) -> None:
+        parameter = next(model.parameters(), None)
+        device = device_map.get("", None if parameter is None else parameter.device)
         if device is None or str(device) == "meta":
             return
         main = main_device(self.flat)
-        is_brought = str(device) == "cpu" and str(main) != "cpu" and places
+        is_offloaded = str(device) == "cpu" and str(main) != "cpu" and device_map
         accelerate_hooks().dispatch_model(
             model,
             device_map={"": device},
-            main_device=main if is_brought else device,
-            state_dict=model.state_dict() if is_brought else None,
+            main_device=main if is_offloaded else device,
+            state_dict=model.state_dict() if is_offloaded else None,
             force_hooks=True,
             skip_keys=skip_keys(model),
         )
 
 
 def models_of(pipe: Any) -> dict[str, torch.nn.Module]:
-    found = pipe.components.items()
-    return {name: each for name, each in found if isinstance(each, torch.nn.Module)}
+    components = pipe.components.items()
+    return {name: model for name, model in components if isinstance(model, torch.nn.Module)}
 
 
 def accelerate_hooks() -> ModuleType:
@@ -170,14 +173,14 @@ def split(
     device_map: Mapping[Any, Any], names: list[str], others: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Split a pipeline's map by component; raise ``plan.device_map`` if it is invalid."""
-    found: dict[str, dict[str, Any]] = {}
-    rest: Any = None
+    default: Any = None
+    components: dict[str, dict[str, Any]] = {name: {} for name in names}
     for path, device in device_map.items():
         if path == "":
             require_device(device, path)
-            rest = device
+            default = device
             continue
-        name, _, inner = str(path).partition(".")
+        name, _, module = str(path).partition(".")
         if name not in names:
             raise make(
                 "plan.device_map",
@@ -186,16 +189,16 @@ def split(
                 found=repr(str(path)),
                 expected=", ".join(names),
             )
-        below = device if isinstance(device, Mapping) else {"": device}
-        for tail, place in below.items():
-            full = ".".join(part for part in (inner, str(tail)) if part)
-            require_device(place, f"{name}.{full}" if full else name)
-            if full in found.setdefault(name, {}):
+        inner_map = device if isinstance(device, Mapping) else {"": device}
+        for inner, inner_device in inner_map.items():
+            inner_path = ".".join(part for part in (module, str(inner)) if part)
+            require_device(inner_device, f"{name}.{inner_path}" if inner_path else name)
+            if inner_path in components[name]:
                 message = "the map places this path twice"
                 raise make("plan.device_map", message, field="device_map", found=repr(path))
-            found[name][full] = place
-    memory = "cpu" if rest is None else rest
-    return {name: {"": memory, **found.get(name, {})} for name in names}
+            components[name][inner_path] = inner_device
+    default = "cpu" if default is None else default
+    return {name: {"": default, **inner_map} for name, inner_map in components.items()}
 
 
 def _computed(
@@ -207,40 +210,48 @@ def _computed(
     """Return accelerate's maps, largest component first; empty if all components are on the CPU."""
     from accelerate.utils import get_balanced_memory, get_max_memory, infer_auto_device_map
 
-    whole = torch.nn.Module()
-    sizes = {name: sum(each.nbytes for each in models[name].parameters()) for name in models}
+    pipeline = torch.nn.Module()
+    sizes = {
+        name: sum(parameter.nbytes for parameter in model.parameters())
+        for name, model in models.items()
+    }
     for name in sorted(models, key=lambda name: -sizes[name]):
-        whole.add_module(name, models[name])
-    units = _unsplit(models.values())
+        pipeline.add_module(name, models[name])
+    no_split = _no_split_classes(models.values())
     if strategy == "sequential":
         memory = get_max_memory(max_memory)
     else:
-        is_low_zero = strategy == "balanced_low_0"
         memory = get_balanced_memory(
-            whole, max_memory, no_split_module_classes=units, low_zero=is_low_zero
+            pipeline,
+            max_memory,
+            no_split_module_classes=no_split,
+            low_zero=strategy == "balanced_low_0",
         )
-    places = infer_auto_device_map(
-        whole, memory, no_split_module_classes=units, special_dtypes=dict(dtypes)
+    device_map = infer_auto_device_map(
+        pipeline, memory, no_split_module_classes=no_split, special_dtypes=dict(dtypes)
     )
-    if set(map(str, places.values())) <= {"cpu"}:
+    if set(map(str, device_map.values())) <= {"cpu"}:
         return {}
-    result: dict[str, dict[str, Any]] = {}
+    components: dict[str, dict[str, Any]] = {}
     for name, model in models.items():
-        own = {path: at for path, at in places.items() if path.partition(".")[0] == name}
-        inner = {path[len(name) + 1 :]: device for path, device in own.items()}
-        inner = gathered(model, inner or {"": places.get("", "cpu")})
-        result[name] = {"": main_device(places), **inner}
-    return result
+        inner = {
+            path.removeprefix(name).removeprefix("."): device
+            for path, device in device_map.items()
+            if path.partition(".")[0] == name
+        }
+        inner = gathered(model, inner or {"": device_map.get("", "cpu")})
+        components[name] = {"": main_device(device_map), **inner}
+    return components
 
 
-def _unsplit(models: Iterable[Any]) -> list[str]:
+def _no_split_classes(models: Iterable[Any]) -> list[str]:
     """Return module classes that accelerate must not split; default: the component's class."""
-    found: set[str] = set()
+    classes: set[str] = set()
     for model in models:
         own = [
             name
             for module in model.modules()
             for name in getattr(type(module), "_no_split_modules", None) or ()
         ]
-        found.update(own or [type(model).__name__])
-    return sorted(found)
+        classes.update(own or [type(model).__name__])
+    return sorted(classes)
