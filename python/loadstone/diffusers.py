@@ -75,17 +75,7 @@ def from_single_file(
     if kwargs.get("config") == "infer":
         del kwargs["config"]
         infer_config = True
-    options = LoadOptions.of_call(
-        missing=missing,
-        infer_config=infer_config,
-        max_memory=max_memory,
-        offload_folder=offload_folder,
-        lora=lora,
-        lora_ignore=lora_ignore,
-        progress=progress,
-        threads=threads,
-        receipt=receipt,
-    )
+    options = LoadOptions.of_call(locals())
     return _run(options, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs)
 
 
@@ -119,16 +109,8 @@ def from_pretrained(
     Raises:
         PlanError, Error: as for :func:`from_single_file`.
     """
-    options = LoadOptions.of_call(
-        missing=missing,
-        max_memory=kwargs.get("max_memory"),
-        offload_folder=kwargs.get("offload_folder"),
-        lora=lora,
-        lora_ignore=lora_ignore,
-        progress=progress,
-        threads=threads,
-        receipt=receipt,
-    )
+    of_pipelines = {name: kwargs.get(name) for name in ("max_memory", "offload_folder")}
+    options = LoadOptions.of_call(locals() | of_pipelines)
     return _run(options, cls, "from_pretrained", pretrained_model_name_or_path, kwargs)
 
 

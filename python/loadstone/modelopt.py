@@ -60,9 +60,7 @@ def init_quantized_weights(
 
     Not thread-safe: the library replaces ``from_pretrained`` for the whole process.
     """
-    options = LoadOptions.of_call(
-        mode=mode, missing=missing, progress=progress, threads=threads, receipt=receipt
-    )
+    options = LoadOptions.of_call(locals())
     return hooks.quantizing(options, quant_cfg, gpu_mem_percentage, quant_gemm)
 
 
@@ -107,16 +105,7 @@ def load(
         Error: ``plan.quantize``: the config asks for an unsupported format, named;
             ``plan.options``: the model holds memory already.
     """
-    options = LoadOptions.of_call(
-        mode=mode,
-        missing=missing,
-        device_map=device_map,
-        max_memory=max_memory,
-        attn_implementation=attn_implementation,
-        progress=progress,
-        threads=threads,
-        receipt=receipt,
-    )
+    options = LoadOptions.of_call(locals())
     folder = loading.resolved(checkpoint)
     if isinstance(model, type):
         model = building.skeleton_of(model, folder, config, dtype, trust_remote_code)

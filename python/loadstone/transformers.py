@@ -65,12 +65,7 @@ def from_pretrained(
             ModelOpt's checkpoints, which it has none for, for compressed-tensors', and where it
             raises because a package or a device is not there (a ``UserWarning`` tells of that).
             A ``quantization_config`` of the checkpoint's own method is a wish for the library's.
-        lora: adapters that are merged into the model's numbers on their way: a path, several, or
-            a mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
-        lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
-            nothing uses is an error.
-        tie: as for :func:`loadstone.plan`.
-        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
+        lora, lora_ignore, tie, progress, threads, receipt: see :func:`loadstone.load`.
         kwargs: arguments of the library's function. A misspelled one is an error that names the
             nearest known one.
 
@@ -86,18 +81,7 @@ def from_pretrained(
     """
     from loadstone._adapters.transformers import hooks
 
-    options = LoadOptions.of_call(
-        missing=missing,
-        nested_offset=nested_offset,
-        quantize_experts=quantize_experts,
-        dequantize=dequantize,
-        lora=lora,
-        lora_ignore=lora_ignore,
-        tie=tie,
-        progress=progress,
-        threads=threads,
-        receipt=receipt,
-    )
+    options = LoadOptions.of_call(locals())
     with hooked(hooks.hooks()), set_variable(hooks.OPTIONS, options):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from loadstone._base import adapters, collector
-from loadstone._base.errors import listed, make
+from loadstone._base.errors import counted, listed, make
 from loadstone._base.terminal import printable, warn
 from loadstone._base.warn import users_level
 from loadstone._execute.report import Report
@@ -68,24 +69,23 @@ class Audit:
 
     def require_real(self) -> None:
         """Raises :class:`AuditError` that names the first tensors in question."""
-        for code, names, what in (
+        for code, names, defect in (
             ("audit.on_meta", self.on_meta, "without memory"),
             ("audit.unaccounted", self.unaccounted, "without a known origin"),
         ):
             if names:
-                some = listed(names, 5, self._named, more=", ...")
+                named = listed(names, 5, self._named, more=", ...")
                 is_held = any(name in self.held_elsewhere for name in names)
                 advice = f". {_AFTER_THE_LOAD}" if is_held else ""
-                raise make(code, f"{len(names)} tensors {what}: {some}{advice}", tensor=names[0])
+                message = f"{len(names)} tensors {defect}: {named}{advice}"
+                raise make(code, message, tensor=names[0])
 
     def _named(self, name: str) -> str:
         holder = self.held_elsewhere.get(name)
         return printable(f"{name} ({holder})" if holder else name)
 
     def __str__(self) -> str:
-        counts: dict[str, int] = {}
-        for item in self.provenance.values():
-            counts[item.origin] = counts.get(item.origin, 0) + 1
+        counts = Counter(entry.origin for entry in self.provenance.values())
         origins = ", ".join(
             f"{count} excluded" if origin == "excluded" else f"{count} from {origin}"
             for origin, count in sorted(counts.items())
@@ -169,9 +169,9 @@ class LoadRecords:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._known = {
-            module: loaded
+            module: record
             for module in (model.modules() if _last_load else ())
-            if (loaded := _last_load.get(module)) is not None
+            if (record := _last_load.get(module)) is not None
         }
         self._replaced = holders.replaced(model)
 
@@ -188,24 +188,24 @@ def drop_records(tensors: Iterable[Any]) -> None:
     keys = {storage_key(tensor) for tensor in tensors}
     for ref in _last_load.keyrefs():  # a copy: other threads load meanwhile
         model = ref()
-        loaded = None if model is None else _last_load.get(model)
-        if loaded is None:
+        record = None if model is None else _last_load.get(model)
+        if record is None:
             continue
-        states = loaded.states.items()
-        lost = {name for name, each in states if each.storage and each.storage.cdata in keys}
+        states = record.states.items()
+        lost = {name for name, state in states if state.storage and state.storage.cdata in keys}
         if lost:
             kept = {
-                name: item
-                for name, item in loaded.report.provenance.items()
-                if name not in lost and item.tie_of not in lost
+                name: entry
+                for name, entry in record.report.provenance.items()
+                if name not in lost and entry.tie_of not in lost
             }
-            report = dataclasses.replace(loaded.report, provenance=kept)
-            _last_load[model] = _LoadRecord(report, loaded.states)
+            report = dataclasses.replace(record.report, provenance=kept)
+            _last_load[model] = _LoadRecord(report, record.states)
 
 
 def last_report(model: Any) -> Report | None:
-    loaded = _last_load.get(model)
-    return loaded.report if loaded else None
+    record = _last_load.get(model)
+    return record.report if record else None
 
 
 @collector.paused()
@@ -235,31 +235,31 @@ def audit(
     result = Audit()
     slots = slots_of(model)
     elsewhere = _elsewhere(model, slots)
-    lent = {id(loaded): _by_storage(loaded) for loaded in loads.values()}
+    lent = {id(record): _by_storage(record) for record in loads.values()}
     paths = sorted(loads, key=len, reverse=True)  # nearest modules first
     for slot in slots:
-        loaded, name = _load_of(loads, paths, slot.name)
-        name = _name_before_adapters(loaded, name)
-        item = loaded.report.provenance.get(name) if loaded else None
-        reason = _not_held(loaded.report, item) if loaded and item else None
+        record, name = _load_of(loads, paths, slot.name)
+        name = _name_before_adapters(record, name)
+        entry = record.report.provenance.get(name) if record else None
+        reason = _not_held(record.report, entry) if record and entry else None
         reason = reason or elsewhere.get(slot.name)
         if reason is not None:
             result.not_held[slot.name] = reason
-            if item is not None:
-                result.provenance[slot.name] = item
+            if entry is not None:
+                result.provenance[slot.name] = entry
         elif slot.tensor.is_meta:
             result.on_meta.append(slot.name)
-        elif loaded is None or (item is None and name in loaded.states):
+        elif record is None or (entry is None and name in record.states):
             result.unaccounted.append(slot.name)
-        elif item is None:
-            borrowed = _borrowed(loaded, slot, lent[id(loaded)])
+        elif entry is None:
+            borrowed = _borrowed(record, slot, lent[id(record)])
             if borrowed is None:
                 result.changed.append(slot.name)
             else:
                 result.provenance[slot.name] = borrowed
         else:
-            result.provenance[slot.name] = item
-            state = loaded.states.get(name)
+            result.provenance[slot.name] = entry
+            state = record.states.get(name)
             if state is None or not state.is_still(slot.tensor):
                 result.changed.append(slot.name)
     _find_holders(result, model, slots)
@@ -287,41 +287,41 @@ def _warn_of_holders(result: Audit) -> None:
     if not names:
         return
     named = listed(names, shown=result._named)
-    what = "tensor of the model has a holder" if len(names) == 1 else "tensors have holders"
+    count = counted(len(names), "tensor of the model has a holder", "tensors have holders")
     warn(
-        f"{len(names)} {what} without the loaded value: {named}. {_AFTER_THE_LOAD}",
+        f"{count} without the loaded value: {named}. {_AFTER_THE_LOAD}",
         UserWarning,
         stacklevel=users_level(),
     )
 
 
 def _find_holders(result: Audit, model: Any, slots: list[TensorSlot]) -> None:
-    known: dict[str, list[str]] = {}
+    descriptions: dict[str, list[str]] = {}
     for holder in holders.find_holders(
         model, [slot for slot in slots if slot.name in result.not_held]
     ):
-        texts = known.setdefault(holder.name, [])
+        texts = descriptions.setdefault(holder.name, [])
         if str(holder) not in texts:
             texts.append(str(holder))
         if holder.is_fault and holder.name not in result.on_meta:
             result.on_meta.append(holder.name)
-    result.held_elsewhere = {name: " and ".join(texts) for name, texts in known.items()}
+    result.held_elsewhere = {name: " and ".join(texts) for name, texts in descriptions.items()}
 
 
 def _own_receipt(model: Any, report: Report | None) -> Receipt:
     loads = _loads(model, report)
-    found = report or (loads[""].report if "" in loads else None)
-    if found is None or found.receipt is None:
+    report = report or (loads[""].report if "" in loads else None)
+    if report is None or report.receipt is None:
         raise make("plan.options", "the load was asked for no receipt", field="receipt")
-    return found.receipt
+    return report.receipt
 
 
 def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
     for slot in slots:
-        item = result.provenance.get(slot.name)
+        entry = result.provenance.get(slot.name)
         if slot.tensor.is_meta:
             continue
-        name = item.tie_of if item is not None and item.origin == "tie" else slot.name
+        name = entry.tie_of if entry is not None and entry.origin == "tie" else slot.name
         is_same = receipt.is_of(name or slot.name, slot.tensor)
         if is_same:
             is_same = receipt.components_of(name or slot.name, slot.tensor)
@@ -340,12 +340,12 @@ def _loads(model: Any, report: Report | None) -> dict[str, _LoadRecord]:
 
     A report of an earlier load proves nothing.
     """
-    found = {}
+    records = {}
     for path, module in model.named_modules():
-        loaded = _last_load.get(module)
-        if loaded is not None and report in (None, loaded.report):
-            found[saved_path(model, path)] = loaded
-    return found
+        record = _last_load.get(module)
+        if record is not None and report in (None, record.report):
+            records[saved_path(model, path)] = record
+    return records
 
 
 def _load_of(
@@ -358,52 +358,52 @@ def _load_of(
     return None, name
 
 
-def _name_before_adapters(loaded: _LoadRecord | None, name: str) -> str:
+def _name_before_adapters(record: _LoadRecord | None, name: str) -> str:
     """Return a tensor's name when it was loaded, if PEFT has wrapped its module since."""
-    if loaded is None or name in loaded.report.provenance:
+    if record is None or name in record.report.provenance:
         return name
     before = ".".join(part for part in name.split(".") if part not in _OF_ADAPTERS)
-    return before if before in loaded.report.provenance else name
+    return before if before in record.report.provenance else name
 
 
-def _by_storage(loaded: _LoadRecord) -> dict[int, str]:
+def _by_storage(record: _LoadRecord) -> dict[int, str]:
     """Map the storages that the load filled, and that still exist, to names of tensors."""
     return {
         int(state.storage.cdata): name
-        for name, state in loaded.states.items()
+        for name, state in record.states.items()
         if state.storage is not None and not state.storage.expired()
     }
 
 
-def _borrowed(loaded: _LoadRecord, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
+def _borrowed(record: _LoadRecord, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
     """Account for an attribute that a forward pass of a quantized layer set to loaded memory."""
     storage = _storage(slot.tensor) if slot.kind == "attribute" else None
     owner = lent.get(int(storage.cdata)) if storage is not None else None
-    known = loaded.report.provenance.get(owner) if owner is not None else None
-    if owner is None or known is None:
+    entry = record.report.provenance.get(owner) if owner is not None else None
+    if owner is None or entry is None:
         return None
     return dataclasses.replace(
-        known, target=slot.name, kind=slot.kind, origin="tie", tie_of=owner, sources=()
+        entry, target=slot.name, kind=slot.kind, origin="tie", tie_of=owner, sources=()
     )
 
 
 def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
     """Return tensors whose values hooks provide, with the reason for their absence here."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for adapter in adapters.adapters_with("not_held").values():
         package = adapter.not_held.rpartition(".")[0]  # with the classes of modules that do so
         if package in sys.modules and adapters.has_modules_of(model, package):
-            found |= adapters.resolve(adapter.not_held)(model, slots)
-    return found
+            reasons |= adapters.resolve(adapter.not_held)(model, slots)
+    return reasons
 
 
-def _not_held(report: Report, item: Provenance) -> str | None:
+def _not_held(report: Report, entry: Provenance) -> str | None:
     """Return why the tensor, or the root of its tie, has no value on purpose."""
-    both = [item, report.provenance[item.tie_of]] if item.origin == "tie" else [item]
-    reasons = (
-        each.reason for each in both if each.origin == "excluded" or each.reason == OFFLOADED
-    )
-    return next(reasons, None)
+    root = report.provenance[entry.tie_of] if entry.origin == "tie" else entry
+    for source in (entry, root):
+        if source.origin == "excluded" or source.reason == OFFLOADED:
+            return source.reason
+    return None
 
 
 def _storage(tensor: Any) -> Any:

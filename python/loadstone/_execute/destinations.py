@@ -152,9 +152,9 @@ def _copied(group: Group) -> dict[int, torch.Tensor]:
     """Copy the memory of a group; return its views of the copy, by id of the tensor."""
     storage = group.slots[0].tensor.untyped_storage()
     device = storage.device
-    whole = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+    old_bytes = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
     with devices.memory_for(group.slots[0].name, group.device):
-        copy = whole[group.begin : group.end].clone().untyped_storage()
+        copy = old_bytes[group.begin : group.end].clone().untyped_storage()
     views = {}
     for slot in group.slots:
         old = slot.tensor

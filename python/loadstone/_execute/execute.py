@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any, TypeVar
 
 import torch
 
 from loadstone import _core
 from loadstone._base import collector
 from loadstone._base.dtypes import element_dtype
-from loadstone._base.errors import FilledWarning, count_argument, listed, make
+from loadstone._base.errors import FilledWarning, count_argument, counted, listed, make
 from loadstone._base.interrupts import delay_interrupts
 from loadstone._base.machine import peak_resident_bytes
 from loadstone._base.progress import ProgressCallback, show_progress
@@ -28,7 +29,7 @@ from loadstone._files.receipt import Receipt
 from loadstone._model import devices, half_written, tensor_memory
 from loadstone._model.half_written import WRITTEN
 from loadstone._model.holders import UncountedList, note_replaced
-from loadstone._model.model_lock import slots_of
+from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._model.modules import ModuleStates
 from loadstone._model.ranks import refresh_fsdp
 from loadstone._model.targets import PlannedTarget
@@ -40,69 +41,105 @@ from loadstone._skeleton import initialise
 from loadstone._skeleton.finish import facts
 from loadstone._skeleton.skeleton import recompute
 
-_Addresses = list[tuple[int, int, str]]  # address, bytes and dtype, by target
-_PartAddresses = list[tuple[int, list[tuple[int, int]]]]  # target; address and bytes by part
+_Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass
+class ExecuteOptions:
+    """See :meth:`loadstone.Plan.execute`."""
+
+    progress: bool | ProgressCallback = False
+    threads: int | None = None
+    receipt: str | None = None
+    read_ahead_bytes: int = _core.READ_AHEAD_BYTES
+    interleave: bool = False
+
+    def __post_init__(self) -> None:
+        self.read_ahead_bytes = count_argument("read_ahead_bytes", self.read_ahead_bytes, 2**63 - 1)
+        self.threads = count_argument("threads", self.threads or 0)
+        if self.receipt is not None and not isinstance(self.receipt, str):
+            raise make(
+                "plan.options",
+                "a receipt is of a digest that is named",
+                field="receipt",
+                found=repr(self.receipt),
+                expected="'xxh3-128' or 'sha256-tree'",
+            )
+
+    def for_core(self) -> dict[str, Any]:
+        return {
+            "threads": self.threads,
+            "read_ahead_bytes": self.read_ahead_bytes,
+            "interleave": bool(self.interleave),
+        }
 
 
 def run(
     plan: PlannedLoad,
     model: Any,
+    options: ExecuteOptions,
     *,
-    progress: bool | ProgressCallback = False,
-    threads: int | None = None,
-    receipt: str | None = None,
-    read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
-    interleave: bool = False,
     finalize_offload: Callable[[_core.OffloadFolder, Report], None] | None = None,
     in_place: bool | None = None,
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`; ``finalize_offload`` runs before the commit."""
-    ahead = count_argument("read_ahead_bytes", read_ahead_bytes, 2**63 - 1)
-    readers = count_argument("threads", threads or 0)
-    with read_once.session(plan.shared_read is not None):
-        _require_digest(receipt)
-        _require_numbers(plan)
+
+    def install_and_report(filled: Filled) -> tuple[Report, list[str], list[str]]:
+        splits = may_split(plan.targets, plan.findings)
+        split = ties.split_names(model, filled.slots, plan.targets) if splits else []
+        install(plan, model, filled)
+        untied = untied_by(plan.targets, plan.findings) if split else {}
+        tied_again, different = ties.restore(model, untied)
+        if split or tied_again:
+            slots_of(model, anew=True)
+        report = make_report(plan, model, filled.core, tied_again)
+        if finalize_offload is not None:
+            finalize_offload(filled.offload, report)
+        return report, [name for name in split if name not in untied], different
+
+    with model_lock(model):
+        filled, (report, split, different) = carry_out(
+            plan, model, install_and_report, options, in_place
+        )
+        ties.unbind(model, split, different)
+    report.sync_seconds = filled.offload.sync_seconds
+    return report
+
+
+def carry_out(
+    plan: PlannedLoad,
+    model: Any,
+    install: Callable[[Filled], _Result],
+    options: ExecuteOptions,
+    in_place: bool | None = None,
+) -> tuple[Filled, _Result]:
+    """Read all values, let ``install`` give them to the model, and replace the offload folder.
+
+    The model and its records are as they were before if any of this fails or is interrupted.
+
+    Args:
+        in_place: write to the memory of the model; ``None``: as planned.
+    """
+    is_shared = plan.shared_read is not None
+    with model_lock(model), read_once.session(is_shared):
+        _require_modules(plan)
         plan.require_ok()
         slots = planned_slots(plan, model)
-        made = initialise.values(plan.targets, model)  # before a byte is read: it may fail
+        # Before a byte is read, as initialisers may fail.
+        initial = {} if plan.library_initialises else initialise.values(plan.targets, model)
         before = ModelState(model)
-        filled = read_values(
-            plan,
-            model,
-            progress=progress,
-            threads=readers,
-            slots=slots,
-            receipt=receipt,
-            in_place=in_place,
-            reading={"read_ahead_bytes": ahead, "interleave": bool(interleave)},
-        )
+        filled = read_values(plan, slots, options, in_place)
         try:
-            splits = may_split(plan.targets, plan.findings)
-            split = ties.split_names(model, slots, plan.targets) if splits else []
-            initialise_and_install(plan, model, filled, made)
-            untied = untied_by(plan.targets, plan.findings) if split else {}
-            tied_again, different = ties.restore(model, untied)
-            if split or tied_again:
-                slots_of(model, anew=True)
-            report = make_report(plan, model, filled.core, tied_again)
-            if finalize_offload is not None:
-                finalize_offload(filled.offload, report)
-            if plan.shared_read is not None:
+            for index, value in initial.items():
+                filled.values[index] = value
+            result = install(filled)
+            if is_shared:
                 read_once.finish()
             filled.offload.commit()  # the last step: the load is complete
         except BaseException as error:
             before.restore(filled, error)
             raise
-        ties.unbind(model, [name for name in split if name not in untied], different)
-        report.sync_seconds = filled.offload.sync_seconds
-        return report
-
-
-def _require_digest(receipt: object) -> None:
-    if receipt is not None and not isinstance(receipt, str):
-        digests = "'xxh3-128' or 'sha256-tree'"
-        message = "a receipt is of a digest that is named"
-        raise make("plan.options", message, field="receipt", found=repr(receipt), expected=digests)
+        return filled, result
 
 
 class ModelState:
@@ -127,18 +164,18 @@ class ModelState:
             refresh_fsdp(self._model)
 
 
-def _require_numbers(plan: PlannedLoad) -> None:
+def _require_modules(plan: PlannedLoad) -> None:
     """Reject a plan from a file that quantizes: it does not know the modules."""
     extended = plan.extension_names()
-    each = (each for each in plan.targets if each.encoding and each.name not in extended)
-    if (quantized := next(each, None)) is not None:
-        raise make(
-            "plan.options",
-            "this plan quantizes, and was read from a file, which the command line carries out; "
-            "for a model make a new plan with quantize=",
-            tensor=quantized.name,
-            found=quantized.encoding,
-        )
+    for target in plan.targets:
+        if target.encoding and target.name not in extended:
+            raise make(
+                "plan.options",
+                "this plan quantizes, and was read from a file, which the command line carries "
+                "out; for a model make a new plan with quantize=",
+                tensor=target.name,
+                found=target.encoding,
+            )
 
 
 class Parts(dict[str, Any]):
@@ -169,19 +206,12 @@ class Filled:
 @ordinary_tensors()
 def read_values(
     plan: PlannedLoad,
-    model: Any,
-    *,
-    progress: bool | ProgressCallback = False,
-    threads: int | None = None,
-    slots: list[TensorSlot] | None = None,
-    receipt: str | None = None,
+    slots: list[TensorSlot],
+    options: ExecuteOptions,
     in_place: bool | None = None,
-    reading: Mapping[str, Any] | None = None,
 ) -> Filled:
     """Read all values into new memory, or with ``in_place`` (``None``: as planned) the model's."""
-    plan.require_ok()
     in_place = plan.in_place if in_place is None else in_place
-    slots = planned_slots(plan, model) if slots is None else slots
     half_written.require_written(slots, plan.targets)
     for name in {target.device for target in plan.targets if target.delivery == "memory"}:
         devices.require(name)
@@ -191,10 +221,8 @@ def read_values(
     with collector.paused():
         destinations = Destinations(slots, plan.targets, in_place)
     try:
-        with show_progress(progress, "loading") as callback:
-            core = _read(
-                plan, destinations, values, threads or 0, callback, receipt or "", reading or {}
-            )
+        with show_progress(options.progress, "loading") as callback:
+            core = _read(plan, destinations, values, callback, options)
         _core.require_delivered(plan.core, core)
         warn_of_overflows(core.findings)
         ties.warn(core.findings, plan.findings)
@@ -202,40 +230,6 @@ def read_values(
     except BaseException as error:
         destinations.report_half_written(error)
         raise
-
-
-@collector.paused()
-@ordinary_tensors()
-def initialise_and_install(
-    plan: PlannedLoad,
-    model: Any,
-    filled: Filled,
-    made: dict[int, torch.Tensor] | None = None,
-) -> None:
-    """Run the plan's initialisers, unless ``made`` has their values, and install all tensors."""
-    for index, value in (initialise.values(plan.targets, model) if made is None else made).items():
-        filled.values[index] = value
-    install(plan, model, filled)
-    refresh_fsdp(model)
-    _warn_of_fills(plan)
-
-
-def _warn_of_fills(plan: PlannedLoad) -> None:
-    names = {finding.target for finding in filled_findings(plan.findings)}
-    targets = [target for target in plan.targets if target.name in names]
-    if not targets:
-        return
-    counts = Counter(_core.ORIGINS[target.origin][1] or target.origin for target in targets)
-    ways = " and ".join(f"{count} {way}" for way, count in counts.items())
-    named = listed(targets, shown=lambda each: f"{each.name} ({human_bytes(each.nbytes)})")
-    size = human_bytes(sum(target.nbytes for target in targets))
-    what = "tensor of the model is" if len(targets) == 1 else "tensors of the model are"
-    warn(
-        f"{len(targets)} {what} not in the checkpoint and got values of another origin ({ways}; "
-        f"{size}): {named}. loadstone.audit(model) and the report name all",
-        FilledWarning,
-        stacklevel=users_level(),
-    )
 
 
 @collector.paused()
@@ -250,8 +244,8 @@ def make_report(
         provenance[name] = dataclasses.replace(
             provenance[name], origin="tie", tie_of=root, sources=()
         )
-    given = {entry.target for entry in provenance.values() if entry.origin in WRITTEN}
-    for name in recompute(model, given):
+    written = {entry.target for entry in provenance.values() if entry.origin in WRITTEN}
+    for name in recompute(model, written):
         reason = "recomputed from the model's parameters"
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)
     for extension in plan.extensions:
@@ -271,7 +265,7 @@ def make_report(
     if text is not None:
         report.receipt = Receipt(text).add_components(slots, provenance)
     remember(model, report, slots)
-    half_written.unmark(slots, given)
+    half_written.unmark(slots, written)
     return report
 
 
@@ -279,42 +273,42 @@ def _read(
     plan: PlannedLoad,
     destinations: Destinations,
     values: list[Any],
-    threads: int,
     callback: ProgressCallback | None,
-    receipt: str,
-    reading: Mapping[str, Any],
+    options: ExecuteOptions,
 ) -> _core.Report:
     """Fill ``values`` with a finished tensor for each target that the core delivers to memory."""
     if plan.shared_read is not None:
-        if receipt:
+        if options.receipt:
             message = "ranks that read together make no receipt"
-            raise make("plan.options", message, field="receipt", found=receipt)
-        return read_once.read(plan, destinations, values, callback, {"threads": threads, **reading})
+            raise make("plan.options", message, field="receipt", found=options.receipt)
+        return read_once.read(plan, destinations, values, callback, options.for_core())
     wanted = _make_memory(plan, destinations, values)
     with devices.Copier(_written(plan, values)) as copier:
         addresses, parts = _addresses(values, wanted, copier)
         return _core.execute(
             plan.core,
             addresses,
-            threads,
-            callback,
+            progress=callback,
             parts=parts,
-            receipt=receipt,
+            receipt=options.receipt or "",
             has_pages=destinations.in_place,
             device=copier.core,
             begun=0 if destinations.begun is None else destinations.begun.data_ptr(),
-            **reading,
+            **options.for_core(),
         )
 
 
 @collector.paused()
 def _make_memory(plan: PlannedLoad, destinations: Destinations, values: list[Any]) -> list[int]:
     """Make views, and allocate memory for the targets that the core writes; return these."""
-    mappings: dict[int, Any] = {}
+    map_shard = functools.cache(functools.partial(_core.map_shard, plan.core))
     wanted: list[int] = []
     for index, target in enumerate(plan.targets):
         if target.delivery == "file_view":
-            values[index] = _view(plan, index, target, mappings)
+            shard, offset = plan.core.view_of(index)
+            values[index] = tensor_memory.view_file(
+                map_shard(shard), offset, target.shape, target.dtype
+            )
         elif target.delivery == "memory":
             values[index] = _parts(target) if target.encoding else destinations.memory(index)
             wanted.append(index)
@@ -338,36 +332,30 @@ def _written(plan: PlannedLoad, values: list[Any]) -> Iterator[tuple[str, torch.
 @collector.paused()
 def _addresses(
     values: list[Any], wanted: list[int], copier: devices.Copier
-) -> tuple[_Addresses, _PartAddresses]:
-    """Return one row per target, and the memory of targets with components."""
+) -> tuple[list[tuple[int, int, str]], list[tuple[int, list[tuple[int, int]]]]]:
+    """Return address, bytes and dtype of each target; addresses and bytes of each component."""
     rows = [tensor_memory.destination(None)] * len(values)
     parts = []
     for index in wanted:
         value = values[index]
         if isinstance(value, Parts):
-            pieces = [(copier.address(tensor), tensor.nbytes) for tensor in value.values()]
-            parts.append((index, pieces))
+            ranges = [(copier.address(tensor), tensor.nbytes) for tensor in value.values()]
+            parts.append((index, ranges))
         else:
             rows[index] = (copier.address(value), *tensor_memory.destination(value)[1:])
     return rows, parts
 
 
-def _view(
-    plan: PlannedLoad, index: int, target: PlannedTarget, mappings: dict[int, Any]
-) -> torch.Tensor:
-    shard, offset = plan.core.view_of(index)
-    if shard not in mappings:
-        mappings[shard] = _core.map_shard(plan.core, shard)
-    return tensor_memory.view_file(mappings[shard], offset, target.shape, target.dtype)
-
-
-def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
+def give_tensors(
+    plan: PlannedLoad, model: Any, filled: Filled, names: Set[str] | None = None
+) -> None:
+    """Give the model the tensors that no extension gives it, or ``names`` and their ties."""
     slots, values = filled.slots, filled.values
-    install_extensions = prepare_extensions(plan, model, filled)
     extended = plan.extension_names()
     installed: dict[str, Any] = {}
     for index, (target, slot) in enumerate(zip(plan.targets, slots, strict=True)):
-        if target.origin == "tie" or target.name in extended:
+        is_left_out = names is not None and target.name not in names
+        if target.origin == "tie" or target.name in extended or is_left_out:
             continue
         new, values[index] = values[index], None
         if new is None and target.origin in ("constructor", "kept"):
@@ -382,30 +370,13 @@ def install(plan: PlannedLoad, model: Any, filled: Filled) -> None:
         del new  # frees the memory if it was copied
     filled.destinations.commit()
     for target, slot in zip(plan.targets, slots, strict=True):
-        if target.name in extended or target.tie_of in extended:
+        root = target.tie_of or target.name
+        if target.name in extended or root not in installed:
             continue
-        new = filled.destinations.final(installed[target.tie_of or target.name])
+        new = filled.destinations.final(installed[root])
         if new is not slot.tensor:
             note_replaced(model, slot)
             slot.replace(new)
-    install_extensions()
-
-
-def prepare_extensions(plan: PlannedLoad, model: Any, filled: Filled) -> Callable[[], None]:
-    """Prepare what the plan's extensions change, and return a function that changes the model."""
-    prepared = [
-        extension.prepare(model, plan.targets, filled.values, filled.offload)
-        for extension in plan.extensions
-    ]
-    installers = [install for install in prepared if install is not None]
-
-    def install_all() -> None:
-        for module in model.modules() if installers else ():
-            filled.modules.keep(module)
-        for install in installers:
-            install()
-
-    return install_all
 
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
@@ -415,3 +386,45 @@ def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> tor
     with devices.memory_for(target.name, target.device):
         moved = value.to(device=target.device, dtype=element_dtype(target.dtype))
     return None if moved is slot.tensor else moved
+
+
+@collector.paused()
+@ordinary_tensors()
+def install(
+    plan: PlannedLoad,
+    model: Any,
+    filled: Filled,
+    give: Callable[[PlannedLoad, Any, Filled], None] = give_tensors,
+) -> None:
+    """Give the model all tensors, those without an extension by ``give``."""
+    prepared = [
+        extension.prepare(model, plan.targets, filled.values, filled.offload)
+        for extension in plan.extensions
+    ]
+    give(plan, model, filled)
+    installers = [installer for installer in prepared if installer is not None]
+    for module in model.modules() if installers else ():
+        filled.modules.keep(module)
+    for installer in installers:
+        installer()
+    refresh_fsdp(model)
+    if not plan.library_initialises:
+        _warn_of_fills(plan)
+
+
+def _warn_of_fills(plan: PlannedLoad) -> None:
+    names = {finding.target for finding in filled_findings(plan.findings)}
+    targets = [target for target in plan.targets if target.name in names]
+    if not targets:
+        return
+    counts = Counter(_core.ORIGINS[target.origin][1] or target.origin for target in targets)
+    origins = " and ".join(f"{count} {origin}" for origin, count in counts.items())
+    named = listed(targets, shown=lambda target: f"{target.name} ({human_bytes(target.nbytes)})")
+    size = human_bytes(sum(target.nbytes for target in targets))
+    count = counted(len(targets), "tensor of the model is", "tensors of the model are")
+    warn(
+        f"{count} not in the checkpoint and got values of another origin ({origins}; {size}): "
+        f"{named}. loadstone.audit(model) and the report name all",
+        FilledWarning,
+        stacklevel=users_level(),
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from loadstone import _core
-from loadstone._base.errors import listed
+from loadstone._base.errors import counted, listed
 from loadstone._base.keywords import names_keywords
 from loadstone._base.terminal import warn
 from loadstone._base.warn import users_level, warn_of_findings
@@ -74,15 +74,17 @@ def load(
 
     Thread safety: loads into one model wait for each other.
     """
-    given = dict(locals())
-    reading = {name: given.pop(name) for name in _OF_EXECUTION}
+    keywords = dict(locals())
+    execution = {name: keywords.pop(name) for name in _OF_EXECUTION}
     with model_lock(model), session(read_once):
-        made = plan(**given)
+        checked = plan(**keywords)
         if strict is False:
-            _warn_of_nothing(made)
-        _warn_of_unexpected(made)
-        warn_of_findings(each for each in made.findings if each.code == "format.ignored")
-        report = execute.run(made._planned, model, threads=threads, **reading)
+            _warn_of_nothing(checked)
+        _warn_of_unexpected(checked)
+        ignored = (finding for finding in checked.findings if finding.code == "format.ignored")
+        warn_of_findings(ignored)
+        options = execute.ExecuteOptions(threads=threads, **execution)
+        report = execute.run(checked._planned, model, options)
         prove(model, report)
     return report
 
@@ -90,23 +92,23 @@ def load(
 _OF_EXECUTION = ("progress", "receipt", "read_ahead_bytes", "interleave")
 
 
-def _warn_of_unexpected(made: Plan) -> None:
-    unexpected = [each for each in made.findings if each.code == "plan.unexpected"]
-    if not unexpected or not made.ok:
+def _warn_of_unexpected(checked: Plan) -> None:
+    findings = (finding for finding in checked.findings if finding.code == "plan.unexpected")
+    names = [name for finding in findings for name in finding.sources]
+    if not names or not checked.ok:
         return
-    names = [name for each in unexpected for name in each.sources]
-    what = "tensor of the checkpoint is" if len(names) == 1 else "tensors of the checkpoint are"
+    count = counted(len(names), "tensor of the checkpoint is", "tensors of the checkpoint are")
     warn(
-        f"{len(names)} {what} not needed by the model: {listed(names)}. "
+        f"{count} not needed by the model: {listed(names)}. "
         "Pass unexpected='ignore' if that is meant",
         UserWarning,
         stacklevel=users_level(),
     )
 
 
-def _warn_of_nothing(made: Plan) -> None:
+def _warn_of_nothing(checked: Plan) -> None:
     """Warn if nothing matches, which a caller of ``strict=False`` rarely wants."""
-    if any(target.origin == "checkpoint" for target in made.targets):
+    if any(target.origin == "checkpoint" for target in checked.targets):
         return
     warn(
         "no name of the checkpoint matches the model, so nothing is loaded: see the plan's "

@@ -134,22 +134,14 @@ class Plan:
         """
         if model is not None and into is not None:
             raise make("plan.options", "pass the model as model= or as into=", field="into")
-        given = into if into is not None else model
-        subject = given if given is not None else self._model()
+        options = execute.ExecuteOptions(progress, threads, receipt, read_ahead_bytes, interleave)
+        given = model if into is None else into
+        subject = self._model() if given is None else given
         if subject is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
-        with model_lock(subject):
-            report = execute.run(
-                self._planned,
-                subject,
-                progress=progress,
-                threads=threads,
-                receipt=receipt,
-                read_ahead_bytes=read_ahead_bytes,
-                interleave=interleave,
-                in_place=True if into is not None else None,
-            )
-            warn_of_replaced(subject)
+        in_place = True if into is not None else None
+        report = execute.run(self._planned, subject, options, in_place=in_place)
+        warn_of_replaced(subject)
         return report
 
     def _model(self) -> Any:
@@ -202,18 +194,15 @@ class Plan:
                 at another time is a warning in ``findings`` (``io.time``).
         """
         roots = [root] if isinstance(root, str | os.PathLike) else list(root)
-        first, *others = [os.fsdecode(each) for each in roots] or [""]
-        core = _core.plan_from_json(
+        planned = _plan_from_json(
             read_text(path),
+            [os.fsdecode(folder) for folder in roots] or [""],
             allow_links=allow_links,
-            root=first,
-            other_roots=others,
             plan_folder=os.fsdecode(Path(path).parent),
             offload_folder="" if offload_folder is None else os.fsdecode(offload_folder),
             allow_remote=allow_remote,
-            storage=remote.storage(),
         )
-        return cls(PlannedLoad(core))
+        return cls(planned)
 
     def __reduce__(self) -> tuple[Any, ...]:
         for extension in self._planned.extensions:
@@ -351,11 +340,30 @@ def plan(
         Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
             model and checkpoint is never raised here: it is in ``findings``.
     """
+    return Plan(_planned(**locals()))
+
+
+def _planned(
+    model: Any,
+    checkpoint: CheckpointPath,
+    *,
+    rules: Rules | None,
+    dtype: torch.dtype | str | None,
+    quantize: str | Mapping[str, str | Quantization] | None,
+    lora: Weighted,
+    lora_ignore: str | Sequence[str],
+    tie: str,
+    strict: bool | None,
+    staging_bytes_max: int,
+    allow_links: bool,
+    **options: Any,
+) -> PlannedLoad:
     if strict is not None:
-        if missing != "error" or unexpected != "warn":
+        if options["missing"] != "error" or options["unexpected"] != "warn":
             message = "strict replaces missing and unexpected: pass strict, or the other two"
             raise make("plan.options", message, field="strict", found=str(strict))
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
+        options |= {"missing": missing, "unexpected": unexpected}
     traced_by = adapters_with("recipes").get(rules) if isinstance(rules, str) else None
     rank_max = (traced_by and traced_by.gguf_rank_max) or _core.GGUF_RANK_MAX
     catalog = inspect(checkpoint, allow_links=allow_links, gguf_rank_max=rank_max)
@@ -363,7 +371,7 @@ def plan(
     is_traced = isinstance(rules, str) and (traced_by is not None or not is_written)
     with model_lock(model):  # one walk over it
         traced = trace(str(rules), model, catalog, dtype) if is_traced else None
-        planned = make_plan(
+        return make_plan(
             model,
             catalog,
             traced,
@@ -371,36 +379,26 @@ def plan(
             quantize=quantize,
             rules=None if is_traced else rules,
             dtype=None if is_traced else dtype,
-            device_map=device_map,
-            max_memory=max_memory,
-            offload_folder=offload_folder,
-            missing=missing,
-            unexpected=unexpected,
-            strip_prefix=strip_prefix,
             staging_bytes_max=count_argument("staging_bytes_max", staging_bytes_max, 2**63 - 1),
-            threads=threads,
-            allow_non_finite=allow_non_finite,
-            mmap=mmap,
             runs_hooks=not is_traced,
-            in_place=in_place,
-            read_once=read_once,
+            **options,
         )
-    return Plan(planned)
 
 
 def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
     """Read a plan as :meth:`Plan.load` does: checked against the shards, without a model."""
-    saved = json.loads(text)
-    checkpoints = [saved, *saved.get("other_checkpoints", [])]
-    roots = [each["root"] for each in checkpoints]
+    plan = json.loads(text)
+    checkpoints = [plan, *plan.get("other_checkpoints", [])]
     # An empty root keeps the URL that the plan names.
-    root, *others = ["" if _core.is_remote(each) else str(Path(folder, each)) for each in roots]
-    core = _core.plan_from_json(
-        text,
-        root=root,
-        other_roots=others,
-        offload_folder=offload_folder,
-        allow_remote=True,
-        storage=remote.storage(),
-    )
-    return Plan(PlannedLoad(core))
+    roots = [
+        "" if _core.is_remote(checkpoint["root"]) else str(Path(folder, checkpoint["root"]))
+        for checkpoint in checkpoints
+    ]
+    return Plan(_plan_from_json(text, roots, offload_folder=offload_folder, allow_remote=True))
+
+
+def _plan_from_json(text: str, roots: list[str], **options: Any) -> PlannedLoad:
+    root, *others = roots
+    storage = remote.storage()
+    core = _core.plan_from_json(text, root=root, other_roots=others, storage=storage, **options)
+    return PlannedLoad(core)

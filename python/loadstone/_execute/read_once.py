@@ -45,18 +45,18 @@ def read(
     reading: Mapping[str, Any],
 ) -> _core.Report:
     """Fill ``values`` with this rank's part of each target of the plan."""
-    whole, peers = plan.shared_read, _PEERS.get()
-    assert whole is not None and peers is not None
+    shared, peers = plan.shared_read, _PEERS.get()
+    assert shared is not None and peers is not None
     with torch.no_grad():
-        slices = _agreed(peers, whole, plan.targets)
+        slices = _agree_on_slices(peers, shared, plan.targets)
         destinations.begun = None  # tensors get values from other ranks
-        reports = [_execute_own(plan, whole, destinations, values, reading)]
+        reports = [_execute_own(plan, shared, destinations, values, reading)]
         load = [0] * peers.count  # bytes that each rank has read
-        for wave in whole.waves():
-            owners = _owners(whole, wave, load)
+        for wave in shared.waves():
+            owners = _owners(shared, wave, load)
             own = [index for index in wave if owners[index] == peers.rank]
-            sources = {index: _fresh(whole.targets[index]) for index in own}
-            reports.append(_execute(whole.core, sources, callback, reading))
+            sources = {index: _fresh(shared.targets[index]) for index in own}
+            reports.append(_execute(shared.core, sources, callback, reading))
             for index in wave:
                 values[index] = _memory(plan, destinations, index)
             parts = {index: _parts(source, index, slices) for index, source in sources.items()}
@@ -89,35 +89,35 @@ def finish() -> None:
         peers.is_over = True
 
 
-def _agreed(
-    peers: Peers, whole: SharedReadPlan, targets: Sequence[PlannedTarget]
+def _agree_on_slices(
+    peers: Peers, shared: SharedReadPlan, targets: Sequence[PlannedTarget]
 ) -> list[dict[int, Slice]]:
     """Return each rank's slice of each tensor; raise if they load different things."""
-    own = {i: (*targets[i].slice_position, targets[i].shape) for i in whole.exchanged}
-    told = peers.gather((whole.terms(), own))
-    for number, (terms, _) in enumerate(told):
-        for what, term in terms.items():
-            if term != told[0][0][what]:
-                message = f"rank {peers.ranks[number]} loads another plan: {what} differ"
+    own = {i: (*targets[i].slice_position, targets[i].shape) for i in shared.exchanged}
+    answers = peers.gather((shared.terms(), own))
+    for rank, (terms, _) in zip(peers.ranks, answers, strict=True):
+        for name, term in terms.items():
+            if term != answers[0][0][name]:
+                message = f"rank {rank} loads another plan: {name} differ"
                 raise make("plan.ranks", message, expected=f"those of rank {peers.ranks[0]}")
-    return [slices for _, slices in told]
+    return [slices for _, slices in answers]
 
 
 def _execute_own(
     plan: PlannedLoad,
-    whole: SharedReadPlan,
+    shared: SharedReadPlan,
     destinations: Destinations,
     values: list[Any],
     reading: Mapping[str, Any],
 ) -> _core.Report:
     """Make the values that are in no file; each rank makes its own."""
-    exchanged = set(whole.exchanged)
+    exchanged = set(shared.exchanged)
     for index, target in enumerate(plan.targets):
         if target.delivery == "memory" and index not in exchanged:
             values[index] = _memory(plan, destinations, index)
-    made = {index: value for index, value in enumerate(values) if value is not None}
-    report = _execute(plan.core, made, None, reading)
-    for index, value in made.items():
+    own = {index: value for index, value in enumerate(values) if value is not None}
+    report = _execute(plan.core, own, None, reading)
+    for index, value in own.items():
         values[index] = value.to(plan.targets[index].device)
     return report
 
@@ -132,18 +132,18 @@ def _execute(
     return _core.execute(core, rows, progress=callback, partial=True, **reading)
 
 
-def _owners(whole: SharedReadPlan, wave: list[int], load: list[int]) -> dict[int, int]:
+def _owners(shared: SharedReadPlan, wave: list[int], load: list[int]) -> dict[int, int]:
     """Choose the reader of each tensor, equally on all ranks.
 
     Neighbours go to one rank, which reads them in one go; the rank that has read least begins.
     """
     ranks = sorted(range(len(load)), key=load.__getitem__)
-    total = max(1, sum(whole.targets[index].nbytes for index in wave))
+    total = max(1, sum(shared.targets[index].nbytes for index in wave))
     owners, done = {}, 0
     for index in wave:
         owners[index] = ranks[min(done * len(load) // total, len(load) - 1)]
-        done += whole.targets[index].nbytes
-        load[owners[index]] += whole.targets[index].nbytes
+        done += shared.targets[index].nbytes
+        load[owners[index]] += shared.targets[index].nbytes
     return owners
 
 
@@ -163,7 +163,7 @@ def _cut(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
         return tensor
     counts = groups or (1,) * len(shape)
     pairs = zip(counts, tensor.shape, strict=True)
-    parts = tensor.reshape([each for count, extent in pairs for each in (count, extent // count)])
+    parts = tensor.reshape([size for count, extent in pairs for size in (count, extent // count)])
     for dim, (first, extent, count) in enumerate(zip(begin, shape, counts, strict=True)):
         parts = parts.narrow(2 * dim + 1, first, extent // count)
     return parts.reshape(shape)
@@ -173,11 +173,9 @@ def _parts(
     source: torch.Tensor, index: int, slices: Sequence[dict[int, Slice]]
 ) -> list[torch.Tensor]:
     """Return each rank's slice of a whole tensor; equal slices share one copy."""
-    made: dict[Slice, torch.Tensor] = {}
-    for each in slices:
-        if each[index] not in made:
-            made[each[index]] = _cut(source, each[index]).contiguous()
-    return [made[each[index]] for each in slices]
+    wanted = [of_rank[index] for of_rank in slices]
+    copies = {part: _cut(source, part).contiguous() for part in set(wanted)}
+    return [copies[part] for part in wanted]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,11 +194,12 @@ class Peers:
         nodes: list[str] = [""] * dist.get_world_size()
         dist.all_gather_object(nodes, node())
         here = nodes[dist.get_rank()]
-        for each in dict.fromkeys(nodes) if len(set(nodes)) > 1 else ():
-            group = dist.new_group([r for r, at in enumerate(nodes) if at == each], backend="gloo")
-            if each == here:
+        for name in dict.fromkeys(nodes) if len(set(nodes)) > 1 else ():
+            ranks = [rank for rank, other in enumerate(nodes) if other == name]
+            group = dist.new_group(ranks, backend="gloo")
+            if name == here:
                 self._group, self._is_own = group, True
-        self.ranks = [number for number, at in enumerate(nodes) if at == here]
+        self.ranks = [rank for rank, name in enumerate(nodes) if name == here]
         self.rank, self.count = self.ranks.index(dist.get_rank()), len(self.ranks)
 
     def __enter__(self) -> Peers:
@@ -217,15 +216,15 @@ class Peers:
 
         A rank that fails sends its error instead of its next value.
         """
-        told: list[Any] = [None] * self.count
+        answers: list[Any] = [None] * self.count
         text = None if error is None else str(error) or type(error).__name__
-        dist.all_gather_object(told, (text, value), group=self._group)
-        failed = [number for number, each in zip(self.ranks, told, strict=True) if each[0]]
+        dist.all_gather_object(answers, (text, value), group=self._group)
+        failed = [(rank, text) for rank, (text, _) in zip(self.ranks, answers, strict=True) if text]
         self.is_over = self.is_over or bool(failed)
         if failed and error is None:
-            text = told[self.ranks.index(failed[0])][0]
-            raise make("plan.ranks", f"rank {failed[0]} could not load: {text}")
-        return [each[1] for each in told]
+            rank, text = failed[0]
+            raise make("plan.ranks", f"rank {rank} could not load: {text}")
+        return [answer for _, answer in answers]
 
     def agree(self) -> None:
         self.gather(None)
@@ -248,22 +247,21 @@ class Peers:
                 if own.numel() == 0:
                     continue
                 # A strided destination gets a copy of the received elements.
-                whole = own if own.is_contiguous() else own.contiguous()
-                work = dist.irecv(_bytes(whole), self.ranks[owner], group=self._group, tag=index)
-                received.append((work, own, whole))
+                buffer = own.contiguous()
+                work = dist.irecv(_bytes(buffer), self.ranks[owner], group=self._group, tag=index)
+                received.append((work, own, buffer))
                 continue
             for peer, part in enumerate(parts[index]):
                 if peer == self.rank:
                     values[index].copy_(part)
                 elif part.numel() > 0:
-                    sent = _bytes(part)
-                    to = self.ranks[peer]
-                    work = dist.isend(sent, to, group=self._group, tag=index)
-                    pending.append((work, sent))
-        for work, own, whole in received:
+                    buffer = _bytes(part)
+                    work = dist.isend(buffer, self.ranks[peer], group=self._group, tag=index)
+                    pending.append((work, buffer))
+        for work, own, buffer in received:
             work.wait()
-            if whole is not own:
-                own.copy_(whole)
+            if buffer is not own:
+                own.copy_(buffer)
         for work, _ in pending:
             work.wait()
 

@@ -23,13 +23,13 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
     slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
     for extension in plan.extensions:
         slots = extension.slots(slots)
-    found = [(slot.name, tuple(slot.tensor.shape), _slice_position(slot)) for slot in slots]
+    present = [(slot.name, tuple(slot.tensor.shape), _slice_position(slot)) for slot in slots]
     planned = [(target.name, target.shape, target.slice_position) for target in plan.targets]
-    if found != planned:
-        changed = sorted(set(found).symmetric_difference(planned)) or [
+    if present != planned:
+        changed = sorted(set(present).symmetric_difference(planned)) or [
             ("order of tensors", (), ((), ()))
         ]
-        changed.sort(key=lambda each: each not in found)
+        changed.sort(key=lambda row: row not in present)
         name, shape, (begin, groups) = changed[0]
         of = f"each of {list(groups)} groups" if groups else "the whole"
         place = f" at {list(begin)} of {of}: another rank's plan?" if begin else ""
@@ -37,7 +37,7 @@ def planned_slots(plan: PlannedLoad, model: Any) -> list[TensorSlot]:
             "plan.model_changed",
             f"the model is not the planned one: {len(changed)} tensors differ",
             tensor=name,
-            found=f"{name} {list(shape)}{place}" if changed[0] in found else "no such tensor",
+            found=f"{name} {list(shape)}{place}" if changed[0] in present else "no such tensor",
         )
     _require_whole_shapes(plan, slots)
     _require_kinds(plan, slots)
@@ -54,8 +54,8 @@ def _slice_position(slot: TensorSlot) -> tuple[tuple[int, ...], tuple[int, ...]]
     return ((), ()) if slot.shard is None else (slot.shard.begin, slot.shard.groups)
 
 
-def _changed(what: str, slot: TensorSlot, found: str, expected: str) -> Exception:
-    message = f"the model is not the planned one: {what}"
+def _changed(change: str, slot: TensorSlot, found: str, expected: str) -> Exception:
+    message = f"the model is not the planned one: {change}"
     return make("plan.model_changed", message, tensor=slot.name, found=found, expected=expected)
 
 
@@ -64,24 +64,16 @@ def _require_whole_shapes(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     for slot in slots:
         planned = plan.whole_shapes.get(slot.name, slot.shape)
         if slot.shape != planned:
-            raise _changed(
-                "a slice is of another tensor",
-                slot,
-                f"a slice of {list(slot.shape)}",
-                f"a slice of {list(planned)}",
-            )
+            found, expected = (f"a slice of {list(shape)}" for shape in (slot.shape, planned))
+            raise _changed("a slice is of another tensor", slot, found, expected)
 
 
 def _require_kinds(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
     """Reject a tensor of another kind: its origin and dtype depend on the kind."""
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.kind != slot.kind:
-            raise _changed(
-                "a tensor is of another kind",
-                slot,
-                slot.kind.replace("_", " "),
-                target.kind.replace("_", " "),
-            )
+            found, expected = (kind.replace("_", " ") for kind in (slot.kind, target.kind))
+            raise _changed("a tensor is of another kind", slot, found, expected)
 
 
 def _require_kept(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
@@ -109,16 +101,13 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
         # a plan from a file has ties, but not the model's dtypes
         planned_tie = target.tie_of if target.origin == "tie" else ""
         dtype, tie_of = plan.forms.get(slot.name, (slot.tensor.dtype, planned_tie))
-        found = slot.tie_of or ""
+        root = slot.tie_of or ""
         if splits and ties.is_split(slot, target):
-            tie_of = found  # the plan's own doing
-        if found != tie_of and roots.get(found, "") != roots[slot.name]:
-            raise _changed(
-                "a tie was made or cut",
-                slot,
-                f"tied to {found}" if found else "a tensor of its own",
-                f"tied to {tie_of}" if tie_of else "a tensor of its own",
-            )
+            tie_of = root  # the plan's own doing
+        if root != tie_of and roots.get(root, "") != roots[slot.name]:
+            own = "a tensor of its own"
+            found, expected = (f"tied to {name}" if name else own for name in (root, tie_of))
+            raise _changed("a tie was made or cut", slot, found, expected)
         if slot.tensor.dtype not in (dtype, element_dtype(target.dtype)):
             raise _changed("a tensor has another dtype", slot, str(slot.tensor.dtype), str(dtype))
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from loadstone import _core
 from loadstone._execute import execute
 from loadstone._execute.audit import prove
+from loadstone._execute.execute import ExecuteOptions, Filled
 from loadstone._execute.report import Report
 from loadstone._files.catalog import Catalog
-from loadstone._model.model_lock import model_lock
+from loadstone._model.model_lock import model_lock, slots_of
 from loadstone._plan.options import LoadOptions
-from loadstone._plan.placement import device_of
+from loadstone._plan.placement import tensor_devices
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes
@@ -37,20 +37,12 @@ class LoadSession:
     def devices(
         self, model: Any, device_map: Mapping[str, Any] | None, offload_buffers: bool = False
     ) -> dict[str, Any] | None:
-        """Return the device of every tensor by a map of modules; ``None``: all on the cpu.
-
-        Without ``offload_buffers``, buffers of modules on disk stay in memory, as in accelerate.
-        """
+        """Return :func:`tensor_devices`, with the cpu for other tensors; ``None``: all there."""
         if not device_map or {str(device) for device in device_map.values()} == {"cpu"}:
             return None
         self._device_map = device_map
-        buffers = {name for name, _ in model.named_buffers()}
-        devices: dict[str, Any] = {"": "cpu"}
-        for name in (*model.state_dict(), *buffers):
-            device = device_of(name, device_map, "cpu")
-            stays = device == "disk" and name in buffers and not offload_buffers
-            devices[name] = "cpu" if stays else device
-        return devices
+        slots = (slot for slot in slots_of(model) if slot.kind != "attribute")
+        return {"": "cpu", **tensor_devices(slots, device_map, offload_buffers)}
 
     def make_plan(
         self, model: Any, catalog: Catalog, recipes: AdapterRecipes | None, **arguments: Any
@@ -64,32 +56,24 @@ class LoadSession:
         self.plan = make_plan(model, catalog, recipes, **chosen | arguments)
         return self.plan
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[execute.Filled]:
-        """Read all values for the block to install, then replace the offload folder.
-
-        The model gets its old tensors back if the block fails.
-        """
+    def carry_out(self) -> None:
+        """Read all values, :meth:`install` them, then replace the offload folder."""
         assert self.plan is not None
-        with model_lock(self.model):
-            before = execute.ModelState(self.model)
-            filled = execute.read_values(
-                self.plan,
-                self.model,
-                progress=self.options.progress,
-                threads=self.options.threads or 0,
-                receipt=self.options.receipt,
-            )
-            try:
-                yield filled
-                if self._device_map is not None:
-                    for extension in self.plan.extensions:
-                        extension.prepare_hooks(self.model, self._device_map)
-                filled.offload.commit()
-            except BaseException as error:
-                before.restore(filled, error)
-                raise
-            self._core = filled.core
+        options = ExecuteOptions(self.options.progress, self.options.threads, self.options.receipt)
+        filled, _ = execute.carry_out(self.plan, self.model, self.install, options)
+        self._core = filled.core
+
+    def install(self, filled: Filled) -> None:
+        """Give the values to the model, which gets its old tensors back if this fails."""
+        assert self.plan is not None
+        execute.install(self.plan, self.model, filled, self.give_tensors)
+        if self._device_map is not None:
+            for extension in self.plan.extensions:
+                extension.prepare_hooks(self.model, self._device_map)
+
+    def give_tensors(self, plan: PlannedLoad, model: Any, filled: Filled) -> None:
+        """Give the model the tensors that no extension gives it."""
+        execute.give_tensors(plan, model, filled)
 
     @property
     def offload_index(self) -> dict[str, Any]:

@@ -104,14 +104,19 @@ class TensorSlot:
         is_bare = self.shard is None and not isinstance(tensor, torch.nn.Parameter)
         if self.kind == "parameter" and is_bare:
             tensor = torch.nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
-        self.put_back(tensor)
-
-    def put_back(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         if self._key is None:
             self._place(self.whole_tensor)
         else:
             self._place[self._key] = self.whole_tensor
+
+    def put_back(self, tensor: torch.Tensor) -> None:
+        """Undo :meth:`replace`, past a registry that converts its values, as ModelOpt's does."""
+        self.tensor = tensor
+        if self._key is None:
+            self._place(self.whole_tensor)
+        else:
+            dict.__setitem__(self._place, self._key, self.whole_tensor)
 
 
 class _Name:

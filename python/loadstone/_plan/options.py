@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from loadstone._base.progress import Progress as Progress
-from loadstone._files.weighted import MergedAdapters, Weighted, open_adapters
+from loadstone._files.weighted import MergedAdapters, open_adapters
 
 Missing = str | Mapping[str, str]
 
@@ -49,23 +49,18 @@ class LoadOptions:
     attn_implementation: Any = None
 
     @classmethod
-    def of_call(
-        cls,
-        *,
-        lora: Weighted = (),
-        lora_ignore: str | Sequence[str] = (),
-        tie: str = "split",
-        **named: Any,
-    ) -> LoadOptions:
-        """Return the options that a caller names; open the adapters."""
-        merged = open_adapters(lora, lora_ignore, tie=tie)
-        return cls(adapters=merged, refuses_unsupported=True, **named)
+    def of_call(cls, arguments: Mapping[str, Any]) -> LoadOptions:
+        """Return the options among the arguments of a function; open the adapters."""
+        options = {name: arguments[name] for name in NAMES if name in arguments}
+        lora, lora_ignore = options.pop("lora", ()), options.pop("lora_ignore", ())
+        merged = open_adapters(lora, lora_ignore, tie=options.pop("tie", "split"))
+        return cls(adapters=merged, refuses_unsupported=True, **options)
 
 
 DEFAULTS = LoadOptions()  # under a patch
 
 # The keywords of loadstone's functions.
 NAMES = sorted(
-    {field.name for field in dataclasses.fields(LoadOptions)} - {"adapters", "refuses_unsupported"}
+    {each.name for each in dataclasses.fields(LoadOptions)} - {"adapters", "refuses_unsupported"}
     | {"lora", "lora_ignore", "tie"}
 )

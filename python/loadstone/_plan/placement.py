@@ -16,6 +16,7 @@ import torch
 from loadstone import _core
 from loadstone._base.errors import make
 from loadstone._model.modules import inside, named_modules, saved_map, saved_path
+from loadstone._model.walk import TensorSlot
 
 Device = int | str | torch.device
 # Devices, or "disk", by paths of modules and tensors; "" is the whole model.
@@ -32,12 +33,28 @@ def _is_below(path: str, above: str) -> bool:
     return not above or path == above or path.startswith(f"{above}.")
 
 
-def device_of(name: str, device_map: Mapping[str, Any], default: Any = None) -> Any:
-    """Return the device of the nearest module in the map, or ``default``."""
+def device_of(name: str, device_map: Mapping[str, Any]) -> Any:
+    """Return the device of the nearest module in the map, or ``None``."""
     path = name
     while path and path not in device_map:
         path = path.rpartition(".")[0]
-    return device_map.get(path, default)
+    return device_map.get(path)
+
+
+def tensor_devices(
+    slots: Iterable[TensorSlot], device_map: Mapping[str, Any], offload_buffers: bool
+) -> dict[str, Any]:
+    """Return the device of each tensor in a map of modules.
+
+    Without ``offload_buffers``, buffers of modules on disk stay in memory, as in accelerate.
+    """
+    devices = {}
+    for slot in slots:
+        device = device_of(slot.name, device_map)
+        stays = device == "disk" and slot.kind != "parameter" and not offload_buffers
+        if device is not None:
+            devices[slot.name] = "cpu" if stays else device
+    return devices
 
 
 def main_device(device_map: Mapping[str, Any]) -> Any:

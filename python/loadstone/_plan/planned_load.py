@@ -29,6 +29,7 @@ class PlannedLoad:
         forms: dtype and tie of each tensor when it was planned.
         whole_shapes: of the tensors that are sharded over ranks.
         held_bytes: bytes per device that the load takes and the core does not count.
+        library_initialises: a library gives values to missing tensors after the load.
         shared_read: the plan of whole tensors, if ranks read for each other.
     """
 
@@ -40,6 +41,7 @@ class PlannedLoad:
     held_bytes: dict[str, int] = field(default_factory=dict)
     extensions: Sequence[TargetExtension] = ()
     in_place: bool = False
+    library_initialises: bool = False
     shared_read: SharedReadPlan | None = None
 
     @cached_property

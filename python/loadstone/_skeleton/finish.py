@@ -9,6 +9,7 @@ takes time proportional to the size of the process. So such tensors become real,
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import types
 import weakref
@@ -172,6 +173,15 @@ class FactRegistry:
 
 
 facts = FactRegistry()
+
+
+def _renew() -> None:
+    """Reset the lock in a forked process, which lacks the thread that may have held it."""
+    facts.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 class _Scan:

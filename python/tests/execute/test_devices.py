@@ -222,7 +222,7 @@ def test_quantized_on_the_way(
     path = saved(tmp_path)
     dialect = "bnb-cuda" if encoding in ("nf4", "int8") and device.startswith("cuda") else ""
     found, expected = (
-        execute.read_values(_quantizing(path, encoding, each, named), skeleton()).values
+        _values(_quantizing(path, encoding, each, named))
         for each, named in ((device, ""), ("cpu", dialect))
     )
     count = 0
@@ -233,6 +233,14 @@ def test_quantized_on_the_way(
             assert all(same(one[name], other[name]) for name in other)
     assert count == 4
     devices.require_clean()
+
+
+def _values(plan: Any) -> list[Any]:
+    from loadstone._execute import execute
+    from loadstone._execute.same_model import planned_slots
+
+    slots = planned_slots(plan, skeleton())
+    return execute.read_values(plan, slots, execute.ExecuteOptions()).values
 
 
 def _quantizing(path: Path, encoding: str, device: str, dialect: str) -> Any:

@@ -20,6 +20,7 @@ from quantize_targets import quantizing
 import loadstone
 from loadstone import Quantization
 from loadstone._execute import execute
+from loadstone._execute.same_model import planned_slots
 from loadstone._plan.planning import make_plan
 
 pytestmark = MARKS
@@ -107,7 +108,8 @@ def parts(path: Path, device: str, dialect: str, nested: bool) -> list[Any]:
     wanted = Quantization("nf4", dialect=dialect, nested=nested)
     recipes = quantizing((f"layers.{i}.weight" for i in range(6)), wanted)
     plan = make_plan(skeleton(), loadstone.inspect(path), recipes, device_map=device)
-    values = execute.read_values(plan, skeleton()).values
+    slots = planned_slots(plan, skeleton())
+    values = execute.read_values(plan, slots, execute.ExecuteOptions()).values
     return [each for each in values if isinstance(each, execute.Parts)]
 
 

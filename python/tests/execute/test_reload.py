@@ -185,7 +185,8 @@ def test_a_load_that_fails_at_its_end_leaves_the_memory_half_written(live, plan,
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute.run(plan._planned, live, in_place=in_place, finalize_offload=fail)
+        options = execute.ExecuteOptions()
+        execute.run(plan._planned, live, options, in_place=in_place, finalize_offload=fail)
     assert loadstone.audit(live).ok is not in_place
     plan.execute(into=live)
     assert loadstone.audit(live).ok

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import loadstone
-from loadstone._execute import execute
+from loadstone._execute.execute import Filled
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import inspect
 from loadstone._plan.extensions import TargetExtension
@@ -65,28 +65,31 @@ def planned(file: Path, folder: Path, *extensions: TargetExtension) -> LoadSessi
 
 def test_a_load_is_proved_once(file: Path, tmp_path: Path) -> None:
     session = planned(file, tmp_path / "offload")
-    model, plan = session.model, session.plan
-    assert plan is not None and session.finish(model) is None and session.offload_index == {}
-    with session.reading() as filled:
-        assert all(each.is_meta for each in model.parameters())
-        execute.initialise_and_install(plan, model, filled)
+    model = session.model
+    assert session.finish(model) is None and session.offload_index == {}
+    session.carry_out()
     assert sorted(session.offload_index) == ["1.bias", "1.weight"]
     report = session.finish(model)
     assert report is not None and report.provenance["0.weight"].origin == "checkpoint"
     assert loadstone.audit(model, report).ok and session.finish(model) is None
 
 
-def test_a_load_that_is_not_installed_leaves_the_folder(file: Path, tmp_path: Path) -> None:
+def test_a_load_that_is_not_installed_leaves_the_folder(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(filled: Filled) -> None:
+        assert all(each.is_meta for each in session.model.parameters())
+        raise ZeroDivisionError
+
     folder = tmp_path / "offload"
     session = planned(file, folder)
-    with pytest.raises(ZeroDivisionError), session.reading():
-        raise ZeroDivisionError
+    monkeypatch.setattr(session, "install", fail)
+    with pytest.raises(ZeroDivisionError):
+        session.carry_out()
     assert not (folder / "index.json").exists()
     assert session.finish(session.model) is None and session.offload_index == {}
     again = planned(file, folder)
-    with again.reading() as filled:
-        assert again.plan is not None
-        execute.initialise_and_install(again.plan, again.model, filled)
+    again.carry_out()
     assert sorted(json.loads((folder / "index.json").read_text())) == ["1.bias", "1.weight"]
 
 
@@ -95,9 +98,7 @@ def test_extensions_learn_of_devices_and_of_the_map_of_modules(file: Path, tmp_p
     session = planned(file, tmp_path / "offload", seen)
     devices = {"": "cpu", "0.weight": "cpu", "0.bias": "cpu", "1.weight": "disk", "1.bias": "disk"}
     assert seen.asked == [devices]
-    with session.reading() as filled:
-        assert session.plan is not None
-        execute.initialise_and_install(session.plan, session.model, filled)
+    session.carry_out()
     assert seen.asked[1:] == [(True, PLACES)]
 
 
@@ -127,11 +128,10 @@ class Failing(TargetExtension):
 
 def test_a_failed_installation_leaves_the_model_as_it_was(file: Path, tmp_path: Path) -> None:
     session = planned(file, tmp_path / "offload", Failing())
-    model, plan = session.model, session.plan
-    assert plan is not None
+    model = session.model
     before = dict(model.named_parameters())
-    with pytest.raises(RuntimeError, match="half-way"), session.reading() as filled:
-        execute.initialise_and_install(plan, model, filled)
+    with pytest.raises(RuntimeError, match="half-way"):
+        session.carry_out()
     after = dict(model.named_parameters())
     assert after.keys() == before.keys() and all(after[name] is before[name] for name in after)
     assert all(each.is_meta for each in after.values())

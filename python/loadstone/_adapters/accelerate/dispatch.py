@@ -45,23 +45,13 @@ def dispatch_model(
         PlanError: a tensor is on meta and no hook would find a value for it (``plan.missing``,
             ``plan.device_map``).
     """
-    device_map = expanded(model, device_map)
+    arguments = dict(locals())
+    arguments["device_map"] = device_map = expanded(model, device_map)
     offload.require_modules(model, device_map)
     index = offload_index if offload_index is not None else offload.read_index(offload_dir)
     offload.require_values(model, device_map, index, state_dict or {}, offload_buffers)
     accounted = audit.audit(model)
-    dispatched: torch.nn.Module = accelerate.big_modeling.dispatch_model(
-        model,
-        device_map=device_map,
-        main_device=main_device,
-        state_dict=state_dict,
-        offload_dir=offload_dir,
-        offload_index=offload_index,
-        offload_buffers=offload_buffers,
-        skip_keys=skip_keys,
-        preload_module_classes=preload_module_classes,
-        force_hooks=force_hooks,
-    )
+    dispatched: torch.nn.Module = accelerate.big_modeling.dispatch_model(**arguments)
     report = audit.last_report(model)
     if report is not None and accounted.ok:
         note_moved(model, report)
@@ -70,27 +60,27 @@ def dispatch_model(
 
 def note_moved(model: torch.nn.Module, report: Report) -> None:
     slots = walk(model)
-    hooked = _held_by_hooks(model)
+    hooked = _hooked_tensors(model)
     for slot in slots:
-        item = report.provenance.get(slot.name)
-        if item is not None and (slot.name in hooked or slot.tensor.is_meta):
-            reason = item.reason if item.origin == "excluded" else OFFLOADED
-            report.provenance[slot.name] = dataclasses.replace(item, reason=reason)
+        entry = report.provenance.get(slot.name)
+        if entry is not None and (slot.name in hooked or slot.tensor.is_meta):
+            reason = entry.reason if entry.origin == "excluded" else OFFLOADED
+            report.provenance[slot.name] = dataclasses.replace(entry, reason=reason)
     audit.remember(model, report, slots)
 
 
-def _held_by_hooks(model: torch.nn.Module) -> set[str]:
+def _hooked_tensors(model: torch.nn.Module) -> set[str]:
     """Return the tensors that accelerate's hooks load for a forward pass and then remove."""
     names: set[str] = set()
     for path, module in named_modules(model):
-        for each in hooks_of(getattr(module, "_hf_hook", None)):
-            if not isinstance(each, accelerate.hooks.AlignDevicesHook) or not each.offload:
+        for hook in hooks_of(getattr(module, "_hf_hook", None)):
+            if not isinstance(hook, accelerate.hooks.AlignDevicesHook) or not hook.offload:
                 continue
-            inside = accelerate.utils.named_module_tensors(
+            tensors = accelerate.utils.named_module_tensors(
                 module,
-                include_buffers=each.offload_buffers,
-                recurse=each.place_submodules,
+                include_buffers=hook.offload_buffers,
+                recurse=hook.place_submodules,
                 remove_non_persistent=True,
             )
-            names.update(f"{path}.{name}" if path else name for name, _ in inside)
+            names.update(f"{path}.{name}" if path else name for name, _ in tensors)
     return names

@@ -16,7 +16,6 @@ from loadstone._adapters.accelerate import checkpoint as files
 from loadstone._adapters.accelerate import offload, planning
 from loadstone._adapters.accelerate.dispatch import dispatch_model, note_moved
 from loadstone._adapters.patch import suspended
-from loadstone._base.dtypes import dtype_argument, torch_dtype
 from loadstone._base.errors import counted, listed, make, unknown
 from loadstone._base.keywords import names_keywords
 from loadstone._base.machine import MODES
@@ -28,6 +27,9 @@ from loadstone._files.catalog import try_inspect
 from loadstone._plan.options import Progress
 from loadstone._plan.placement import DeviceMap, expanded
 from loadstone._plan.planned_load import PlannedLoad
+
+# Arguments that accelerate's function has not, or that are passed on apart.
+_OWN = ("model", "checkpoint", "missing", "progress", "threads", "receipt")
 
 _logger = logging.getLogger("loadstone.accelerate")
 
@@ -76,9 +78,7 @@ def load_checkpoint_in_model(
         PlanError: something is missing or does not fit; all findings are attached.
         FormatError, LoadError: see :func:`loadstone.inspect` and :meth:`loadstone.Plan.execute`.
     """
-    arguments = dict(locals())
-    for ours in ("model", "checkpoint", "missing", "progress", "threads", "receipt"):
-        del arguments[ours]
+    arguments = {name: value for name, value in locals().items() if name not in _OWN}
     paths = files.find(checkpoint)
     reason = files.reason_against(model, arguments)
     catalog = None
@@ -91,22 +91,12 @@ def load_checkpoint_in_model(
         return
     warn_of_findings(catalog.findings)
     if device_map is not None:
-        device_map = expanded(model, device_map)
+        arguments["device_map"] = device_map = expanded(model, device_map)
         if offload_folder is None and "disk" in device_map.values():
             raise make("plan.offload_folder", "tensors are placed on disk", field="offload_folder")
         tied = accelerate.utils.find_tied_parameters(model)
         accelerate.utils.modeling.check_tied_parameters_on_same_device(tied, device_map)
-    plan = planning.plan_load(
-        model,
-        catalog,
-        device_map=device_map,
-        offload_folder=offload_folder,
-        dtype=None if dtype is None else torch_dtype(dtype_argument(dtype)),
-        offload_buffers=offload_buffers,
-        keep_in_fp32_modules=keep_in_fp32_modules,
-        strict=strict,
-        missing=missing,
-    )
+    plan = planning.plan_load(model, catalog, missing, arguments)
 
     def finalize_offload(folder: _core.OffloadFolder, report: Report) -> None:
         _name_kept(plan)
@@ -117,14 +107,8 @@ def load_checkpoint_in_model(
             offload.finalize_offload(model, plan, device_map, folder, offload_buffers)
             note_moved(model, report)
 
-    execute.run(
-        plan,
-        model,
-        progress=progress,
-        threads=threads,
-        receipt=receipt,
-        finalize_offload=finalize_offload,
-    )
+    options = execute.ExecuteOptions(progress, threads, receipt)
+    execute.run(plan, model, options, finalize_offload=finalize_offload)
     _warn_unexpected(model, checkpoint, plan)
 
 
@@ -161,38 +145,22 @@ def load_checkpoint_and_dispatch(
     Returns:
         The same model, with hooks if a device map is given.
     """
-    places = _device_map(
+    arguments = dict(locals())
+    for name in ("max_memory", "no_split_module_classes"):
+        del arguments[name]
+    of_hooks = ("skip_keys", "preload_module_classes", "force_hooks")
+    hook_options = {name: arguments.pop(name) for name in of_hooks}
+    devices = _device_map(
         model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers
     )
-    if places is not None:
-        offload.require_modules(model, places)
-    load_checkpoint_in_model(
-        model,
-        checkpoint,
-        device_map=places,
-        offload_folder=offload_folder,
-        dtype=dtype,
-        offload_state_dict=bool(offload_state_dict),
-        offload_buffers=offload_buffers,
-        strict=strict,
-        full_state_dict=full_state_dict,
-        broadcast_from_rank0=broadcast_from_rank0,
-        missing=missing,
-        progress=progress,
-        threads=threads,
-        receipt=receipt,
-    )
-    if places is None:
+    if devices is not None:
+        offload.require_modules(model, devices)
+    arguments |= {"device_map": devices, "offload_state_dict": bool(offload_state_dict)}
+    load_checkpoint_in_model(**arguments)
+    if devices is None:
         return model
-    return dispatch_model(
-        model,
-        device_map=places,
-        offload_dir=offload_folder,
-        offload_buffers=offload_buffers,
-        skip_keys=skip_keys,
-        preload_module_classes=preload_module_classes,
-        force_hooks=force_hooks,
-    )
+    hook_options |= {"offload_dir": offload_folder, "offload_buffers": offload_buffers}
+    return dispatch_model(model, devices, **hook_options)
 
 
 def _device_map(
@@ -213,10 +181,10 @@ def _device_map(
         max_memory = accelerate.utils.get_balanced_memory(
             model, max_memory=max_memory, low_zero=low_zero, **common
         )
-    places: dict[str, Any] = accelerate.utils.infer_auto_device_map(
+    devices: dict[str, Any] = accelerate.utils.infer_auto_device_map(
         model, max_memory=max_memory, offload_buffers=offload_buffers, **common
     )
-    return places
+    return devices
 
 
 def _leave_to_library(
@@ -248,8 +216,8 @@ def _warn_unexpected(
     model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: PlannedLoad
 ) -> None:
     """Warn through accelerate's own logger, so that its settings apply."""
-    found = (each.sources for each in plan.findings if each.code == "plan.unexpected")
-    names = sorted(name for sources in found for name in sources)
+    findings = (finding for finding in plan.findings if finding.code == "plan.unexpected")
+    names = sorted(name for finding in findings for name in finding.sources)
     if names:
         accelerate.utils.modeling.logger.warning(
             f"Some weights of the model checkpoint at {checkpoint} were not used when "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +10,14 @@ import torch
 
 from loadstone import _core
 from loadstone._base.adapters import adapters_with
-from loadstone._base.dtypes import dtype_name, torch_dtype
+from loadstone._base.dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import inside
 from loadstone._model.targets import SAVED
 from loadstone._model.walk import TensorSlot, walk
 from loadstone._plan.from_adapters import trace
-from loadstone._plan.placement import device_of, keep_tied_in_memory
+from loadstone._plan.placement import keep_tied_in_memory, tensor_devices
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
 from loadstone._plan.recipes import AdapterRecipes
@@ -43,43 +42,43 @@ class Adjusted(AdapterRecipes):
 def plan_load(
     model: torch.nn.Module,
     catalog: Catalog,
-    *,
-    device_map: Mapping[str, Any] | None,
-    offload_folder: str | os.PathLike[str] | None,
-    dtype: torch.dtype | None,
-    offload_buffers: bool,
-    keep_in_fp32_modules: list[str] | None,
-    strict: bool,
     missing: str,
+    arguments: Mapping[str, Any],
 ) -> PlannedLoad:
+    """Plan a load by the arguments of accelerate's function."""
     if missing not in _core.MISSING_POLICIES:
         where = {"found": missing, "expected": ", ".join(_core.MISSING_POLICIES)}
         raise make("plan.options", "unknown policy", field="missing", **where)
-    slots = walk(model)
-    keeps = keep_in_fp32_modules if dtype == torch.float16 and device_map is not None else None
+    slots, device_map, dtype = walk(model), arguments["device_map"], arguments["dtype"]
+    dtype = None if dtype is None else torch_dtype(dtype_argument(dtype))
+    keeps = (
+        arguments["keep_in_fp32_modules"]
+        if dtype == torch.float16 and device_map is not None
+        else None
+    )
     # FSDP has a dtype per group, and accelerate keeps fp32 masters: sharded tensors keep theirs.
     is_spread = any(slot.shard is not None for slot in slots)
     follows_file = device_map is None and dtype is None and not is_spread
     if follows_file:  # otherwise the state dict is not needed
-        follows_file = any(getattr(each, "is_meta", False) for each in model.state_dict().values())
-    wanted = _only_dtype(catalog) if follows_file else dtype
-    base = _traced(model, catalog, wanted)
-    if base is None:
+        values = model.state_dict().values()
+        follows_file = any(getattr(value, "is_meta", False) for value in values)
+    recipes = _trace(model, catalog, _only_dtype(catalog) if follows_file else dtype)
+    if recipes is None:
         adjusted = Adjusted(cast={} if follows_file else _casts(slots, dtype, keeps))
     else:
         _refuse_keeps(slots, keeps)
-        findings = [each for each in base.findings if each.code != "plan.tie"]
+        findings = [finding for finding in recipes.findings if finding.code != "plan.tie"]
         # accelerate ties these names again
-        adjusted = Adjusted(**vars(base) | {"untied": {}, "findings": findings})
-    ties = base.ties if base is not None else {}
-    places = placement(slots, ties, device_map, offload_buffers)
+        adjusted = Adjusted(**vars(recipes) | {"untied": {}, "findings": findings})
+    ties = recipes.ties if recipes is not None else {}
+    strict = arguments["strict"]
     return make_plan(
         model,
         catalog,
         adjusted,
-        dtype="auto" if follows_file and base is None else None,
-        device_map=places,
-        offload_folder=offload_folder,
+        dtype="auto" if follows_file and recipes is None else None,
+        device_map=_placement(slots, ties, device_map, arguments["offload_buffers"]),
+        offload_folder=arguments["offload_folder"],
         missing="error" if strict and missing == "keep" else missing,
         unexpected="error" if strict else "warn",
         allows_unknown_modules=True,
@@ -87,20 +86,20 @@ def plan_load(
     )
 
 
-def _traced(
+def _trace(
     model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None
 ) -> AdapterRecipes | None:
-    for base in type(inside(model)).__mro__:
-        package = base.__module__.partition(".")[0]
-        if base.__name__ == "PreTrainedModel" and package in adapters_with("recipes"):
+    for cls in type(inside(model)).__mro__:
+        package = cls.__module__.partition(".")[0]
+        if cls.__name__ == "PreTrainedModel" and package in adapters_with("recipes"):
             return trace("transformers", model, catalog, dtype)
     return None
 
 
 def _only_dtype(catalog: Catalog) -> torch.dtype | None:
     """Return the dtype that all floating-point tensors of the checkpoint share, if any."""
-    found = {encoding for encoding in catalog.encodings().values() if encoding in _FLOATING}
-    return torch_dtype(found.pop()) if len(found) == 1 else None
+    dtypes = set(catalog.encodings().values()).intersection(_FLOATING)
+    return torch_dtype(dtypes.pop()) if len(dtypes) == 1 else None
 
 
 def _casts(
@@ -109,9 +108,8 @@ def _casts(
     casts = {}
     for slot in slots:
         if slot.kind in SAVED and slot.tensor.is_floating_point():
-            wanted = dtype if dtype is not None else slot.tensor.dtype
-            stays = _is_kept_in_fp32(slot.name, keep_in_fp32)
-            casts[slot.name] = dtype_name(torch.float32 if stays else wanted)
+            is_kept = _is_kept_in_fp32(slot.name, keep_in_fp32)
+            casts[slot.name] = dtype_name(torch.float32 if is_kept else dtype or slot.tensor.dtype)
     return casts
 
 
@@ -131,24 +129,19 @@ def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
             )
 
 
-def placement(
+def _placement(
     slots: list[TensorSlot],
     ties: Mapping[str, str],
     device_map: Mapping[str, Any] | None,
     offload_buffers: bool,
 ) -> dict[str, Any] | None:
-    """Extend the device map by the tensors that are not stored with their module.
+    """Extend the map by its tensors; tied ones stay in memory if one of their modules does.
 
-    Buffers of modules on disk stay in memory unless ``offload_buffers``. Tied tensors stay in
-    memory if one of their modules does. ``ties`` lists the ties that are not made yet.
+    ``ties`` lists the ties that are not made yet.
     """
     if device_map is None:
         return None
-    places = dict(device_map)
-    for slot in slots:
-        device = device_of(slot.name, device_map)
-        if device == "disk" and slot.kind != "parameter" and not offload_buffers:
-            places[slot.name] = "cpu"
+    devices = {**device_map, **tensor_devices(slots, device_map, offload_buffers)}
     tied = ((slot.name, slot.tie_of or ties.get(slot.name)) for slot in slots)
-    keep_tied_in_memory(places, [(name, root) for name, root in tied if root])
-    return places
+    keep_tied_in_memory(devices, [(name, root) for name, root in tied if root])
+    return devices

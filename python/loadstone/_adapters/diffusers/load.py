@@ -16,7 +16,7 @@ from loadstone._adapters.diffusers.recipes import Request, trace
 from loadstone._adapters.patch import set_variable
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import ordinary_tensors
-from loadstone._execute import execute
+from loadstone._execute.execute import Filled
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._model.model_lock import model_lock
@@ -84,11 +84,10 @@ class DiffusersLoad(LoadSession):
         buffers = [name for name, tensor in self.model.named_buffers() if not tensor.is_meta]
         return {name: "initialise" for name in buffers if name in saved}
 
-    def carry_out(self) -> None:
+    def install(self, filled: Filled) -> None:
+        super().install(filled)
         assert self.plan is not None
-        with self.reading() as filled:
-            execute.initialise_and_install(self.plan, self.model, filled)
-            _set_planned_dtypes(self.plan, self.model)
+        _set_planned_dtypes(self.plan, self.model)
 
     def dispatch(self) -> None:
         """Attach hooks for offloaded tensors; a no-op before the read."""

@@ -23,7 +23,6 @@ from loadstone._adapters.modelopt.experts import PackedExperts
 from loadstone._adapters.modelopt.targets import PackedTarget
 from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import make
-from loadstone._execute import execute
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import Catalog, inspect
@@ -65,8 +64,7 @@ def load_into(
         with _Blank(model) as blank:
             packed = PackedWeights(weights, options.mode, blank.configured)
             plan = _plan_in_memory(load, model, catalog, [packed])
-            with load.reading() as filled:
-                execute.initialise_and_install(plan, model, filled)
+            load.carry_out()
             blank.keep()
         _dispatch(model, plan)
         return load.finish(model)

@@ -25,7 +25,7 @@ from loadstone._files.catalog import inspect
 from loadstone._files.weighted import open_adapters
 
 
-def conversion(
+def plan_conversion(
     path: str, changes: Changes, threads: int = 0, group_bytes: int | None = None
 ) -> _core.Conversion:
     """Plan the conversion of a folder; reads headers only.
@@ -43,7 +43,7 @@ def conversion(
     if loras.catalogs:
         rows = list(loras.rows)
         merge = _core.merge_options([1.0], rows, "linear", None, None, None, None)
-    made = _core.make_conversion(
+    conversion = _core.make_conversion(
         loras.join_behind(base),
         formats=format_rows(changes.quantize or None),
         style=_style(changes),
@@ -55,16 +55,16 @@ def conversion(
         threads=threads,
         merge=merge,
     )
-    for finding in made.findings:
+    for finding in conversion.findings:
         if finding.code == "merge.tie":
             message = f"{finding.message}; a server reads the config of the base, which ties them"
             raise make("merge.tie", message, tensor=finding.target)
     try:
-        made.require_ok()
+        conversion.require_ok()
     except PlanError as error:
-        error.findings = made.findings
+        error.findings = conversion.findings
         raise
-    return made
+    return conversion
 
 
 def _style(changes: Changes) -> str:
@@ -76,11 +76,10 @@ def _style(changes: Changes) -> str:
     return changes.style or ("compressed-tensors" if changes.quantize and not has_own else "")
 
 
-def quantization_config(made: _core.Conversion) -> dict[str, Any] | None:
+def quantization_config(conversion: _core.Conversion) -> dict[str, Any] | None:
     """Return the field of the ``config.json`` that an offline conversion would write."""
-    text = made.extra_text("config.json")
-    found: dict[str, Any] | None = json.loads(text or "{}").get("quantization_config")
-    return found
+    config: dict[str, Any] = json.loads(conversion.extra_text("config.json") or "{}")
+    return config.get("quantization_config")
 
 
 class ConvertedCheckpoint:
@@ -90,9 +89,9 @@ class ConvertedCheckpoint:
     the bound.
     """
 
-    def __init__(self, made: _core.Conversion) -> None:
-        self._conversion = made
-        self._files = made.files
+    def __init__(self, conversion: _core.Conversion) -> None:
+        self._conversion = conversion
+        self._files = conversion.files
         self.bytes_read = 0
 
     def tensors(
@@ -105,10 +104,10 @@ class ConvertedCheckpoint:
             if any(wants(row[0]) for row in rows)
         ]
         with concurrent.futures.ThreadPoolExecutor(1, "loadstone") as ahead:
-            coming = self._begun(ahead, files[:1])
+            pending = self._submit(ahead, files[:1])
             for at in range(len(files)):
-                tensors = coming.pop().result()
-                coming = self._begun(ahead, files[at + 1 : at + 2])
+                tensors = pending.pop().result()
+                pending = self._submit(ahead, files[at + 1 : at + 2])
                 while tensors:
                     name = next(iter(tensors))
                     tensor = tensors.pop(name)  # drop our reference
@@ -116,11 +115,11 @@ class ConvertedCheckpoint:
                         yield name, tensor
                     del tensor
 
-    def _begun(self, ahead: concurrent.futures.Executor, files: list[int]) -> list[Any]:
+    def _submit(self, ahead: concurrent.futures.Executor, files: list[int]) -> list[Any]:
         with unrecorded():
-            return [ahead.submit(self._made, index) for index in files]
+            return [ahead.submit(self._make_tensors, index) for index in files]
 
-    def _made(self, index: int) -> dict[str, torch.Tensor]:
+    def _make_tensors(self, index: int) -> dict[str, torch.Tensor]:
         byte_count, rows = self._files[index]
         # mmap returns memory to the system immediately; a heap would keep some.
         memory = torch.frombuffer(mmap.mmap(-1, max(byte_count, 1)), dtype=torch.uint8)

@@ -76,8 +76,8 @@ class PendingCopies:
         All copies of a checkpoint share one ``fill``.
         """
         begin, storage = copy.target.data_ptr(), storage_of(copy.target)
-        there = self._copies.get(begin)
-        if there is None or there[1].target.nbytes != copy.target.nbytes:
+        earlier = self._copies.get(begin)
+        if earlier is None or earlier[1].target.nbytes != copy.target.nbytes:
             begins = self._begins[storage]
             at = bisect.bisect_left(begins, begin)
             before = self._copies[begins[at - 1]][1].target if at > 0 else None
@@ -139,8 +139,8 @@ class PendingCopies:
         """Execute all copies if one of them targets the memory of these tensors."""
         with self.lock:
             if self._copies and any(
-                each.layout is torch.strided and storage_of(each) in self._begins
-                for each in tensors
+                tensor.layout is torch.strided and storage_of(tensor) in self._begins
+                for tensor in tensors
             ):
                 self.flush()
 
@@ -164,4 +164,4 @@ def changes_in_place(func: Any, symbols: list[Any]) -> Error:
 
 
 def _real_in(value: Any) -> list[torch.Tensor]:
-    return [each for each in tensors_in(value) if not isinstance(each, Symbol)]
+    return [tensor for tensor in tensors_in(value) if not isinstance(tensor, Symbol)]

@@ -117,13 +117,13 @@ class DeferredCheckpoint:
         self, wants: Callable[[str], bool] = lambda name: True
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the wanted tensors in file order; those of one element with their values."""
-        named: Iterable[tuple[str, torch.Tensor]]
+        tensors: Iterable[tuple[str, torch.Tensor]]
         if self._is_gguf:
-            all_named = in_published_names(dict(self.stored()), self._reader.catalog.shards[0])
-            named = ((name, tensor) for name, tensor in all_named.items() if wants(name))
+            published = in_published_names(dict(self.stored()), self._reader.catalog.shards[0])
+            tensors = ((name, tensor) for name, tensor in published.items() if wants(name))
         else:
-            named = self.stored(wants)
-        for name, tensor in named:
+            tensors = self.stored(wants)
+        for name, tensor in tensors:
             if self._reads_at_once and isinstance(tensor, DeferredTensor):
                 tensor = self.read(tensor)
             yield name, tensor
@@ -134,9 +134,9 @@ class DeferredCheckpoint:
         """Like :meth:`tensors`, but with the names in the file."""
         wanted = [entry for entry in self._reader.entries.values() if wants(entry.name)]
         single = {
-            each.name: self._dtype_of(each)
-            for each in wanted
-            if torch.Size(each.shape).numel() == 1
+            entry.name: self._dtype_of(entry)
+            for entry in wanted
+            if torch.Size(entry.shape).numel() == 1
         }
         values = self._reader.read_all(single, "cpu", self._options.threads) if single else {}
         for entry in wanted:
@@ -154,7 +154,7 @@ class DeferredCheckpoint:
                     return args[0]
                 self.copies.flush_into([args[0]])
         elif not _is_for_another_device(kwargs) and all(
-            each.materialized is None for each in symbols
+            symbol.materialized is None for symbol in symbols
         ):
             try:
                 with self.copies.lock:
@@ -189,18 +189,19 @@ class DeferredCheckpoint:
         self, copies: list[PendingCopy], device: str, progress: ProgressCallback | None = None
     ) -> None:
         """Read copies to one device; torch performs the casts that the core does not support."""
-        self._fill([each for each in copies if each.dtype == each.target.dtype], device, progress)
-        others = [each for each in copies if each.dtype != each.target.dtype]
-        while others:
-            made: list[tuple[PendingCopy, torch.Tensor]] = []
+        casts = [copy for copy in copies if copy.dtype != copy.target.dtype]
+        direct = [copy for copy in copies if copy.dtype == copy.target.dtype]
+        self._fill(direct, device, progress)
+        while casts:
+            batch: list[tuple[PendingCopy, torch.Tensor]] = []
             size = 0
-            while others and (not made or size < self._options.staging_bytes_max):
-                copy = others.pop()
-                made.append((copy, torch.empty_like(copy.target, dtype=copy.dtype)))
-                size += made[-1][1].nbytes
-            self._fill([replace(copy, target=read) for copy, read in made], device, progress)
-            for copy, read in made:
-                copy.target.copy_(read)
+            while casts and (not batch or size < self._options.staging_bytes_max):
+                copy = casts.pop()
+                batch.append((copy, torch.empty_like(copy.target, dtype=copy.dtype)))
+                size += batch[-1][1].nbytes
+            self._fill([replace(copy, target=values) for copy, values in batch], device, progress)
+            for copy, values in batch:
+                copy.target.copy_(values)
 
     def _fill(
         self, copies: list[PendingCopy], device: str, progress: ProgressCallback | None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.serving.converted import ConvertedCheckpoint, conversion
+from loadstone._adapters.serving.converted import ConvertedCheckpoint, plan_conversion
 from loadstone._adapters.serving.copies import PendingCopies
 from loadstone._adapters.serving.deferred import (
     DeferredCheckpoint,
@@ -46,7 +46,7 @@ class ModelLoad:
         self._is_deferred = is_proved and options.deferred
         self._reset()
         self._checkpoints: list[DeferredCheckpoint | ConvertedCheckpoint] = []
-        self._taken: tuple[str, str, torch.Tensor] | None = None  # path, name and tensor in use
+        self._current: tuple[str, str, torch.Tensor] | None = None  # path, name and tensor in use
 
     def tensors(
         self, path: str, wants: Callable[[str], bool], is_auxiliary: bool = False
@@ -58,18 +58,18 @@ class ModelLoad:
         """
         checkpoint = self._checkpoint(path, is_auxiliary)
         self._checkpoints.append(checkpoint)
-        named = iter(checkpoint.tensors(wants))
+        tensors = iter(checkpoint.tensors(wants))
         while True:
             with torch._C.DisableTorchFunction():  # our own accesses to addresses
-                following = next(named, None)
-            if following is None:
+                item = next(tensors, None)
+            if item is None:
                 break
-            name, tensor = following
+            name, tensor = item
             if not isinstance(tensor, DeferredTensor):
                 self._writes.note(tensor)  # a model may keep it
-            self._taken = path, name, tensor
+            self._current = path, name, tensor
             yield name, tensor
-        self._taken = None
+        self._current = None
 
     def run_and_log(
         self,
@@ -137,7 +137,7 @@ class ModelLoad:
             remarks[0] = str(error)
         self._copies.close(progress)
         seconds = time.perf_counter() - begin
-        bytes_read = sum(each.bytes_read for each in self._checkpoints)
+        bytes_read = sum(checkpoint.bytes_read for checkpoint in self._checkpoints)
         line = (
             f"loadstone read {human_bytes(bytes_read)} in {seconds:.2f} s "
             f"({bytes_read / seconds / 1e9:.2f} GB/s); {'; '.join(remarks)}; "
@@ -147,7 +147,9 @@ class ModelLoad:
 
     def receipt(self, model: torch.nn.Module) -> Receipt:
         reads = [
-            each.receipts for each in self._checkpoints if isinstance(each, DeferredCheckpoint)
+            checkpoint.receipts
+            for checkpoint in self._checkpoints
+            if isinstance(checkpoint, DeferredCheckpoint)
         ]
         return receipt_of(model, self.options.digest, reads, self._copies.done)
 
@@ -163,7 +165,7 @@ class ModelLoad:
             except Exception as error:
                 for reason in self._thread_errors():  # the code fails because its thread failed
                     raise reason from error
-                raise self._refused(error) from error
+                raise self._explain(error) from error
 
     def _thread_errors(self) -> list[Error]:
         return [*self._copies.unrecorded, *self._recording.errors]
@@ -171,7 +173,9 @@ class ModelLoad:
     def _reset(self) -> None:
         self._copies = PendingCopies(lambda: recording.covers_this_thread())
         self._writes = WriteTracker(self._copies.before_operation)
-        recording = Recording(self._writes, MemoryAccess(self._copies.expose), lambda: self._taken)
+        recording = Recording(
+            self._writes, MemoryAccess(self._copies.expose), lambda: self._current
+        )
         self._recording = recording
 
     def _checkpoint(
@@ -183,14 +187,15 @@ class ModelLoad:
             catalog = inspect(path, allow_links=options.allow_links)
             return DeferredCheckpoint(catalog, options, self._dtype, copies)
         group_bytes = options.staging_bytes_max // 3  # one is made while another is consumed
-        return ConvertedCheckpoint(conversion(path, options.changes, options.threads, group_bytes))
+        planned = plan_conversion(path, options.changes, options.threads, group_bytes)
+        return ConvertedCheckpoint(planned)
 
-    def _refused(self, error: Exception) -> Exception:
+    def _explain(self, error: Exception) -> Exception:
         """Add the current tensor to an error of the server's code."""
-        taken = tensor_at_submit(error) or (None if self._recording.threads else self._taken)
-        if taken is None:
+        current = tensor_at_submit(error) or (None if self._recording.threads else self._current)
+        if current is None:
             return error
-        path, name, tensor = taken
+        path, name, tensor = current
         if isinstance(tensor, DeferredTensor) and "python storage" in str(error):
             return lost_memory(name)
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -40,12 +40,12 @@ class Changes:
     @classmethod
     def of_overrides(cls, overrides: Mapping[str, Any]) -> Changes:
         """Read ``--hf-overrides`` (``loadstone_quantize``, ...); raises ``plan.options``."""
-        given = {
+        options = {
             name.removeprefix(_PREFIX): value
             for name, value in overrides.items()
             if name.startswith(_PREFIX)
         }
-        values = _checked(given, _OF_OVERRIDES)
+        values = _check(options, _OF_OVERRIDES)
         _require(values, "quantize", _HOW_TO_QUANTIZE)
         return cls(**values)
 
@@ -80,11 +80,11 @@ class Options:
     changes: Changes = Changes()
 
     @classmethod
-    def of(cls, given: Any) -> Options:
+    def of(cls, options: Any) -> Options:
         """Parse the server's options; raises ``plan.options``, also for one without effect."""
-        if not isinstance(given, Mapping):
-            raise _refused("options are an object", type(given).__name__, "{...}")
-        values = _checked(given, _VALUES)
+        if not isinstance(options, Mapping):
+            raise _refused("options are an object", type(options).__name__, "{...}")
+        values = _check(options, _VALUES)
         _require(values, "quantize", _HOW_TO_QUANTIZE)
         _require(values, "receipt", ("digest",))
         if "staging_bytes_max" in values:
@@ -101,11 +101,11 @@ class Options:
         return cls(**values, changes=Changes(**changes))
 
 
-def _checked(
-    given: Mapping[str, Any], known: Mapping[str, tuple[str, Callable[[Any], bool]]]
+def _check(
+    options: Mapping[str, Any], known: Mapping[str, tuple[str, Callable[[Any], bool]]]
 ) -> dict[str, Any]:
     values = {}
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in known:
             raise unknown(_FIELD, "option", name, known)
         wanted, is_valid = known[name]
@@ -132,11 +132,11 @@ def _is_path(value: Any) -> bool:
 
 
 def _are_patterns(value: Any) -> bool:
-    return isinstance(value, str | list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, str | list) and all(isinstance(item, str) for item in value)
 
 
 def _is_text_or_map_to(value: Any, *types: type) -> bool:
-    is_map = isinstance(value, dict) and all(type(each) in types for each in value.values())
+    is_map = isinstance(value, dict) and all(type(item) in types for item in value.values())
     return is_map or isinstance(value, str)
 
 

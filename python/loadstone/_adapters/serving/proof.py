@@ -17,7 +17,7 @@ def require_written(
     model: torch.nn.Module,
     writes: WriteTracker,
     path: str,
-    is_exempt: Callable[[str, torch.nn.Module], bool] = lambda name, module: False,
+    is_exempt: Callable[[str, torch.nn.Module], bool],
 ) -> None:
     """Raise ``audit.unaccounted`` if a parameter has unwritten elements.
 
@@ -31,7 +31,7 @@ def require_written(
     ]
     if not lacking:
         return
-    described = listed(lacking, 4, lambda each: _described(*each), by="; ")
+    described = listed(lacking, 4, lambda row: _describe(*row), by="; ")
     raise make(
         "audit.unaccounted",
         f"the checkpoint left parameters of the model without values: {described}",
@@ -52,7 +52,7 @@ def _proved(
                 yield f"{path}.{name}" if path else name, parameter
 
 
-def _described(name: str, parameter: torch.Tensor, hole: Unwritten) -> str:
+def _describe(name: str, parameter: torch.Tensor, hole: Unwritten) -> str:
     if hole.count == parameter.numel():
         return f"'{name}'"
     is_stack = parameter.dim() > 2

@@ -41,10 +41,10 @@ def receipt_of(
         of_several = {"checkpoint": number} if len(checkpoints) > 1 else {}
         sources += [file | of_several for file in files.values()]
     in_order = sorted(copied)
-    held = [*model.named_parameters(), *model.named_buffers()]
+    tensors = [*model.named_parameters(), *model.named_buffers()]
     targets = [
         _entry(name, tensor, digest, _sources_of(tensor, in_order))
-        for name, tensor in held
+        for name, tensor in tensors
         if tensor.numel()
     ]
     return Receipt(json.dumps(head | {"sources": sources, "outputs": [], "targets": targets}))
@@ -65,19 +65,19 @@ def current_rank() -> int:
 def _sources_of(tensor: torch.Tensor, copied: list[CopiedRange]) -> list[str]:
     storage = tensor.untyped_storage()
     begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    first, last = (bisect.bisect_left(copied, at, key=lambda each: each[0]) for at in (begin, end))
+    first, last = (bisect.bisect_left(copied, at, key=lambda copy: copy[0]) for at in (begin, end))
     return list(dict.fromkeys(name for _, _, names in copied[first:last] for name in names))
 
 
 def _entry(name: str, tensor: torch.Tensor, digest: str, sources: list[str]) -> dict[str, Any]:
-    held = tensor.detach().cpu().contiguous()
+    values = tensor.detach().cpu().contiguous()
     return {
         "name": name,
         "encoding": dtype_name(tensor.dtype),
         "shape": list(tensor.shape),
         "begin": 0,
-        "end": held.nbytes,
-        "digest": _core.digest_memory(digest, held.data_ptr(), held.nbytes),
+        "end": values.nbytes,
+        "digest": _core.digest_memory(digest, values.data_ptr(), values.nbytes),
         "recipe": "held",
         "sources": sources,
     }

@@ -30,14 +30,14 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     """
 
     def __init__(self, load_config: Any) -> None:
-        given = load_config.model_loader_extra_config
-        self.options = Options.of(given["loadstone"])
+        extra_config = load_config.model_loader_extra_config
+        self.options = Options.of(extra_config["loadstone"])
         try:
-            others = {key: value for key, value in given.items() if key != "loadstone"}
-            load_config.model_loader_extra_config = others  # SGLang's loader rejects ours
+            library_options = {k: v for k, v in extra_config.items() if k != "loadstone"}
+            load_config.model_loader_extra_config = library_options  # it rejects ours
             super().__init__(load_config)
         finally:
-            load_config.model_loader_extra_config = given
+            load_config.model_loader_extra_config = extra_config
         self._model_load: ModelLoad | None = None  # set during a load
         self._model_config: Any = None
 
@@ -71,10 +71,10 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
             return
         load = model.load_weights
 
-        def load_and_prove(given: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        def load_and_prove(tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
             results: list[Any] = []
             model_load.run_and_log(
-                lambda: results.append(load(given)),
+                lambda: results.append(load(tensors)),
                 model,
                 str(self._model_config.model_path),
                 self._is_exempt,
@@ -96,8 +96,8 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         stream = self._model_load or ModelLoad(self.options, dtype, is_proved=False)
         is_own = self._model_config is not None and path == str(self._model_config.model_path)
         tensors = itertools.chain.from_iterable(
-            stream.tensors(each, lambda name: True, is_auxiliary=not is_own)
-            for each in self._paths_of(source, path, is_own)
+            stream.tensors(file, lambda name: True, is_auxiliary=not is_own)
+            for file in self._paths_of(source, path, is_own)
         )
         if self.load_config.draft_model_idx is not None:
             index = self.load_config.draft_model_idx

@@ -39,7 +39,7 @@ class Recording:
 
     Args:
         writes: thread-safe, like ``access``; records nothing after the load.
-        taken: returns the tensor that the code received last, for errors.
+        current: returns the tensor that the code received last, for errors.
 
     Attributes:
         threads: started threads, without daemons.
@@ -47,13 +47,13 @@ class Recording:
     """
 
     def __init__(
-        self, writes: WriteTracker, access: TorchFunctionMode, taken: Callable[[], Any]
+        self, writes: WriteTracker, access: TorchFunctionMode, current: Callable[[], Any]
     ) -> None:
         self.threads: list[threading.Thread] = []
         self.errors: list[Error] = []
         self._writes = writes
         self._access = access
-        self._taken = taken
+        self._current = current
         self._tasks: weakref.WeakSet[concurrent.futures.Future[Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
 
@@ -107,19 +107,19 @@ class Recording:
             _pop_mode()
 
     def _run_task(
-        self, taken: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+        self, current: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
         try:
             return self._run(function, *args, **kwargs)
         except Exception as error:
-            error._loadstone_taken = taken  # type: ignore[attr-defined]
+            error._loadstone_current = current  # type: ignore[attr-defined]
             raise
 
     def submit(
         self, submit: Any, executor: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
         """Submit a recorded task; the thread that executes it may be older."""
-        task = functools.partial(self._run_task, self._taken(), function)
+        task = functools.partial(self._run_task, self._current(), function)
         with unrecorded():  # a new pool thread outlives this task and executes other code's tasks
             future = submit(executor, task, *args, **kwargs)
         with self._lock:
@@ -144,7 +144,7 @@ def unrecorded() -> contextlib.AbstractContextManager[None]:
 
 def tensor_at_submit(error: Exception) -> Any:
     """Return the last tensor that the code received before it submitted the failed task."""
-    return getattr(error, "_loadstone_taken", None)
+    return getattr(error, "_loadstone_current", None)
 
 
 def _start(start: Any, thread: threading.Thread) -> None:

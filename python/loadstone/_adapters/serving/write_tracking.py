@@ -59,29 +59,29 @@ class WriteTracker(DispatchMode):
         self._lock = threading.RLock()  # garbage collection may run other code
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        self._before(func, args, given)
-        made = func(*args, **given)
+        kwargs = kwargs or {}
+        self._before(func, args, kwargs)
+        result = func(*args, **kwargs)
         if self.is_over:
-            return made
+            return result
         schema = func._schema
-        named = zip((each.name for each in schema.arguments), args, strict=False)
-        values = dict(named) | given
+        names = (argument.name for argument in schema.arguments)
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
         has_values = schema.name not in _WITHOUT_VALUES
         for argument in schema.arguments if schema.is_mutable and has_values else ():
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in _tensors(values.get(argument.name)):
                     self.note(tensor)
-        given_storages = {storage_of(each) for value in values.values() for each in _tensors(value)}
-        results = made if len(schema.returns) > 1 else (made,)
-        for result, tensors in zip(schema.returns, results, strict=False):
-            for tensor in _tensors(tensors) if result.alias_info is None else ():
-                if storage_of(tensor) not in given_storages:
+        input_storages = {storage_of(tensor) for tensor in _tensors(list(values.values()))}
+        outputs = result if len(schema.returns) > 1 else (result,)
+        for returned, output in zip(schema.returns, outputs, strict=False):
+            for tensor in _tensors(output) if returned.alias_info is None else ():
+                if storage_of(tensor) not in input_storages:
                     with self._lock:
                         self._runs.pop(storage_of(tensor), None)
                     if has_values:
                         self.note(tensor)
-        return made
+        return result
 
     def note(self, tensor: torch.Tensor) -> None:
         if tensor.numel():
@@ -130,9 +130,9 @@ class MemoryAccess(TorchFunctionMode):
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [
-        each
-        for each in tensors_in(value)
-        if not isinstance(each, Symbol) and each.layout is torch.strided and not each.is_meta
+        tensor
+        for tensor in tensors_in(value)
+        if not isinstance(tensor, Symbol) and tensor.layout is torch.strided and not tensor.is_meta
     ]
 
 

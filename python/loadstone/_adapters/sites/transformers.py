@@ -67,12 +67,6 @@ transformers.integrations.peft
         base_model_prefix, meta_state_dict)
     [-5.9] call rename_source_key(source_key, weight_renamings, weight_converters, prefix,
         meta_state_dict)
-    [5.16-] call set_param_for_module(model, target_name, param_value, loading_info,
-        hf_quantizer)
-    [5.1-5.15] call set_param_for_module(model, target_name, param_value, loading_info,
-        distributed_operation, hf_quantizer)
-    [-5.0] call set_param_for_module(model, target_name, param_value, mismatch_keys, missing_keys,
-        unexpected_keys, distributed_operation, hf_quantizer)
 [5.0-] transformers.conversion_mapping
     call get_model_conversion_mapping(model, key_mapping, hf_quantizer)
     get_checkpoint_conversion_mapping(model_type)

@@ -61,14 +61,14 @@ class FromPretrainedCall(LoadSession):
         self._before = MetaParameters(model)
         self._ties = recipes.ties if recipes is not None else {}
         chosen = {"initialises": True, "allows_unknown_modules": True}
-        return super().make_plan(model, catalog, recipes, **chosen | arguments)
+        plan = super().make_plan(model, catalog, recipes, **chosen | arguments)
+        plan.library_initialises = True
+        return plan
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[Filled]:
-        with super().reading() as filled:
-            if self.options.adapters is not None and self.plan is not None:
-                ties.follow_plan(self.model, self.plan, self._ties)
-            yield filled
+    def install(self, filled: Filled) -> None:
+        if self.options.adapters is not None and self.plan is not None:
+            ties.follow_plan(self.model, self.plan, self._ties)
+        super().install(filled)
 
     @contextlib.contextmanager
     def constructing(self) -> Iterator[None]:

@@ -22,73 +22,97 @@ from loadstone._base.errors import listed, make
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
 from loadstone._execute import execute
+from loadstone._execute.execute import Filled
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._files.weighted import MergedAdapters
 from loadstone._model.model_lock import model_lock, slots_of
+from loadstone._model.ranks import shard_of
 from loadstone._model.targets import SAVED
 from loadstone._model.tensor_swap import preserve_identity
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import keep_tied_in_memory
+from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.recipes import AdapterRecipes
 
 
 class V5Call(FromPretrainedCall):
+    def __init__(self, options: LoadOptions) -> None:
+        super().__init__(options)
+        self._config: Any = None  # the library's LoadStateDictConfig
+        self._info: Any = None  # its LoadStateDictInfo
+        self._copied: list[str] = []  # tied names in memory that hooks look up on disk
+
+    @property
+    def _is_on_disk(self) -> bool:
+        device_map = self._config.device_map
+        return device_map is not None and "disk" in device_map.values()
+
     def read(self, model: Any, files: list[str], config: Any) -> Any:
         self.initialises_missing = True
         catalog = inspect(files, allow_links=True)
         warn_of_findings(catalog.findings)
         self.stripped_config.check(catalog)
         keeps = releases.dtype_plan(model, config.dtype)
-        given = config.weight_mapping, config.hf_quantizer
-        result = cache.derive(catalog, ConversionInput(model, config.dtype, keeps, *given))
+        mapping, quantizer = config.weight_mapping, config.hf_quantizer
+        conversion = ConversionInput(model, config.dtype, keeps, mapping, quantizer)
+        result = cache.derive(catalog, conversion)
         _warn_once_of(result.decoded, _DECODED)
-        model._weight_conversions = [config.weight_mapping[at] for at in result.used]
-        info = _loading_info(model, result)
+        model._weight_conversions = [mapping[index] for index in result.used]
+        self._config, self._info = config, _loading_info(model, result)
         recipes = as_recipes(model, catalog, result, config.ignore_mismatched_sizes, self.options)
-        devices = self.devices(model, config.device_map, config.offload_buffers)
-        copied = _tied_in_memory(model, devices, config) if devices is not None else []
-        on_disk = config.device_map is not None and "disk" in config.device_map.values()
         with model_lock(model):
+            devices = self.devices(model, config.device_map, config.offload_buffers)
+            self._copied = _tied_in_memory(model, devices, config) if devices is not None else []
             folder = config.disk_offload_folder
             self.make_plan(model, catalog, recipes, device_map=devices, offload_folder=folder)
-            with self.reading() as filled:
-                self._install(filled, info, config.hf_quantizer)
-                if on_disk:
-                    self._complete_folder(filled.offload, copied, recipes.ties)
+            self.carry_out()
         _warn_once_of(result.recut, _RECUT)
-        return releases.answer(info, self.offload_index if on_disk else None)
+        return releases.answer(self._info, self.offload_index if self._is_on_disk else None)
 
-    def _install(self, filled: execute.Filled, info: Any, quantizer: Any) -> None:
-        """Set tensors with the library's own function, unless extensions do."""
+    def give_tensors(self, plan: PlannedLoad, model: Any, filled: Filled) -> None:
+        """Give the model the values read, with the library's mark; the library makes others."""
+        extended = plan.extension_names()
+        saved = [
+            (target, value is not None)
+            for target, value in zip(plan.targets, filled.values, strict=True)
+            if target.kind in SAVED and target.name not in extended
+        ]
+        read = {target.name for target, is_read in saved if is_read}
+        execute.give_tensors(plan, model, filled, read)
+        for name in read:
+            tensor = model.get_parameter_or_buffer(name)
+            tensor._is_hf_initialized = True
+            if isinstance(tensor, torch.nn.Parameter) and shard_of(tensor) is None:
+                tensor.requires_grad_(tensor.is_floating_point())
+        on_disk = {
+            target.name
+            for target, _ in saved
+            if target.device == "disk" and target.origin == "checkpoint"
+        }
+        self._info.missing_keys.difference_update(read, on_disk)
+
+    def install(self, filled: Filled) -> None:
+        super().install(filled)
         assert self.plan is not None
-        targets, values = self.plan.targets, filled.values
         extended = self.plan.extension_names()
-        execute.prepare_extensions(self.plan, self.model, filled)()
         for name, parameter in self.model.named_parameters() if extended else ():
             if name in extended:
                 self.model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = True
                 parameter._is_hf_initialized = True
-                info.missing_keys.discard(name)
-        for target, value in zip(targets, values, strict=True):
-            if target.kind not in SAVED or target.name in extended:
-                continue
-            if value is not None:
-                releases.put(self.model, target.name, value, info, quantizer)
-            elif target.device == "disk" and target.origin == "checkpoint":
-                info.missing_keys.discard(target.name)
+                self._info.missing_keys.discard(name)
+        if self._is_on_disk:
+            self._complete_folder(filled.offload)
 
-    def _complete_folder(
-        self, folder: _core.OffloadFolder, copied: list[str], roots: Mapping[str, str]
-    ) -> None:
+    def _complete_folder(self, folder: _core.OffloadFolder) -> None:
         """Add tied tensors, and copies of those in memory, under the names that hooks look up."""
         index = folder.index()
         pairs = _tied_names(self.model)
         for target, source in pairs:
             if source in index and target not in index:
                 folder.tie(target, source)
-        for name in copied:
-            tensors = map(self.model.get_parameter_or_buffer, (name, roots.get(name, name)))
+        for name in self._copied:
+            tensors = map(self.model.get_parameter_or_buffer, (name, self._ties.get(name, name)))
             value = next((tensor for tensor in tensors if not tensor.is_meta), None)
             if value is not None:
                 add(folder, name, value)
@@ -124,13 +148,13 @@ def as_recipes(
         findings.append(quantized.unneeded_finding(result.unneeded))
     for name, found, expected in result.mismatched:
         findings.append(mismatch(name, found, expected, ignores_mismatches))
-    left = releases.reportable(model, {name for name, _ in result.unexpected})
+    reportable = releases.reportable(model, {name for name, _ in result.unexpected})
     failed = {finding.target for finding in result.findings} | {*result.explained}
     return AdapterRecipes(
         recipes=result.recipes,
         dtypes=result.dtypes,
         ties=_ties(model, result.dtypes.keys(), failed, options.adapters),
-        unexpected=[each for each in result.unexpected if each[0] in left],
+        unexpected=[(name, key) for name, key in result.unexpected if name in reportable],
         already_reported=sorted(failed),
         findings=findings,
         extensions=_quantized_weights(model, catalog, result, options),

@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from transformers.core_model_loading import set_param_for_module
 from transformers.modeling_utils import LoadStateDictInfo  # type: ignore[attr-defined]
 
 from loadstone._adapters.sites.transformers import SITES
-from loadstone._model.tensor_swap import preserve_identity
 
 
 def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
@@ -57,15 +55,3 @@ def reportable(model: Any, unexpected: set[str]) -> set[str]:
     else:
         reported = model._adjust_missing_and_unexpected_keys(set(), unexpected)[1]
     return reported
-
-
-def put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -> None:
-    arguments: list[Any] = [model, name, value]
-    if SITES.is_since("5.1"):
-        arguments.append(info)
-    else:
-        arguments += [info.mismatched_keys, info.missing_keys, info.unexpected_keys]
-    if not SITES.is_since("5.16"):
-        arguments.append(None)  # the distributed operation
-    put_in_module: Any = set_param_for_module
-    preserve_identity(model, name, lambda: put_in_module(*arguments, quantizer))

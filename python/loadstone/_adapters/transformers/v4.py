@@ -30,7 +30,6 @@ from loadstone._adapters.transformers.from_pretrained_call import (
 from loadstone._base.dtypes import dtype_name
 from loadstone._base.terminal import warn
 from loadstone._base.warn import warn_of_findings
-from loadstone._execute import execute
 from loadstone._files.catalog import Catalog, inspect
 from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import SAVED
@@ -86,14 +85,11 @@ class V4Call(FromPretrainedCall):
         if self.options.adapters is not None and self.options.adapters.keeps_ties:
             recipes.ties = {slot.name: slot.tie_of or "" for slot in own_values}
         recipes.unexpected = [(name, keys.get(name, name)) for name in unexpected]
-        device_map = arguments.get("device_map")
-        devices, folder = self.devices(model, device_map), arguments.get("disk_offload_folder")
+        device_map, folder = arguments.get("device_map"), arguments.get("disk_offload_folder")
         with model_lock(model):
-            plan = self.make_plan(
-                model, catalog, recipes, device_map=devices, offload_folder=folder
-            )
-            with self.reading() as filled:
-                execute.install(plan, model, filled)
+            devices = self.devices(model, device_map)
+            self.make_plan(model, catalog, recipes, device_map=devices, offload_folder=folder)
+            self.carry_out()
         return self.offload_index if "disk" in (device_map or {}).values() else None
 
 

@@ -22,7 +22,7 @@ from compare import same
 import loadstone.vllm
 from loadstone._adapters.serving.converted import (
     ConvertedCheckpoint,
-    conversion,
+    plan_conversion,
     quantization_config,
 )
 from loadstone._adapters.serving.options import Changes, Options
@@ -121,7 +121,9 @@ def test_options_that_belong_to_others_are_taken_with_them(tmp_path: Path) -> No
 
 
 def made(path: Path, group_bytes: int = 64 << 20, **changes: Any) -> ConvertedCheckpoint:
-    return ConvertedCheckpoint(conversion(str(path), Changes(**changes), group_bytes=group_bytes))
+    return ConvertedCheckpoint(
+        plan_conversion(str(path), Changes(**changes), group_bytes=group_bytes)
+    )
 
 
 def model_folder(folder: Path) -> Path:
@@ -171,7 +173,7 @@ def test_what_is_quantized_on_the_way_is_the_offline_folder(
     assert found.keys() == expected.keys() and len(found) > 15
     assert [name for name in found if not same(found[name], expected[name])] == []
     config = json.loads((offline / "config.json").read_text())["quantization_config"]
-    assert quantization_config(conversion(str(folder), Changes(encoding, style))) == config
+    assert quantization_config(plan_conversion(str(folder), Changes(encoding, style))) == config
 
 
 def test_what_is_merged_on_the_way_is_the_offline_folder(tmp_path: Path) -> None:
@@ -247,14 +249,14 @@ def test_a_damaged_file_ends_it(tmp_path: Path) -> None:
 
 MEASURED = """
 import sys, torch, loadstone
-from loadstone._adapters.serving.converted import ConvertedCheckpoint, conversion
+from loadstone._adapters.serving.converted import ConvertedCheckpoint, plan_conversion
 from loadstone._adapters.serving.options import Changes
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
-made = conversion(sys.argv[1], Changes(), group_bytes=(64 << 20) // 3)
+made = plan_conversion(sys.argv[1], Changes(), group_bytes=(64 << 20) // 3)
 before, kept = peak(), []
 for name, tensor in ConvertedCheckpoint(made).tensors():
     if sys.argv[2] == "keeps":

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from vllm.transformers_utils.config import HFConfigParser
 
-from loadstone._adapters.serving.converted import conversion, quantization_config
+from loadstone._adapters.serving.converted import plan_conversion, quantization_config
 from loadstone._adapters.serving.options import Changes, Options
 from loadstone._adapters.serving.vllm.drafter import options_for
 from loadstone._base.errors import make
@@ -63,7 +63,9 @@ class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]
         overrides = kwargs.get("hf_overrides")
         changes = Changes.of_overrides(overrides if isinstance(overrides, dict) else {})
         if changes.quantize:
-            fields["quantization_config"] = quantization_config(conversion(str(model), changes))
+            fields["quantization_config"] = quantization_config(
+                plan_conversion(str(model), changes)
+            )
         return fields, config
 
 
@@ -81,9 +83,9 @@ def refusing_other_loaders(load_model: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _require_same_codes(changes: Changes, model_config: Any) -> None:
-    wanted = quantization_config(conversion(str(model_config.model), changes))
+    wanted = quantization_config(plan_conversion(str(model_config.model), changes))
     found = getattr(model_config.hf_config, "quantization_config", None)
-    if isinstance(found, dict) and _holds(found, wanted or {}):  # vLLM adds some fields
+    if isinstance(found, dict) and _has_fields(found, wanted or {}):  # vLLM adds some fields
         return
     text = json.dumps(changes.quantize)
     raise make(
@@ -98,12 +100,12 @@ def _require_same_codes(changes: Changes, model_config: Any) -> None:
     )
 
 
-def _holds(found: dict[str, Any], fields: dict[str, Any]) -> bool:
+def _has_fields(config: dict[str, Any], fields: dict[str, Any]) -> bool:
     """Return whether all fields match; module names in any order."""
     names = "ignore"
     others = {key: value for key, value in fields.items() if key != names}
-    are_same = sorted(found.get(names, ())) == sorted(fields.get(names, ()))
-    return are_same and found | others == found
+    are_same = sorted(config.get(names, ())) == sorted(fields.get(names, ()))
+    return are_same and config | others == config
 
 
 def _refuse(message: str, model_config: Any) -> NoReturn:
