@@ -209,7 +209,7 @@ def check_converter(converter: Any, folder: Path) -> int:
     for at, value in enumerate(made.values()):
         trace.add(f"t{at}", value)
     holder = Holder(list(expected.values()))
-    traced = _traced.AdapterRecipes(recipes=trace.finish())
+    traced = _traced.LibraryRecipes(recipes=trace.finish())
     Plan(planning.make_plan(holder, catalog, traced)).execute()
     for at, (name, value) in enumerate(expected.items()):
         ours = holder.get_parameter(f"t{at}").detach()

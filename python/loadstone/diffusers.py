@@ -24,7 +24,7 @@ from loadstone._base.keywords import refuse_misspelled
 from loadstone._files.catalog import Catalog
 from loadstone._files.weighted import Weighted
 from loadstone._plan.options import LoadOptions, Missing, Progress
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 from loadstone._skeleton.constructor import make_builder
 
 # Own modules are imported inside functions here if they need a supported release of a library:
@@ -129,7 +129,7 @@ def patches() -> Hooks:
 
 def trace(
     model: torch.nn.Module, catalog: Catalog, *, dtype: torch.dtype | str | None = None
-) -> AdapterRecipes:
+) -> LibraryRecipes:
     """Return recipes for a ``ModelMixin``, traced from the library's single-file converter.
 
     Args:

@@ -23,7 +23,7 @@ from loadstone._files.catalog import Catalog
 from loadstone._files.weighted import Weighted
 from loadstone._model.modules import inside
 from loadstone._plan.options import LoadOptions, Missing, Progress
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 from loadstone._skeleton.constructor import make_builder
 
 # The adapter is imported inside functions, as it needs a supported release of the library:
@@ -99,7 +99,7 @@ def trace(
     *,
     dtype: torch.dtype | str | None = None,
     key_mapping: Mapping[str, str] | None = None,
-) -> AdapterRecipes:
+) -> LibraryRecipes:
     """Trace the recipes for a ``PreTrainedModel`` from the library's conversion registry.
 
     Args:
@@ -119,7 +119,7 @@ def trace(
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of transformers", field="rules", found=found)
     requested = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
-    recipes: AdapterRecipes = hooks.RELEASE.trace(model, catalog, requested, key_mapping)
+    recipes: LibraryRecipes = hooks.RELEASE.trace(model, catalog, requested, key_mapping)
     return recipes
 
 

@@ -20,7 +20,7 @@ class LibraryAdapter:
         is_patchable: ``patches()`` of that module returns hooks for :func:`loadstone.patch`,
             ``_adapters/sites`` has the library's table, ``_adapters/LIBRARY/canary.py`` its loads.
         no_canary: the reason why ``doctor`` runs no tiny load of a library that is not patchable.
-        recipes: a reference to ``(model, catalog, dtype=) -> AdapterRecipes``.
+        recipes: a reference to ``(model, catalog, dtype=) -> LibraryRecipes``.
         rules: a reference to ``(model_type, config) -> rules`` for a model type's conversions.
         skeleton_builder: a reference to ``(model) -> function`` that builds such a model.
         gguf: a reference to ``(source, target, **options)``, which returns recipes and metadata of

@@ -23,7 +23,7 @@ from loadstone._plan.rules import RulesText, rules_or_recipes, rules_text
 
 @runtime_checkable
 class TracedRecipes(Protocol):
-    """The part of ``AdapterRecipes`` that files need: this module works without torch."""
+    """The part of ``LibraryRecipes`` that files need: this module works without torch."""
 
     recipes: _core.Recipes | None
     findings: list[_core.Finding]

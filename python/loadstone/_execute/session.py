@@ -16,7 +16,7 @@ from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import tensor_devices
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 
 
 class LoadSession:
@@ -45,7 +45,7 @@ class LoadSession:
         return {"": "cpu", **tensor_devices(slots, device_map, offload_buffers)}
 
     def make_plan(
-        self, model: Any, catalog: Catalog, recipes: AdapterRecipes | None, **arguments: Any
+        self, model: Any, catalog: Catalog, recipes: LibraryRecipes | None, **arguments: Any
     ) -> PlannedLoad:
         self.model = model
         chosen = {

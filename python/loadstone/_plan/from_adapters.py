@@ -9,25 +9,25 @@ from typing import Any
 from loadstone._base import adapters
 from loadstone._base.errors import make, unknown
 from loadstone._files.catalog import Catalog
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 
 
-def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> AdapterRecipes:
+def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> LibraryRecipes:
     traced = adapters.adapters_with("recipes")
     if library not in traced:
         raise unknown("rules", "library or file", library, tuple(traced))
     if isinstance(model, str | os.PathLike):
         raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")
-    recipes: AdapterRecipes = adapters.resolve(traced[library].recipes)(model, catalog, dtype=dtype)
+    recipes: LibraryRecipes = adapters.resolve(traced[library].recipes)(model, catalog, dtype=dtype)
     return recipes
 
 
 def extend(
-    recipes: AdapterRecipes | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
-) -> AdapterRecipes:
+    recipes: LibraryRecipes | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
+) -> LibraryRecipes:
     """Add the extensions that ``quantize`` or the model's modules need, for every entry point."""
     dtype = dtype if recipes is None else None  # a trace has it
-    recipes = recipes or AdapterRecipes(None)
+    recipes = recipes or LibraryRecipes(None)
     for library, adapter in adapters.adapters_with("extend").items():
         if quantize is not None or _has_modules_of(model, library, adapter.is_supported):
             adapters.resolve(adapter.extend)(recipes, model, catalog, dtype, quantize)

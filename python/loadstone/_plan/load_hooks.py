@@ -28,7 +28,7 @@ from loadstone._plan.extra_state import ExtraState
 from loadstone._plan.load_code import LOAD_HOOK, is_filled, is_overridden, is_own, refusal
 from loadstone._plan.own_symbol import OwnSymbol, WholeSymbol
 from loadstone._plan.policies import policies_of
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 from loadstone._plan.state_symbols import StateSymbols
 from loadstone._skeleton.stand_in import WriteGuard, stand_in
 from loadstone.tracing import Symbol, Trace
@@ -64,7 +64,7 @@ class Effect:
         }
 
     def all_findings(self, unexpected: str) -> list[_core.Finding]:
-        left = AdapterRecipes(None, unexpected=self.unexpected or [])
+        left = LibraryRecipes(None, unexpected=self.unexpected or [])
         return self.findings + left.unexpected_findings(unexpected)
 
 

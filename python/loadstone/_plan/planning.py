@@ -25,7 +25,7 @@ from loadstone._plan.model_memory import held_bytes
 from loadstone._plan.model_targets import ModelTargets, targets_of
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.policies import missing_policies
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 from loadstone._plan.rules import Rules, rules_or_recipes
 from loadstone._plan.shared_read import SharedReadPlan
 from loadstone._skeleton import initialise
@@ -35,7 +35,7 @@ from loadstone._skeleton import initialise
 def make_plan(
     model: Any,
     catalog: Catalog,
-    adapter_recipes: AdapterRecipes | None,
+    adapter_recipes: LibraryRecipes | None,
     *,
     adapters: MergedAdapters | None = None,
     rules: Rules | None = None,
@@ -116,7 +116,7 @@ def make_plan(
 
 
 def _expanded_targets(
-    model: Any, derived: AdapterRecipes, keeps_ties: bool, unexpected: str
+    model: Any, derived: LibraryRecipes, keeps_ties: bool, unexpected: str
 ) -> ModelTargets:
     model_targets = targets_of(model)
     derived.adjust(model_targets.targets, keeps_ties)

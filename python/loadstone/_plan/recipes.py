@@ -10,7 +10,7 @@ from loadstone import _core
 
 
 @dataclass
-class AdapterRecipes:
+class LibraryRecipes:
     """Recipes for a plan, and facts about the model.
 
     Attributes:

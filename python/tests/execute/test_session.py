@@ -17,7 +17,7 @@ from loadstone._execute.session import LoadSession
 from loadstone._files.catalog import inspect
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.options import LoadOptions
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 
 
 class Seen(TargetExtension):
@@ -52,7 +52,7 @@ PLACES = {"0": "cpu", "1": "disk"}
 
 def planned(file: Path, folder: Path, *extensions: TargetExtension) -> LoadSession:
     session, model = LoadSession(LoadOptions()), blank()
-    recipes = AdapterRecipes(None, extensions=list(extensions))
+    recipes = LibraryRecipes(None, extensions=list(extensions))
     session.make_plan(
         model,
         inspect(file),

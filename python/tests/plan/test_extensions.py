@@ -16,7 +16,7 @@ from loadstone._execute.plan import Plan
 from loadstone._model.walk import TensorSlot
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.planning import make_plan
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 
 
 class Negated(TargetExtension):
@@ -86,7 +86,7 @@ def values(tmp_path):
 
 def planned(model, folder):
     kind = Negated("1.weight", (2, 4))
-    recipes = AdapterRecipes(None, extensions=[kind])
+    recipes = LibraryRecipes(None, extensions=[kind])
     return kind, Plan(make_plan(model, loadstone.inspect(folder), recipes))
 
 

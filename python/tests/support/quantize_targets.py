@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.model_targets import ModelTargets
 from loadstone._plan.quantization import Quantization
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 
 
 class Quantized(TargetExtension):
@@ -18,5 +18,5 @@ class Quantized(TargetExtension):
         targets.quantize |= self._quantize
 
 
-def quantizing(names: Iterable[str], how: Quantization) -> AdapterRecipes:
-    return AdapterRecipes(None, extensions=[Quantized(names, how)])
+def quantizing(names: Iterable[str], how: Quantization) -> LibraryRecipes:
+    return LibraryRecipes(None, extensions=[Quantized(names, how)])

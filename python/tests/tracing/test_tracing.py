@@ -48,9 +48,9 @@ def load_traced(code: Code, folder: Path) -> dict[str, torch.Tensor]:
         trace.add(name, symbol)
     from loadstone._execute.plan import Plan
     from loadstone._plan.planning import make_plan
-    from loadstone._plan.recipes import AdapterRecipes
+    from loadstone._plan.recipes import LibraryRecipes
 
-    traced = AdapterRecipes(trace.finish())
+    traced = LibraryRecipes(trace.finish())
     model = Bare(made)
     Plan(make_plan(model, catalog, traced)).execute()
     return dict(model.named_parameters())

@@ -20,13 +20,13 @@ from loadstone._plan.from_adapters import trace
 from loadstone._plan.placement import keep_tied_in_memory, tensor_devices
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.planning import make_plan
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass
-class Adjusted(AdapterRecipes):
+class Adjusted(LibraryRecipes):
     """``cast`` maps floating-point parameters and saved buffers to dtypes, both by name."""
 
     recipes: Any = None
@@ -88,7 +88,7 @@ def plan_load(
 
 def _trace(
     model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None
-) -> AdapterRecipes | None:
+) -> LibraryRecipes | None:
     for cls in type(inside(model)).__mro__:
         package = cls.__module__.partition(".")[0]
         if cls.__name__ == "PreTrainedModel" and package in adapters_with("recipes"):

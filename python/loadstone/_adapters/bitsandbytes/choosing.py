@@ -23,7 +23,7 @@ from loadstone._base.errors import make, unknown
 from loadstone._files.catalog import Catalog
 from loadstone._model.modules import named_modules, owner_of, saved_path, submodule
 from loadstone._plan.quantization import Quantization
-from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
+from loadstone._plan.recipes import LibraryRecipes, shape_mismatch
 
 ENCODINGS = _core.bnb.ENCODINGS
 
@@ -32,7 +32,7 @@ _OUTPUT = "lm_head"
 
 
 def extend(
-    recipes: AdapterRecipes, model: Any, catalog: Catalog, dtype: Any, quantize: Any
+    recipes: LibraryRecipes, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> None:
     """Add the quantized weights of a model whose names match the checkpoint.
 

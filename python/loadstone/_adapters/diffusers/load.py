@@ -24,7 +24,7 @@ from loadstone._model.walk import walk
 from loadstone._plan.options import DEFAULTS, LoadOptions
 from loadstone._plan.placement import align_offloaded_weights
 from loadstone._plan.planned_load import PlannedLoad
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 
 OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
 # The default dtype that diffusers requested for the next construction.
@@ -52,7 +52,7 @@ class DiffusersLoad(LoadSession):
         self.conversion: Conversion | None = None
         self.encoder_conversion: Callable[[Any], Conversion] | None = None
         self.converter: tuple[Any, dict[str, Any]] | None = None
-        self.recipes: AdapterRecipes | None = None
+        self.recipes: LibraryRecipes | None = None
 
     def read(self, request: Request) -> None:
         self.trace(request)

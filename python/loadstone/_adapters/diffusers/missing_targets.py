@@ -13,7 +13,7 @@ from loadstone._adapters.diffusers.expected_keys import expected_keys
 from loadstone._base.dtypes import dtype_name
 from loadstone._execute.report import human_bytes
 from loadstone._plan.policies import policies_of
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 from loadstone.tracing._absent_symbol import AbsentSymbol, leaves
 
 
@@ -45,7 +45,7 @@ class MissingTargets:
 
     def report(
         self,
-        recipes: AdapterRecipes,
+        recipes: LibraryRecipes,
         checkpoint: SymbolicCheckpoint,
         keys: Mapping[str, str],
         conversion: Conversion | None,
@@ -67,7 +67,7 @@ class MissingTargets:
             if key not in used:
                 recipes.findings.append(_unused(checkpoint.file_key(key)))
 
-    def pair(self, recipes: AdapterRecipes, unexpected: Mapping[str, Shape]) -> None:
+    def pair(self, recipes: LibraryRecipes, unexpected: Mapping[str, Shape]) -> None:
         """Pair a missing and an unexpected tensor if no other tensors have their shape.
 
         ``unexpected``: shapes by the library's names.
@@ -90,7 +90,7 @@ class MissingTargets:
                 self._report(recipes, name, [sources[other]], message, hint)
 
     def _report_parts(
-        self, recipes: AdapterRecipes, name: str, present: list[str], missing: list[str]
+        self, recipes: LibraryRecipes, name: str, present: list[str], missing: list[str]
     ) -> None:
         made_of = ", ".join(map(repr, missing))
         if present:
@@ -103,7 +103,7 @@ class MissingTargets:
             recipes.findings.append(_core.Finding("info", "plan.missing", name, missing, message))
 
     def _report(
-        self, recipes: AdapterRecipes, name: str, keys: list[str], message: str, hint: str = ""
+        self, recipes: LibraryRecipes, name: str, keys: list[str], message: str, hint: str = ""
     ) -> None:
         """Add an error in place of the plan's own one."""
         recipes.already_reported.append(name)

@@ -31,7 +31,7 @@ from loadstone._base.dtypes import dtype_name
 from loadstone._base.errors import make
 from loadstone._files.catalog import Catalog
 from loadstone._plan.options import LoadOptions
-from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
+from loadstone._plan.recipes import LibraryRecipes, shape_mismatch
 from loadstone.tracing._absent_symbol import AbsentSymbol
 
 
@@ -106,7 +106,7 @@ def float32_modules(model: Any, dtype: Any) -> tuple[str, ...]:
     return tuple(names) if isinstance(names, list | tuple | set) else (names,)
 
 
-def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> AdapterRecipes:
+def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> LibraryRecipes:
     """Run the converter of a model's class on a file, and return the recipes."""
     from diffusers.loaders import single_file_model
 
@@ -124,7 +124,7 @@ def trace_model(model: Any, catalog: Catalog, dtype: torch.dtype | None) -> Adap
 
 def trace(
     request: Request, options: LoadOptions, missing_of: Mapping[str, str] | None = None
-) -> AdapterRecipes:
+) -> LibraryRecipes:
     """Return the recipes of a request, with findings about missing and unexpected tensors.
 
     ``missing_of``: policies of single targets.
@@ -143,7 +143,7 @@ def trace(
 
 def _traced(
     request: Request, options: LoadOptions, missing_of: Mapping[str, str]
-) -> AdapterRecipes:
+) -> LibraryRecipes:
     model, symbols = request.model, request.checkpoint.trace
     weights = quantized_weights(model, request.checkpoint.catalog, request.converted)
     components = component_names(weights, request.converted)
@@ -158,11 +158,11 @@ def _traced(
     if mismatch is not None and mismatch.fitting is not None:
         if options.infer_config:
             raise WrongConfigError(dict(mismatch.fitting.config))
-        return AdapterRecipes(
+        return LibraryRecipes(
             symbols.finish(), already_reported=list(state), findings=[mismatch.finding()]
         )
     missing = MissingTargets(model, request.converted, options.missing, missing_of)
-    recipes = AdapterRecipes(recipes=None, extensions=[] if weights is None else [weights])
+    recipes = LibraryRecipes(recipes=None, extensions=[] if weights is None else [weights])
     for stored in weights.stored.values() if weights is not None else ():
         for name, (dtype, _) in stored.targets().items():
             symbols.add(name, request.converted[name])

@@ -24,14 +24,14 @@ from loadstone._base.errors import Error, make
 from loadstone._base.text import write_text
 from loadstone._files.catalog import Catalog
 from loadstone._files.gguf_metadata import Metadata, metadata_text
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 
 # ``gguf`` file types by dtype; GUESSED: the converter infers it.
 _FILE_TYPES = {"": "GUESSED", "F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
 
 
 @dataclass
-class GgufTraced(AdapterRecipes):
+class GgufTraced(LibraryRecipes):
     """The recipes of a GGUF file's tensors, in their order, and its keys and values.
 
     Attributes:

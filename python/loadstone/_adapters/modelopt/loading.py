@@ -34,7 +34,7 @@ from loadstone._plan.model_targets import ModelTargets
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import Provenance
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 
 
 def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
@@ -73,7 +73,7 @@ def load_into(
 def _plan_in_memory(
     load: LoadSession, model: Any, catalog: Catalog, extensions: list[TargetExtension]
 ) -> PlannedLoad:
-    recipes = AdapterRecipes(None)
+    recipes = LibraryRecipes(None)
     if isinstance(model, transformers.PreTrainedModel):
         recipes = trace("transformers", model, catalog, None)
     recipes.extensions += extensions

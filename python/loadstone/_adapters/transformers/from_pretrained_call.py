@@ -27,7 +27,7 @@ from loadstone._model.ranks import shard_of
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.planned_load import PlannedLoad
 from loadstone._plan.provenance import OFFLOADED
-from loadstone._plan.recipes import AdapterRecipes, shape_mismatch
+from loadstone._plan.recipes import LibraryRecipes, shape_mismatch
 from loadstone._skeleton.constructor import find_builder, parameter_values
 
 DEFAULTS = LoadOptions(missing="initialise")
@@ -56,7 +56,7 @@ class FromPretrainedCall(LoadSession):
         self._rewritten: set[str] = set()  # buffers that an initialiser wrote to
 
     def make_plan(
-        self, model: Any, catalog: Catalog, recipes: AdapterRecipes | None, **arguments: Any
+        self, model: Any, catalog: Catalog, recipes: LibraryRecipes | None, **arguments: Any
     ) -> PlannedLoad:
         self._before = MetaParameters(model)
         self._ties = recipes.ties if recipes is not None else {}

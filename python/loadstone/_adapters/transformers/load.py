@@ -33,7 +33,7 @@ from loadstone._plan.extensions import TargetExtension
 from loadstone._plan.options import LoadOptions
 from loadstone._plan.placement import keep_tied_in_memory
 from loadstone._plan.planned_load import PlannedLoad
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 
 
 class V5Call(FromPretrainedCall):
@@ -142,7 +142,7 @@ def as_recipes(
     result: ConversionResult,
     ignores_mismatches: bool,
     options: LoadOptions = DEFAULTS,
-) -> AdapterRecipes:
+) -> LibraryRecipes:
     findings = list(result.findings)
     if result.unneeded:
         findings.append(quantized.unneeded_finding(result.unneeded))
@@ -150,7 +150,7 @@ def as_recipes(
         findings.append(mismatch(name, found, expected, ignores_mismatches))
     reportable = releases.reportable(model, {name for name, _ in result.unexpected})
     failed = {finding.target for finding in result.findings} | {*result.explained}
-    return AdapterRecipes(
+    return LibraryRecipes(
         recipes=result.recipes,
         dtypes=result.dtypes,
         ties=_ties(model, result.dtypes.keys(), failed, options.adapters),

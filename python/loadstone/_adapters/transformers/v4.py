@@ -35,7 +35,7 @@ from loadstone._model.model_lock import model_lock
 from loadstone._model.targets import SAVED
 from loadstone._model.tensor_swap import preserve_identity
 from loadstone._model.walk import TensorSlot, walk
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 from loadstone._skeleton.skeleton import skeleton
 from loadstone.tracing import Trace
 
@@ -103,7 +103,7 @@ def as_recipes(
     keep_in_fp32: Any,
     mismatched: set[str],
     requested: torch.dtype | None = None,
-) -> AdapterRecipes:
+) -> LibraryRecipes:
     """Map one tensor of the checkpoint to each of the model's, as the library reads it.
 
     ``sources`` maps the model's names to the checkpoint's. The caller asked to ignore the
@@ -111,7 +111,7 @@ def as_recipes(
     """
     dtype_of: Any = modeling_utils._infer_parameter_dtype  # type: ignore[attr-defined]
     trace = Trace(catalog)
-    recipes = AdapterRecipes(None)
+    recipes = LibraryRecipes(None)
     state = model.state_dict()
     decoded = {row[0] for row in catalog._core.quantized()}
     for name, source in sources.items():
@@ -163,7 +163,7 @@ def trace(
     catalog: Catalog,
     requested: torch.dtype | None,
     key_mapping: Mapping[str, str] | None,
-) -> AdapterRecipes:
+) -> LibraryRecipes:
     """See :func:`loadstone.transformers.trace`."""
     keys, prefix = list(catalog.encodings()), model.base_model_prefix
     has_prefix = bool(prefix) and any(key.startswith(prefix) for key in keys)

@@ -38,7 +38,7 @@ from loadstone._base.adapters import ADAPTERS, resolve
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import wrap_always
 from loadstone._files.catalog import Catalog, try_inspect
-from loadstone._plan.recipes import AdapterRecipes
+from loadstone._plan.recipes import LibraryRecipes
 from loadstone._plan.ties import untied_findings
 from loadstone._skeleton.constructor import construction_dtype
 from loadstone._skeleton.skeleton import skeleton
@@ -61,7 +61,7 @@ def trace(
     catalog: Catalog,
     requested: torch.dtype | None,
     key_mapping: Mapping[str, str] | None,
-) -> AdapterRecipes:
+) -> LibraryRecipes:
     """See :func:`loadstone.transformers.trace`."""
     quantizer = getattr(model, "hf_quantizer", None)
     built_dtype = construction_dtype(model)
