@@ -58,7 +58,7 @@ void add_entry(const ByteSource& source, ImportanceMatrix& matrix, std::string n
       place->first);
 }
 
-// What C reads of it: llama-quantize keeps names of datasets up to a NUL.
+// Reads names like C: llama-quantize stores names of datasets up to a NUL.
 std::string until_nul(const std::string& text) { return text.c_str(); }
 
 // ---- the format before GGUF: a count, entries, and maybe chunks and dataset. Not thread-safe.
@@ -145,7 +145,7 @@ class BinaryReader {
     std::vector<float> numbers = read_floats(source_, offset_, count);
     require_importances(source_, culprit_, "numbers", numbers, offset_);
     offset_ += count * sizeof(float);
-    // Without calls the numbers are taken as they are.
+    // Without calls the values are used unchanged.
     if (calls > 0) {
       for (float& each : numbers) each /= static_cast<float>(calls);
     }
@@ -200,7 +200,7 @@ class GgufMatrixReader {
     const TensorInfo* counts = nullptr;
   };
 
-  // Other tensors are none of ours, as for llama.cpp.
+  // Ignores other tensors, like llama.cpp.
   [[nodiscard]] std::map<std::string_view, Entry> entries() const {
     std::map<std::string_view, Entry> entries;
     for (const TensorInfo& tensor : header_.tensors) {
@@ -242,7 +242,7 @@ class GgufMatrixReader {
              fmt::format("u32 up to {}", chunks_max));
   }
 
-  // An array of texts may be empty; one of other things says nothing.
+  // An array of texts may be empty; an array of other items is ignored.
   [[nodiscard]] std::optional<std::string> first_dataset() const {
     const MetadataValue& item = value("imatrix.datasets");
     const auto* const array = std::get_if<MetadataArray>(&item.value);
@@ -290,7 +290,7 @@ class GgufMatrixReader {
     for (std::size_t i = 0; i < counts.size(); ++i) {
       const float count = std::round(counts[i]);
       for (float& each : std::span(sums).subspan(i * columns, columns)) {
-        // An expert that saw no token has all its columns alike.
+        // An expert that saw no token gets equal weights for all columns.
         each = count > 0 ? each / count : 1;
       }
     }

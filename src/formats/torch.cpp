@@ -180,7 +180,7 @@ class TorchZipReader : TorchReader {
     }
   }
 
-  // All between the first storage and the last is data, whoever needs it.
+  // All bytes between the first and the last storage are data, used or not.
   void find_data() {
     std::uint64_t begin = directory_.directory_begin;
     std::uint64_t end = 0;
@@ -197,7 +197,7 @@ class TorchZipReader : TorchReader {
   NameMap<const ZipRecord*> records_;
 };
 
-// ---- pickles one after the other, then the storages
+// ---- Pickles one after the other, then the storages
 
 class TorchLegacyReader : TorchReader {
  public:

@@ -15,15 +15,15 @@ namespace loadstone {
 
 namespace {
 
-// Parameters of parameters: nobody writes more than one.
+// Parameters of parameters: no writer nests them deeper.
 constexpr int parameter_wrappers_max = 8;
 
-// What torch's functions get: how many of their arguments describe the tensor.
+// Arguments of torch's functions that describe a tensor.
 struct RebuildFunction {
   std::string_view name;
   std::size_t arguments_min;
-  std::size_t hooks;  // position of the hooks; 0: it takes none
-  std::size_t dtype;  // position of the dtype; 0: that of the storage
+  std::size_t hooks;  // position of the hooks; 0: no such argument
+  std::size_t dtype;  // position of the dtype; 0: the storage's
 };
 
 constexpr auto rebuild_functions = std::to_array<RebuildFunction>({
@@ -122,7 +122,7 @@ class ViewReader {
             pickle_.describe(node), "no hooks"});
   }
 
-  // {"conj": True} would be other numbers.
+  // {"conj": True} would change the values.
   void require_no_metadata(std::uint32_t node) const {
     const PickleKind kind = pickle_.kind(node);
     if (kind == PickleKind::none) return;

@@ -1,4 +1,4 @@
-// The machine's own file system, as far as it is read from.
+// This machine's file system, for reading.
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace loadstone {
 
 namespace {
 
-// Thread-safe: holds nothing.
+// Thread-safe: has no state.
 class LocalStorage final : public Storage {
  public:
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {

@@ -28,7 +28,7 @@ constexpr std::size_t names_max = 200'000;
               {.path = path, .found = std::move(found), .expected = std::move(expected)});
 }
 
-// A whole body, in memory.
+// Collects a body in memory.
 class TextSink final : public BodySink {
  public:
   explicit TextSink(const Address& address) : address_(address) {}
@@ -146,7 +146,7 @@ void append_utf8(std::string& text, std::uint32_t code) {
   while (rest-- > 0) text += static_cast<char>(0x80 | ((code >> (6 * rest)) & 0x3f));
 }
 
-// Nothing for entities other than XML's own.
+// nullopt for entities that XML does not define.
 std::optional<std::string> unescaped(std::string_view text) {
   constexpr std::pair<std::string_view, char> entities[] = {
       {"amp", '&'}, {"lt", '<'}, {"gt", '>'}, {"quot", '"'}, {"apos", '\''}};
