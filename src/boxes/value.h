@@ -15,10 +15,10 @@
 
 namespace loadstone {
 
-// The engine's way to make a value.
+// The method by which the engine makes a value.
 enum class Making : std::uint8_t {
   none,      // not at all
-  in_order,  // in its place in host memory, as the files come
+  in_order,  // in place in host memory, in file order
   windows,   // window by window: quantized, merged, without a source or without such a place
 };
 
@@ -27,7 +27,7 @@ struct Value {
   std::string_view name{};  // for errors and findings
   const Shape* shape = nullptr;
   Dtype dtype = Dtype::f32;                          // the final one, or before quantizing
-  std::span<const Box> boxes{};                      // none: zeros, or the constant
+  std::span<const Box> boxes{};                      // empty: zeros, or the constant
   const Merge* merge = nullptr;                      // null: the boxes are all there is
   const std::vector<std::byte>* constant = nullptr;  // the bytes of all elements
   const Quantization* quantization = nullptr;        // null: the elements are delivered
@@ -42,7 +42,7 @@ struct Value {
     return Encoding(dtype).byte_count(count).value_or(0);
   }
   [[nodiscard]] bool goes_to_device() const noexcept { return !device.empty(); }
-  // Written where it stays, without reading: zeros or a constant in host memory.
+  // Returns true if it is written in place, without reading: zeros or a constant in host memory.
   [[nodiscard]] bool is_filled_in_place() const noexcept {
     return boxes.empty() && quantization == nullptr && has_place;
   }

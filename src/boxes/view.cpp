@@ -19,8 +19,8 @@ Problem no_such_dim(std::int64_t dim, const Shape& shape) {
                       static_cast<std::int64_t>(shape.rank()) - 1)};
 }
 
-// Keeps the part of a piece that lies in [begin, end) of one dimension, whose factors are cut as
-// the dimensions of a box are.
+// Keeps the part of a piece in [begin, end) of one dimension; its factors are cut like the
+// dimensions of a box.
 void cut_piece(ViewPiece piece, std::size_t dim, std::uint64_t begin, std::uint64_t end,
                std::vector<ViewPiece>& kept) {
   Box box;
@@ -134,7 +134,7 @@ std::optional<Problem> slice(View& view, std::int64_t dim, std::uint64_t start,
   extents[*index] = size;
   std::vector<ViewPiece> kept;
   if (view.shape.numel() == 0u || size == 0) {
-    // Nothing to copy: the pieces stay as the names of their sources.
+    // Nothing to copy: the pieces only name their sources.
     for (ViewPiece& piece : view.pieces) {
       piece.begin.assign(extents.size(), 0);
       piece.factors = {{static_cast<std::uint32_t>(*index), 0, 1, 1}};

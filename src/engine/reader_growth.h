@@ -1,4 +1,4 @@
-// How many readers a run has: few at first, and more while that makes it faster.
+// The number of readers of a run: few at first, and more while that is faster.
 #pragma once
 
 #include <cstdint>

@@ -19,10 +19,10 @@ namespace loadstone {
 
 namespace {
 
-// A table that nobody scrolls through helps nobody; the script's shows all.
+// The static table stops here; the script's shows all rows.
 constexpr std::size_t folded_rows_max = 2000;
 
-// Names come from files: nothing of them may become markup.
+// Names come from files and must not become markup.
 std::string escaped(std::string_view text) {
   std::string out;
   for (const char character : printable(text, 1000)) {
@@ -49,7 +49,7 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-// Whether it can be done, or was, before everything else.
+// Adds the verdict: if the load is possible, or was.
 void add_verdict(std::string& page, const Plan& plan, const PageOptions& options) {
   std::string loaded;
   if (options.loaded) {

@@ -109,7 +109,7 @@ Skeleton Skeleton::from_catalog(const Catalog& catalog) {
     for (const QuantizedTensor& each : catalog.quantized().tensors()) {
       if (each.data == QuantizedTensor::none) continue;
       if (catalog.tensors()[each.data].encoding.is_dtype()) continue;
-      // The numbers of blocks are multiplied with their scale.
+      // Decoded blocks already include their scale.
       for (const std::uint32_t i : each.companions()) is_left_out[i] = true;
       for (const std::uint32_t i : each.unneeded) is_left_out[i] = true;
     }
