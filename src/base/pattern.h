@@ -1,5 +1,4 @@
-// Regular expressions over names. Both come from files, so RE2: none runs for ever or overflows
-// a stack.
+// Regular expressions over names, both untrusted. RE2 neither runs for ever nor overflows a stack.
 #pragma once
 
 #include <re2/re2.h>
@@ -16,7 +15,7 @@ namespace loadstone {
 
 using Pattern = std::unique_ptr<const re2::RE2>;
 
-// Text as RE2 takes it: a class of its own in old releases, Abseil's string_view in others.
+// RE2's type of text: its own class in old releases, Abseil's string_view in others.
 inline re2::StringPiece piece(std::string_view text) { return {text.data(), text.size()}; }
 
 // RE2's programs and caches of all patterns that are used together.

@@ -39,7 +39,7 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
   index_.reserve(tensors_.size());
   for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
     const TensorInfo& tensor = tensors_[i];
-    // Byte ranges lie within files and do not overlap, so their sum fits.
+    // Byte ranges are inside files and disjoint, so their sum does not overflow.
     total_bytes_ += tensor.byte_count();
     const auto [found, is_new] = index_.emplace(tensor.name, i);
     if (is_new) continue;

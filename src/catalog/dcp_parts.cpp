@@ -40,7 +40,7 @@ void require_no_dcp_part(const FileHeader& header) {
   const auto* text = std::get_if<std::string>(&found->second.value);
   dom::parser parser;
   dom::object all;
-  // Text of another program under this key says nothing of parts.
+  // Another program's text under this key does not describe parts.
   if (text == nullptr || parsed_json(parser, *text).get(all) != simdjson::SUCCESS) return;
   for (const auto& [name, info] : all) {
     if (!begins_inside(info)) continue;

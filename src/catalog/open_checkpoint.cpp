@@ -136,7 +136,7 @@ class CheckpointReader {
     check_index(index_path, index, shards_, tensors_, findings_);
   }
 
-  // Nothing where there is no such file.
+  // nullopt: the file does not exist.
   std::optional<FileHeader> read_shard(const std::string& index_path, const std::string& shard) {
     std::shared_ptr<ByteSource> source;
     try {
@@ -214,7 +214,7 @@ class CheckpointReader {
            {"gg.split", std::move(message), field, std::move(found), std::move(expected)});
   }
 
-  // Each part knows its number and how many there are; all must say the same.
+  // Each part has its number and the count, which must be the same in all.
   void order_splits() {
     std::vector<std::pair<std::uint64_t, FileHeader>> parts;
     std::optional<GgufSplit> first;
@@ -343,13 +343,13 @@ class CheckpointReader {
   std::string root_;
   std::vector<FileHeader> headers_;
   std::vector<Shard> shards_;
-  std::vector<std::shared_ptr<const Assembly>> assemblies_;  // none, or one for each shard
+  std::vector<std::shared_ptr<const Assembly>> assemblies_;  // empty, or one per shard
   std::vector<TensorInfo> tensors_;
   Metadata metadata_;
   std::vector<Finding> findings_;
 };
 
-// The index next to files that it names, all of them and no others. Libraries hand over such lists.
+// Finds the index that names exactly these files: libraries pass such lists.
 std::optional<CheckpointFiles> indexed(Storage& storage, const OpenOptions& options,
                                        const CheckpointFiles& files) {
   const std::set<std::string> names(files.files.begin(), files.files.end());

@@ -1,4 +1,4 @@
-// Numbers to blocks of GGUF. docs/formats/gguf-blocks.md
+// Encodes blocks of GGUF. docs/formats/gguf-blocks.md
 #include <fmt/format.h>
 
 #include <algorithm>

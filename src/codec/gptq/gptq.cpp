@@ -141,7 +141,7 @@ class Recogniser {
     bits_ = static_cast<unsigned>(bits);
     inputs_ = codes.shape[0] * word_bits / bits;
     group_size_ = ceil_div(inputs_, groups);
-    // Without an order, only the config says where a short last group begins.
+    // Without an order, only the config determines the place of a short last group.
     const bool is_even = words::are_even(inputs_, groups);
     const bool is_told = module_.order != TensorTable::none || is_even;
     if (!is_told && (!claim.group_size || claim.has_exceptions)) {
@@ -162,7 +162,7 @@ class Recogniser {
     return true;
   }
 
-  // g_idx says the group of each input. Most say what the order would.
+  // g_idx has the group of each input, usually equal to the default.
   bool find_order() {
     const QuantizationClaim& claim = table_.claim();
     if (module_.order == TensorTable::none) {
@@ -194,8 +194,8 @@ class Recogniser {
     return true;
   }
 
-  // Zero points of symmetric codes are all the same, and tell the version. A stored one of all ones
-  // is 0 to some readers of the first version, and beyond the codes to others.
+  // Zero points of symmetric codes are all equal, and determine the version. A stored one of all
+  // ones means 0 to some readers of the first version, and is beyond the codes for others.
   bool check_zeros() {
     const std::uint32_t half = 1u << (bits_ - 1);
     const std::string name = table_[module_.zeros].name;
@@ -257,7 +257,7 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   const auto module = words::module_of(table, tensor);
   if (!module) return std::nullopt;
   const bool has_scales = module->scales != TensorTable::none;
-  // Codes of AWQ have eight outputs a word.
+  // Codes of AWQ have eight outputs per word.
   if (has_scales && table[tensor].shape[1] * 8 == table[module->scales].shape[1]) {
     return std::nullopt;
   }

@@ -13,7 +13,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t block = scaled::int4_block;
-// Where shapes fit both layouts a conversion writes "int4" or "int4-awq" under this key of the
+// If shapes fit both layouts, a conversion writes "int4" or "int4-awq" under this key of the
 // header's metadata.
 constexpr std::string_view metadata_key = "loadstone.int4";
 
@@ -61,7 +61,7 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   return std::nullopt;
 }
 
-// 7 is 15 where codes are offset by 8.
+// The code 7 is stored as 15 with an offset of 8.
 constexpr ErrorBound offset_error = error_bound::of_integers(7, std::byte{0xff}, Dtype::u8);
 constexpr ErrorBound error = error_bound::of_integers(7, std::byte{0x77}, Dtype::u8);
 
@@ -72,7 +72,7 @@ constexpr std::array kernels = {
 
 // ---- recognising
 
-// Shapes of the numbers; nothing where weight and scales do not fit the layout.
+// Shapes of the decoded tensor; nullopt if weight and scales do not fit the layout.
 struct Int4Shapes {
   std::optional<Shape> blocks;     // [..., rows, columns / 2], [..., blocks, 1]
   std::optional<Shape> row_pairs;  // [..., rows / 2, columns], [..., rows, columns / 128]

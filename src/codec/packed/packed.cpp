@@ -195,7 +195,7 @@ class Recogniser {
     return true;
   }
 
-  // Written for groups in an order of their own only; -1 throughout was never set.
+  // Written only for reordered groups; -1 throughout means unset.
   bool find_order() {
     if (order_ == none) {
       if (table_.claim().is_reordered != true) return true;

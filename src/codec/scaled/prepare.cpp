@@ -10,7 +10,7 @@ namespace loadstone::scaled {
 
 namespace {
 
-// The dimension so many from the end with so many times its extent.
+// Multiplies the dimension `from_end`; nullopt on overflow.
 std::optional<Shape> widened(const Shape& shape, std::uint64_t factor, std::size_t from_end) {
   auto extents = shape.extents();
   if (extents.size() < from_end) return std::nullopt;
@@ -118,7 +118,7 @@ std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_
   const Shape whole(expected);
   expected.pop_back();
   const bool is_vector = form.scale_columns == 1 && scales == Shape(expected);
-  // ModelOpt keeps a dimension for the block beside each that blocks are counted in.
+  // ModelOpt has a dimension of 1 for the block next to each dimension that counts blocks.
   expected.insert(expected.end(), {1, form.scale_columns, 1});
   const bool is_spread = block_rows > 1 && scales == Shape(std::move(expected));
   if (is_vector || is_spread || scales == whole) return std::nullopt;
