@@ -28,7 +28,7 @@ void visit_names(JsonWriter& json, std::string_view field, const std::vector<std
   json.member(field, names);
 }
 
-// The first step of a rule, or one of the others.
+// The first step of a rule, or a further one.
 template <typename Visitor>
 void visit_step(Visitor& visitor, auto& step) {
   visitor.member("op", step.op);
