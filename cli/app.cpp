@@ -32,7 +32,7 @@ std::string footer() {
          "means.";
 }
 
-// Where parsing fails, the parser does not say whether it has met --json by then.
+// If parsing fails, the parser does not report if it has seen --json.
 bool wants_json(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
@@ -57,7 +57,7 @@ int fail(const Error& error, bool json) {
   return exit_status(error.code());
 }
 
-// Every way in which an action can end has a status.
+// Every way in which a command ends has an exit status.
 int guarded(const Program& program, const Chosen& chosen) {
   try {
     set_voice(chosen.voice);
@@ -77,7 +77,7 @@ int guarded(const Program& program, const Chosen& chosen) {
 }  // namespace
 
 int run(int argc, const char* const* argv) {
-  catch_interrupts(wants_json(argc, argv));  // first: Ctrl-C may come at once
+  catch_interrupts(wants_json(argc, argv));  // first, because Ctrl-C may come at once
   Chosen chosen;
   Program program(
       "loadstone",

@@ -35,7 +35,7 @@ ConvertOptions convert_options(const ConvertArgs& args, const Catalog& catalog) 
   return options;
 }
 
-// The name says it; --to may say it again.
+// The name determines the format; --to may repeat it.
 void check_format(const ConvertArgs& args) {
   const auto format = format_of_target(args.write.target);
   if (args.to.empty() || args.to == name(format.value_or(FileFormat::safetensors))) return;

@@ -9,7 +9,7 @@ namespace loadstone::cli {
 
 namespace {
 
-// Words, as many in a line as help has place for.
+// Breaks words into lines that fit the help.
 std::string in_lines(std::string words) {
   constexpr std::size_t columns = 75;
   for (std::size_t begin = 0; begin + columns < words.size();) {
@@ -61,7 +61,7 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
     return options;
   }
   for (const std::string& text : args.formats) {
-    // Patterns may hold the sign too; encodings do not.
+    // Patterns may contain the sign too; encodings do not.
     const auto sign = text.rfind('=');
     QuantizeFormat& made = options.formats.emplace_back();
     if (sign != std::string::npos) made.pattern = text.substr(0, sign);

@@ -50,7 +50,7 @@ VerifyReport read_all(const Catalog& first, const Catalog* second, const VerifyA
   return second == nullptr ? verify_values(first, options) : compare(first, *second, options);
 }
 
-// The report's own members, and what opening the checkpoints had to say.
+// Writes the report's members, and the findings from opening the checkpoints.
 std::string verify_json(const VerifyReport& report, const std::vector<Finding>& warnings) {
   JsonWriter json(2);
   json.begin_object();

@@ -59,7 +59,7 @@ ConvertRun run_options(const WriteArgs& args) {
   return run;
 }
 
-// The report's own members, and what only this process knows.
+// Writes the report's members, and figures of this process.
 std::string conversion_json(const ConvertReport& report, const ProcessMemory& memory,
                             std::uint64_t anonymous_bytes_peak) {
   JsonWriter json(2);
@@ -89,7 +89,7 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
   return text + '\n' + memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
 }
 
-// After Ctrl-C: what is left of the work, and how not to do it twice.
+// After Ctrl-C: reports the remaining work, and how to resume it.
 void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
   if (options.one_file) return print_hint("nothing is left of the output");
   print_hint(run.resume ? "finished shards are kept; the same command goes on with the others"
