@@ -27,9 +27,8 @@ std::string footer() {
     text += fmt::format("{} {}{}", each.status, each.meaning, each.status == 130 ? ".\n" : ", ");
   }
   return text +
-         "'loadstone help COMMAND' tells a command's options; 'loadstone explain CODE' what an "
-         "error "
-         "means.";
+         "'loadstone help COMMAND' lists a command's options; 'loadstone explain CODE' explains an "
+         "error.";
 }
 
 // If parsing fails, the parser does not report if it has seen --json.
@@ -79,10 +78,10 @@ int guarded(const Program& program, const Chosen& chosen) {
 int run(int argc, const char* const* argv) {
   catch_interrupts(wants_json(argc, argv));  // first, because Ctrl-C may come at once
   Chosen chosen;
-  Program program(
-      "loadstone",
-      "Says what a load of model weights will do before it reads one byte, does it, and proves it.",
-      footer(), "loadstone " LOADSTONE_VERSION);
+  Program program("loadstone",
+                  "Plans a load of model weights before it reads a byte, executes the plan, and "
+                  "proves the result.",
+                  footer(), "loadstone " LOADSTONE_VERSION);
   add_inspect(program, chosen);
   add_plan(program, chosen);
   add_load(program, chosen);

@@ -190,10 +190,10 @@ void add_load(Program& program, Chosen& chosen) {
   const auto args = std::make_shared<LoadArgs>();
   add_checkpoint(command, args->plan.open);
   command.add_option("--plan", args->plan_path, "FILE",
-                     "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
-                     "the folder that the shards are in now, where they have moved;\n"
-                     "one for each adapter follows.\n"
-                     "Where it writes to disk, --offload-folder is needed again");
+                     "Execute this plan ('plan -o' writes one); CHECKPOINT is then\n"
+                     "the folder of the shards, if they have moved;\n"
+                     "one per adapter follows.\n"
+                     "If it writes to disk, pass --offload-folder again");
   const Command plan_options = add_plan_options(command, args->plan);
   add_threads_option(command, args->plan.options.threads, "Readers");
   command.add_option("--read-ahead", args->read_ahead, "SIZE",
@@ -204,7 +204,7 @@ void add_load(Program& program, Chosen& chosen) {
                    "Take memory from all memory nodes of the machine in turns");
   add_html_option(command, args->plan.html_path);
   add_receipt_option(command, args->receipt,
-                     "Write digests of what was read and of every tensor in memory, by KIND, to\n"
+                     "Write digests of all bytes read and of every tensor in memory, by KIND, to\n"
                      "--receipt-file; 'verify CHECKPOINT --receipt-file FILE' compares later:\n");
   command.add_option("--receipt-file", args->receipt_path, "FILE", "Where --receipt writes it");
   command.add_flag("--allow-remote", args->plan.open.remote.allow_remote,

@@ -200,7 +200,7 @@ std::vector<MergeAdapter> AdapterArgs::open(
 
 void add_adapter_options(Command command, AdapterArgs& args) {
   command.add_option("--lora", args.adapters, "ADAPTER",
-                     "An adapter with the factor of what it adds: a:0.8; repeatable");
+                     "An adapter with a factor for its update: a:0.8; repeatable");
   command.add_option("--lora-ignore", args.ignore, "PATTERN",
                      "Tensors of adapters that are left out, by a pattern; repeatable");
   command.add_choice("--tie", args.tie, "P",
@@ -233,7 +233,7 @@ Command add_plan_options(Command command, PlanArgs& args) {
                   "Tensors that the model does not need");
   plan.add_option(
       "--staging", args.staging, "SIZE",
-      "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
+      "Memory for bytes in flight" + default_text(exact_bytes(defaults::staging_bytes_max)));
   plan.add_flag("--allow-non-finite", args.options.allow_non_finite,
                 "Go on where merged or quantized numbers are NaN or infinite");
   add_adapter_options(plan, args.lora);

@@ -115,7 +115,7 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
     if (info != nullptr) fmt::print(stderr, "  {}\n  {}\n", info->meaning, info->advice);
   } catch (...) {
     // Without memory for a message, only the exit status remains.
-    std::fputs("loadstone: an error that could not be told\n", stderr);
+    std::fputs("loadstone: an error without memory for its message\n", stderr);
   }
 }
 
@@ -172,7 +172,7 @@ void print_hint(std::string_view text) {
 std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
                         std::uint64_t anonymous_bytes_peak) {
   return fmt::format(
-      "memory    plan said a peak of {}; process used {} at its peak ({} anonymous, "
+      "memory    planned peak {}; process used {} at its peak ({} anonymous, "
       "{} of files)",
       human_bytes(planned_bytes), human_bytes(used.peak_bytes), human_bytes(anonymous_bytes_peak),
       human_bytes(used.file_bytes));

@@ -53,7 +53,7 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
   options.style = from_name<QuantizeStyle>(args.style);
   if (args.formats.empty()) {
     if (args.mode != QuantizeMode::exact) {
-      throw Error("usage", "--mode says how --quantize writes; it is not there");
+      throw Error("usage", "--mode applies to --quantize, which is missing");
     }
     if (!args.imatrix.empty()) {
       throw Error("usage", "--imatrix weighs what --quantize rounds; it is not there");

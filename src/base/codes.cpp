@@ -191,7 +191,8 @@ static constexpr auto known_codes = std::to_array<CodeInfo>({
      "A shard has a different modification time than planned; size and header are equal.",
      "Nothing to do if the checkpoint was copied. If its values may have changed, plan again."},
     {"io.tls", "A host's certificate is not trusted.",
-     "Pass the file of your authorities (--ca-file, SSL_CERT_FILE); verification cannot be disabled."},
+     "Pass the file of your authorities (--ca-file, SSL_CERT_FILE); verification cannot be "
+     "disabled."},
     {"io.write", "The system cannot write a file.", "The message has the system's reason."},
     {"ix.duplicate",
      "A tensor is in two shards without an index that selects one, or twice in the index.",
@@ -256,7 +257,7 @@ static constexpr auto known_codes = std::to_array<CodeInfo>({
      "The library's own conversion fails on these tensors, or cannot pair them by number.",
      "The message names the tensors and the reason; fetch the checkpoint again, or rename them."},
     {"plan.data_dependent",
-     "A conversion depends on values, so there is no plan without reading them.",
+     "A conversion depends on values, so it cannot be planned without reading them.",
      "Use declarative rules for these tensors."},
     {"plan.destination", "The memory for a target has the wrong size or dtype.",
      "Provide exactly the planned bytes for each target."},
@@ -305,7 +306,8 @@ static constexpr auto known_codes = std::to_array<CodeInfo>({
     {"plan.quantize", "A tensor cannot be quantized as requested.",
      "The message names tensor and encoding; exclude it, or choose another encoding."},
     {"plan.ranks", "Ranks that read together load different plans, or one of them failed.",
-     "The message names the rank: give all the same model and files, or fix the failure there."},
+     "The message names the rank: use the same model and files on all ranks, or fix the failure "
+     "there."},
     {"plan.recipe",
      "The recipe for a target is invalid: its operations do not fit, or its text is malformed.",
      "The message names the operation; make a stored recipe again."},

@@ -164,7 +164,7 @@ void JsonReader::read(Element value, const JsonPlace& place, Item&& item,
     for (const auto field : object(value, place)) {
       const JsonPlace at = {&place, field.key, 0};
       const auto [added, is_new] = item.try_emplace(std::string(field.key));
-      if (!is_new) refuse(at, "the field stands here twice");
+      if (!is_new) refuse(at, "the field is repeated");
       read(field.value, at, added->second, context...);
     }
   } else if constexpr (requires { typename Type::element_type; }) {

@@ -22,7 +22,7 @@ const char* code_of(const std::error_code& problem) noexcept {
 
 const std::exception_ptr& out_of_memory() noexcept {
   static const std::exception_ptr made =
-      std::make_exception_ptr(Error("memory.host", "there is no memory left for the work"));
+      std::make_exception_ptr(Error("memory.host", "memory ran out"));
   return made;
 }
 

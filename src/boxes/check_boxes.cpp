@@ -104,7 +104,7 @@ std::optional<Problem> check_boxes(std::span<const Box> boxes, std::uint64_t ele
                                    const std::vector<TensorInfo>& sources,
                                    std::span<const Decoding> decodings) {
   if (boxes.empty()) {  // a target without elements still has boxes, for its provenance
-    return Problem{"no box says where the value comes from", "no boxes", "one or more"};
+    return Problem{"the value has no boxes", "no boxes", "one or more"};
   }
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < boxes.size(); ++i) {

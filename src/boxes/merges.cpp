@@ -85,7 +85,7 @@ std::optional<Problem> check_operand(const Operand& operand, std::uint64_t eleme
     const Encoding encoding = encoding_of(operand.boxes[b], sources, decodings);
     const CastKind way = cast_kind(encoding, Dtype::f32);
     if (way == CastKind::same || way == CastKind::cast) continue;
-    return Problem{.message = "these are no numbers that F32 could hold",
+    return Problem{.message = "F32 cannot represent these values",
                    .found = std::string(encoding.name()),
                    .expected = "a floating dtype",
                    .box = b};
@@ -112,7 +112,7 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
   if (auto found = check_form(merge)) return found;
   // Pieces are whole rows, even if no product needs them.
   if (merge.row_elements != 0 && elements % merge.row_elements != 0) {
-    return Problem{"the target's elements are no whole rows", std::to_string(elements),
+    return Problem{"the target's elements do not fill whole rows", std::to_string(elements),
                    fmt::format("rows of {}", merge.row_elements), "row_elements"};
   }
   const auto not_finite = [](std::string field) {
@@ -125,7 +125,7 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
     if (!std::isfinite(term.factor)) return not_finite(field + ".factor");
     if (!term.low_rank) continue;
     auto found = term.boxes.empty() ? check_place(merge, *term.low_rank, elements)
-                                    : Problem{"a product has no boxes beside it"};
+                                    : Problem{"a product needs boxes, too"};
     if (!found) continue;
     found->field = field;
     return found;

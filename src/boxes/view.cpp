@@ -14,7 +14,7 @@ namespace loadstone {
 namespace {
 
 Problem no_such_dim(std::int64_t dim, const Shape& shape) {
-  return {fmt::format("there is no dimension {}", dim), shape.text(),
+  return {fmt::format("dimension {} does not exist", dim), shape.text(),
           fmt::format("a dimension from {} to {}", -static_cast<std::int64_t>(shape.rank()),
                       static_cast<std::int64_t>(shape.rank()) - 1)};
 }
@@ -89,7 +89,7 @@ std::optional<Problem> permute(View& view, const std::vector<std::int64_t>& orde
     const auto index = dim_index(dim, rank);
     if (!index) return no_such_dim(dim, view.shape);
     if (to[*index] != UINT32_MAX) {
-      return Problem{fmt::format("dimension {} stands twice in the order", dim)};
+      return Problem{fmt::format("dimension {} is repeated in the order", dim)};
     }
     to[*index] = static_cast<std::uint32_t>(from.size());
     from.push_back(*index);

@@ -111,7 +111,7 @@ dom::object object_of(dom::parser& parser, std::string_view text, const char* fi
   if (json.fault) {
     throw Error(
         adapter_code,
-        fmt::format("the adapter's configuration is no JSON object: {}", json.fault->message),
+        fmt::format("the adapter's configuration is not a JSON object: {}", json.fault->message),
         {.field = field, .byte_offset = json.fault->offset});
   }
   if (json.has_infinite) {
@@ -119,7 +119,7 @@ dom::object object_of(dom::parser& parser, std::string_view text, const char* fi
   }
   const auto result = parsed_json(parser, json.text);
   const auto object = json_as<dom::object>(result);
-  if (!object) refuse_adapter("the adapter's configuration is no JSON object", field);
+  if (!object) refuse_adapter("the adapter's configuration is not a JSON object", field);
   if (auto twice = repeated_field(result.value_unsafe())) {
     refuse_adapter("a field appears twice in the adapter's configuration", *std::move(twice));
   }

@@ -58,10 +58,10 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
 
 Catalog::Catalog(std::vector<std::shared_ptr<const Catalog>> checkpoints) try
     : storage_(nullptr), checkpoints_(std::move(checkpoints)) {
-  if (checkpoints_.empty()) refuse_option("checkpoints", "there is no checkpoint to join");
+  if (checkpoints_.empty()) refuse_option("checkpoints", "the list of checkpoints is empty");
   std::uint64_t tensors = 0;
   for (const auto& each : checkpoints_) {
-    if (each == nullptr) refuse_option("checkpoints", "there is no catalog");
+    if (each == nullptr) refuse_option("checkpoints", "the catalog is null");
     if (!each->checkpoints().empty()) refuse_option("checkpoints", "checkpoints are joined once");
     if (&each->storage() != &checkpoints_.front()->storage()) {
       refuse_option("checkpoints", "checkpoints are read through one storage");

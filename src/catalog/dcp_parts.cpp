@@ -59,8 +59,8 @@ void require_common_dcp_metadata(const std::string& folder, const std::vector<st
   for (const std::string& name : names) {
     if (!is_rank_metadata(name)) continue;
     refuse(folder, {"dcp.unsupported",
-                    "each rank saved metadata of its own part, without coordination, "
-                    "and nothing says what the whole is",
+                    "each rank saved metadata of its part, without coordination, "
+                    "and no metadata describes the whole",
                     "folder", "'" + name + "'", "'.metadata' (save with use_collectives=True)"});
   }
 }

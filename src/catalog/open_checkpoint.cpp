@@ -179,7 +179,7 @@ class CheckpointReader {
             ? parse_part_name(std::string_view(file).substr(0, file.size() - extension.size()))
             : std::nullopt;
     if (!part)
-      refuse_split(header, "the file is a part of a split, but its name does not say which",
+      refuse_split(header, "the file is a part of a split, but its name has no part number",
                    "'" + file + "'", "NAME-00001-of-00003.gguf");
     if (part->count != split->count) {
       refuse_split(header, "the name and split.count disagree", std::to_string(split->count),
@@ -203,7 +203,7 @@ class CheckpointReader {
     } catch (const Error& error) {
       if (error.code() != "io.not_found") throw;
       refuse_split(known, "a part of the split is missing", "no file '" + file + "'",
-                   "all parts beside each other");
+                   "all parts in one folder");
     }
   }
 
@@ -225,13 +225,13 @@ class CheckpointReader {
           header.shard.format == FileFormat::gguf ? gguf_split(header) : std::nullopt;
       if (!split) {
         if (first)
-          refuse_split(header, "the file is no part of the split", "no split.count",
+          refuse_split(header, "the file is not a part of the split", "no split.count",
                        std::to_string(first->count));
         continue;
       }
       if (!first && &header != &headers_.front()) {
-        refuse_split(header, "a part of a split among files that are none",
-                     std::to_string(split->count), "no split.count");
+        refuse_split(header, "a part of a split among other files", std::to_string(split->count),
+                     "no split.count");
       }
       if (!first) first = split;
       tensors += header.tensors.size();
@@ -270,8 +270,8 @@ class CheckpointReader {
   void check_part(const FileHeader& header, const GgufSplit& split, const GgufSplit& first,
                   std::set<std::uint64_t>& numbers) const {
     if (split.count != first.count || split.count != headers_.size()) {
-      refuse_split(header, "not as many parts as it says", std::to_string(headers_.size()),
-                   std::to_string(split.count));
+      refuse_split(header, "the number of parts differs from its metadata",
+                   std::to_string(headers_.size()), std::to_string(split.count));
     }
     if (split.tensors != first.tensors) {
       refuse_split(
@@ -387,8 +387,7 @@ std::shared_ptr<const Catalog> open_checkpoint(const std::string& path,
 std::shared_ptr<const Catalog> open_checkpoint(const std::vector<std::string>& paths,
                                                const OpenOptions& options) {
   return only_errors([&]() -> std::shared_ptr<const Catalog> {
-    if (paths.empty())
-      throw Error("format.no_checkpoint", "an empty list of files is no checkpoint");
+    if (paths.empty()) throw Error("format.no_checkpoint", "the list of files is empty");
     if (paths.size() == 1) return open_checkpoint(paths.front(), options);
     Storage& storage = storage_of(options);
     const CheckpointFiles files = as_checkpoint_files(storage, paths);

@@ -114,7 +114,7 @@ class DcpFolder {
                    is_one ? "a file that the metadata name is missing"
                           : "files that the metadata name are missing",
                    "relative_path", no_files_text(missing),
-                   is_one ? "the file beside .metadata" : "the files beside .metadata"});
+                   is_one ? "the file next to .metadata" : "the files next to .metadata"});
   }
 
   // SerializationFormat.SAFETENSORS: the file has the offsets of its tensors, and DCP does not.
@@ -143,7 +143,7 @@ class DcpFolder {
         const std::uint64_t bytes = file.identity.bytes;
         if (chunk.item_begin > bytes || chunk.item_bytes > bytes - chunk.item_begin) {
           refuse(file.source->path(),
-                 {"dcp.item_bounds", "an item does not lie in its file", "length",
+                 {"dcp.item_bounds", "an item is outside of its file", "length",
                   fmt::format("{} at {}", bytes_text(chunk.item_bytes), chunk.item_begin),
                   "a part of " + bytes_text(bytes)},
                  tensor.name);
@@ -215,8 +215,8 @@ class DcpFolder {
         info.encoding.byte_count(tensor.shape.numel().value_or(0)).value_or(0);
     if (tensor.chunks.size() > 1 || item.byte_count() != bytes) {
       refuse(path_,
-             {"dcp.unsupported", "the elements of a chunk do not stand in C order", "stride",
-              Shape(item.strides).text(), "contiguous chunks, as DTensor and FSDP2 save them"},
+             {"dcp.unsupported", "a chunk is not contiguous", "stride", Shape(item.strides).text(),
+              "contiguous chunks, as DTensor and FSDP2 save them"},
              tensor.name);
     }
     info.strides = item.strides;
@@ -230,7 +230,7 @@ class DcpFolder {
                              std::string expected) {
       if (fits) return;
       refuse(file.source->path(),
-             {code, "an item is not what the metadata say", field, std::move(found),
+             {code, "an item differs from the metadata", field, std::move(found),
               std::move(expected), chunk.item_begin},
              tensor.name);
     };
@@ -307,7 +307,7 @@ class DcpFolder {
     }
     if (header.tensors.size() != 1) {
       refuse(file.source->path(),
-             {"dcp.item", "an item is not what the metadata say", "data.pkl",
+             {"dcp.item", "an item differs from the metadata", "data.pkl",
               fmt::format("{} tensors", header.tensors.size()), "one tensor", chunk.item_begin},
              tensor.name);
     }

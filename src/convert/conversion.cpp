@@ -58,8 +58,8 @@ void check_repack(const ConvertOptions& options) {
   refuse_first({
       {options.dequantize || options.merge, "style",
        "nothing is to be quantized, so nothing has a style", style},
-      {options.format != FileFormat::safetensors, "style",
-       "a GGUF file has one style of its own: name none", style},
+      {options.format != FileFormat::safetensors, "style", "a GGUF file has a fixed style: omit it",
+       style},
       {names_are_given(options) || options.experts != ExpertLayout::keep, "style",
        "codes get the components of another style, or other names and layouts: convert twice",
        style},
@@ -90,7 +90,7 @@ void check_options(const ConvertOptions& options) {
        "rules and recipes name the tensors of the file: convert twice"},
       {!quantizes && !(quantize.include.empty() && quantize.exclude.empty()),
        quantize.include.empty() ? "exclude" : "include",
-       "include and exclude choose what is quantized, and nothing is to be (quantize)"},
+       "include and exclude select tensors to quantize, and quantize is missing"},
   });
   if (repacks(options)) check_repack(options);
   const bool has_importance = quantize.importance != nullptr;
@@ -369,7 +369,7 @@ static void settle_findings(std::vector<Finding>& findings) {
 
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& given) {
-  if (catalog == nullptr) refuse_option("catalog", "there is no catalog");
+  if (catalog == nullptr) refuse_option("catalog", "the catalog is null");
   check_options(given);
   const ConvertOptions options = settled(*catalog, given);
   check_source(*catalog, options);

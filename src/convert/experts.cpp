@@ -254,10 +254,11 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
     const std::uint64_t parts = rule->second ? 2 : 1;
     const auto down = downs.find(module);
     if (parts == 2 && down != downs.end() && recipe.shape[2] == 2 * down->second[1]) {
-      findings.push_back(cannot_cut(recipe,
-                                    "lies [experts, hidden, 2 * inner], and its experts are "
-                                    "quantized as [2 * inner, hidden]",
-                                    "convert with --experts separate, and quantize the result"));
+      findings.push_back(
+          cannot_cut(recipe,
+                     "has the layout [experts, hidden, 2 * inner], and its experts are "
+                     "quantized as [2 * inner, hidden]",
+                     "convert with --experts separate, and quantize the result"));
     }
     if (recipe.shape[0] > (tensors_max - made) / parts) {
       findings.push_back(cannot_cut(recipe,

@@ -264,7 +264,7 @@ std::vector<Finding> check_numbers(const Plan& plan) {
         {.severity = Severity::error,
          .code = "convert.lossy",
          .target = target.name,
-         .message = fmt::format("'{}' {} is no whole blocks of MXFP4 in GGUF as its codes lie",
+         .message = fmt::format("the codes of '{}' {} do not fill whole blocks of MXFP4 in GGUF",
                                 printable(target.name), target.shape.text()),
          .suggestion = "make numbers of them with --dequantize, or name a type with --quantize"});
   }

@@ -61,7 +61,7 @@ void check_method(const MergeOptions& merge) {
                   "at least 2");
   }
   if (merge.method != MergeMethod::linear && merge.weights.front() != 1) {
-    refuse_option("weights", "the base of a method has no weight of its own",
+    refuse_option("weights", "the base of a method has no weight",
                   fmt::format("{}", merge.weights.front()), "1");
   }
   const double density = merge.density.value_or(1);

@@ -248,7 +248,7 @@ class Repacker {
            .sources = lossy.targets,
            .message = fmt::format("{} cannot go from {} to the style {} without a change: {}",
                                   tensors.text(), key.first, name(style_), lossy.problem),
-           .suggestion = "--quantize rounds the numbers once more, --dequantize makes numbers",
+           .suggestion = "--quantize rounds the values again, --dequantize decodes them",
            .found = key.first});
     }
   }

@@ -90,7 +90,7 @@ std::string rows_text(const Conversion& conversion) {
     before.bytes += row.bytes_before;
     after.bytes += row.bytes_after;
   }
-  std::string text = fmt::format("quantized ({} -> {} with what is left alone)\n",
+  std::string text = fmt::format("quantized ({} -> {} with unchanged tensors)\n",
                                  human_bytes(before.bytes), human_bytes(after.bytes));
   text += quantized;
   if (!plain.empty()) text += "left alone\n" + plain;

@@ -164,7 +164,8 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
       return bytes;
     };
     while (count > 1 && needed() > room_bytes) count /= 2;
-    if (needed() > room_bytes) throw Error("internal", "there is no room to decode one number");
+    if (needed() > room_bytes)
+      throw Error("internal", "the memory does not suffice to decode one value");
     parts_of_numbers_->use(0, needed());
     std::array<const std::byte*, Decoder::parts_max> parts = {};
     std::byte* to = parts_of_numbers_->data();

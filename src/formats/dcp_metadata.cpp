@@ -124,7 +124,7 @@ class DcpReader {
   }
   [[noreturn]] void bad(std::string_view culprit, std::string_view field, std::uint32_t node,
                         std::string expected) const {
-    refuse({"dcp.metadata", "the metadata say something else than torch writes there", field,
+    refuse({"dcp.metadata", "the metadata differ from torch's format", field,
             pickle_.describe(node), std::move(expected)},
            culprit);
   }
@@ -311,7 +311,7 @@ class DcpReader {
       is_inside = end && *end <= shape[d];
     }
     if (!is_inside) {
-      refuse({"dcp.chunk_bounds", "a chunk lies outside its tensor", "chunks",
+      refuse({"dcp.chunk_bounds", "a chunk is outside of its tensor", "chunks",
               fmt::format("{} at {}", chunk.sizes.text(), Shape(chunk.offsets).text()),
               "a part of " + shape.text()},
              tensor.name);
@@ -397,10 +397,9 @@ class DcpReader {
       if (pickle_.items(*given).empty()) return;
       found = pickle_.describe(pickle_.items(*given).front());
     }
-    refuse(
-        {"dcp.transform", "the item went through a transform (compression, say) when it was saved",
-         "transform_descriptors", std::move(found), "items that are stored as they are"},
-        name);
+    refuse({"dcp.transform", "the item was saved through a transform, such as compression",
+            "transform_descriptors", std::move(found), "items that are stored as they are"},
+           name);
   }
 
   [[nodiscard]] std::uint32_t file_of(const std::string& name, const std::string& file) {
@@ -418,8 +417,8 @@ class DcpReader {
   void require_stored(const DcpTensor& tensor) const {
     for (const DcpChunk& chunk : tensor.chunks) {
       if (chunk.file != DcpChunk::no_file) continue;
-      refuse({"dcp.item_missing", "the metadata do not say where a chunk is stored", "storage_data",
-              "nothing for " + Shape(chunk.offsets).text(), "a file and an offset"},
+      refuse({"dcp.item_missing", "the metadata do not specify where a chunk is stored",
+              "storage_data", "nothing for " + Shape(chunk.offsets).text(), "a file and an offset"},
              tensor.name);
     }
   }

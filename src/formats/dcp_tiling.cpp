@@ -82,7 +82,7 @@ void check_dcp_chunks(const std::string& path, const DcpTensor& tensor) {
         fmt::format("{} of {} elements", held, numel), "all of them");
   }
   if (chunks.size() > irregular_max) {
-    bad("dcp.unsupported", "the tensor is cut into too many chunks that are no grid",
+    bad("dcp.unsupported", "the tensor has too many chunks that do not form a grid",
         std::to_string(chunks.size()), fmt::format("at most {}", irregular_max));
   }
 }

@@ -81,7 +81,7 @@ class GgufReader {
     const FileKind kind = sniff(cursor_.source);
     const bool legacy = kind == FileKind::legacy_ggml;
     if (magic == "FUGG") {
-      cursor_.refuse({"gg.endian", "the magic stands in reverse", "magic", "'FUGG'", "'GGUF'"});
+      cursor_.refuse({"gg.endian", "the magic is reversed", "magic", "'FUGG'", "'GGUF'"});
     }
     cursor_.refuse(
         {legacy                              ? "gg.legacy"

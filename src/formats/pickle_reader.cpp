@@ -155,7 +155,7 @@ class PickleReader {
     refuse("pt.stack", "the opcode does not fit the stack", std::move(found), std::move(expected));
   }
   [[noreturn]] void refuse_target(std::uint32_t node, std::string expected) const {
-    refuse("pt.opcode", "the opcode changes what it may not change", pickle_.describe(node),
+    refuse("pt.opcode", "the opcode changes a value of the wrong kind", pickle_.describe(node),
            std::move(expected));
   }
 
@@ -288,11 +288,10 @@ class PickleReader {
 
   std::uint32_t made(std::uint32_t callee, std::uint32_t arguments) {
     if (pickle_.kind(callee) != PickleKind::global) {
-      refuse("pt.opcode", "something is called that is no global", pickle_.describe(callee),
-             "a global");
+      refuse("pt.opcode", "the callee is not a global", pickle_.describe(callee), "a global");
     }
     if (pickle_.kind(arguments) != PickleKind::tuple) {
-      refuse("pt.opcode", "the arguments are no tuple", pickle_.describe(arguments), "a tuple");
+      refuse("pt.opcode", "the arguments are not a tuple", pickle_.describe(arguments), "a tuple");
     }
     const std::string_view name = pickle_.text(callee);
     if (name == "collections.OrderedDict") return ordered_dict(arguments);

@@ -53,7 +53,7 @@ std::string_view describe(FileKind kind) noexcept {
       {"bytes of no known format", "a safetensors file", "a GGUF file",
        "a ggml file from before GGUF", "a zip archive (torch.save writes those)",
        "a Python pickle (old torch.save wrote those)", "a compressed archive", "an HDF5 file",
-       "a git-lfs pointer: the text that stands for a file that was not downloaded", "an HTML page",
+       "a git-lfs pointer: the placeholder of a file that was not downloaded", "an HTML page",
        "a text file", "nothing but zero bytes, as a download that was never written leaves"},
       kind);
 }

@@ -255,7 +255,7 @@ class StateReader {
           warnings_.add("pt.cycle", name, "BINGET", "a container holds itself",
                         pickle_.describe(value), "a tree");
         } else if (depth >= depth_max) {
-          spend("containers stand too deep in each other", fmt::format("{} levels", depth_max));
+          spend("containers are nested too deeply", fmt::format("{} levels", depth_max));
         } else {
           walk(value, name, depth + 1);
         }

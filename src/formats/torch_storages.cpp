@@ -72,7 +72,7 @@ TorchStorages collect_storages(const std::string& path, const Pickle& pickle) {
                 "torch.FloatStorage or another of torch's");
     }
     if (!is_plain_key(key)) {
-      refuse_id(path, "pt.storage_key", "a storage's key is no plain name",
+      refuse_id(path, "pt.storage_key", "a storage's key is not a plain name",
                 "'" + printable(key) + "'", "digits, usually");
     }
     TorchStorage storage = {.dtype = type->dtype,

@@ -87,7 +87,7 @@ class ViewReader {
   }
   [[noreturn]] void refuse_view(std::string_view field, std::string found,
                                 std::string expected) const {
-    refuse({"pt.view_bounds", "the tensor is no view of its storage", field, std::move(found),
+    refuse({"pt.view_bounds", "the tensor is not a view of its storage", field, std::move(found),
             std::move(expected)});
   }
   [[noreturn]] void refuse_arguments(std::uint32_t node) const {
@@ -127,7 +127,7 @@ class ViewReader {
     const PickleKind kind = pickle_.kind(node);
     if (kind == PickleKind::none) return;
     if (kind == PickleKind::dict && pickle_.items(node).empty()) return;
-    refuse({"pt.unsupported", "a tensor with a state of its own, such as a conjugate", "REDUCE",
+    refuse({"pt.unsupported", "a tensor with further state, such as a conjugate", "REDUCE",
             pickle_.describe(node), "a plain tensor"});
   }
 

@@ -138,14 +138,14 @@ class ZipReader {
     if (number_at<std::uint32_t>(locator, 0) != locator64_magic) return;
     const auto begin = number_at<std::uint64_t>(locator, 8);
     if (begin > locator_begin - end64_bytes) {
-      refuse("the end of the directory lies elsewhere", std::to_string(begin),
+      refuse("the end of the directory is at another offset", std::to_string(begin),
              "an offset before it", {}, locator_begin);
     }
     std::array<std::byte, end64_bytes> bytes;
     source_.read(begin, bytes);
     const auto size = number_at<std::uint64_t>(bytes, 4);
     if (number_at<std::uint32_t>(bytes, 0) != end64_magic || size != locator_begin - begin - 12) {
-      refuse("the 64-bit end of the directory is none", "other bytes", "its record", {}, begin);
+      refuse("the 64-bit end of the directory is invalid", "other bytes", "its record", {}, begin);
     }
     const End in64 = {.directory_begin = number_at<std::uint64_t>(bytes, 48),
                       .directory_bytes = number_at<std::uint64_t>(bytes, 40),

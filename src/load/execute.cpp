@@ -37,7 +37,7 @@ namespace {
 
 void check_parts(const PlannedTarget& target, const Destination& destination) {
   if (destination.data != nullptr) {
-    refuse_destination(&target, "the parts of a quantized target have memory of their own");
+    refuse_destination(&target, "the components of a quantized target need separate memory");
   }
   if (target.delivery != Delivery::memory || destination.parts.empty()) return;
   const auto parts = quantized_parts(*target.quantization, target.shape, target.dtype);

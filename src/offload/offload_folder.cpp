@@ -240,7 +240,7 @@ void OffloadFolder::retype(const std::string& name, Dtype dtype, Shape shape) {
   const auto elements = shape.numel();
   if (!elements || *elements * (bits(dtype) / 8) != value.byte_count ||
       !is_readable_offload(dtype)) {
-    throw Error("plan.dtype", "the bytes are none of this dtype and shape", {.tensor = name});
+    throw Error("plan.dtype", "the bytes do not fit this dtype and shape", {.tensor = name});
   }
   OffloadEntry& entry = required(name);
   entry.dtype = dtype_info(dtype).torch_name;

@@ -175,7 +175,7 @@ class Adder {
   void replace(const std::string& name, const MergeSource& source) {
     const auto target = places_.find_value(name);
     if (!target) {
-      unused(name, "it is no part of a product, and the base has no tensor of this name");
+      unused(name, "it is not part of a product, and the base has no tensor of this name");
       return;
     }
     MergeDraft& draft = drafts_.at(*target);
@@ -248,7 +248,7 @@ class Adder {
     }
     if (!draft.source.is_number || !module.left->source.is_number ||
         !module.right->source.is_number) {
-      refuse("these are no numbers that a product could be added to");
+      refuse("a product cannot be added to these values");
     }
     const AdapterConfig* const config = config_of(name);
     const AdapterProduct product = product_of(module);
@@ -330,7 +330,7 @@ class Adder {
     }
     if (configured) return *configured;
     if (full.starts_with(peft_prefix)) {
-      refuse_itself("its scale stands in adapter_config.json, which is missing beside it");
+      refuse_itself("its scale is in adapter_config.json, which is missing");
     }
     return 1;
   }
@@ -443,12 +443,12 @@ class Adder {
                       const AdapterConfig* config, bool is_transposed, LowRank& low_rank) {
     if (!module.magnitude) {
       if (config != nullptr && config->has_magnitudes()) {
-        refuse_itself("a module has no magnitudes, and the configuration says use_dora: true");
+        refuse_itself("a module has no magnitudes, and the configuration has use_dora: true");
       }
       return;
     }
     if (config != nullptr && !config->has_magnitudes()) {
-      refuse_itself("a module has magnitudes, and the configuration says use_dora: false");
+      refuse_itself("a module has magnitudes, and the configuration has use_dora: false");
     }
     const MergeSource& source = module.magnitude->source;
     const std::uint64_t count = source.shape.numel().value_or(0);

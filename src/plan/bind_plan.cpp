@@ -109,7 +109,7 @@ class Binder {
     bind_sources();
     bind_decodings();
     for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
-      if (index_.at(plan_.targets[i].name) != i) refuse(i, "name", {"the name stands here twice"});
+      if (index_.at(plan_.targets[i].name) != i) refuse(i, "name", {"the name is repeated"});
     }
     for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
       check_target(i);
@@ -363,11 +363,12 @@ class Binder {
       const bool is_sound = is_merged ? way == CastKind::same || way == CastKind::cast
                                       : way != CastKind::mismatch && way != CastKind::no_cast;
       if (!is_sound) {
-        refuse_box(i, "boxes",
-                   {.message = "there is no cast from the source's encoding to the target's dtype",
-                    .found = std::string(encoding.name()),
-                    .expected = std::string(name(read_as)),
-                    .box = b});
+        refuse_box(
+            i, "boxes",
+            {.message = "loadstone has no cast from the source's encoding to the target's dtype",
+             .found = std::string(encoding.name()),
+             .expected = std::string(name(read_as)),
+             .box = b});
       }
       if (!moves_whole_bytes(box, bits(read_as))) {
         refuse_box(
@@ -436,7 +437,7 @@ class Binder {
     }
     // A plan without a folder has a finding about it, and is not executed.
     if (target.delivery == Delivery::disk_write && plan_.offload_folder.empty() && plan_.ok()) {
-      refuse(i, "delivery", {"there is no offload folder"});
+      refuse(i, "delivery", {"the plan has no offload folder"});
     }
   }
 

@@ -194,7 +194,7 @@ Plan Planner::run(SinkKind sink) && {
 Plan make_plan(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
                const PlanOptions& options) {
   return only_errors([&] {
-    if (catalog == nullptr) refuse_option("catalog", "there is no catalog");
+    if (catalog == nullptr) refuse_option("catalog", "the catalog is null");
     return Planner(std::move(catalog), skeleton, options).run(SinkKind::memory);
   });
 }

@@ -148,7 +148,7 @@ void Planner::report_uncovered(const std::vector<std::size_t>& uncovered) {
   add({.severity = Severity::error,
        .code = "plan.device_map",
        .target = first,
-       .message = fmt::format("the device map says nothing about {}",
+       .message = fmt::format("the device map does not cover {}",
                               name_list({&first, 1}, uncovered.size())),
        .suggestion = "an entry for the module \"\" covers the rest"});
 }
@@ -221,7 +221,7 @@ void Planner::check_offload() {
   if (!unaligned.sources.empty()) {
     unaligned.message = name_list(unaligned.sources, unaligned.sources.size(), 1) +
                         (is_far ? " cannot be a view of a file on another machine, and is copied"
-                                : " cannot be a view of the file, for where it stands there, and "
+                                : " cannot be a view of the file, because of its offset, and "
                                   "is copied");
     add(std::move(unaligned));
   }
@@ -229,7 +229,7 @@ void Planner::check_offload() {
   add({.severity = Severity::error,
        .code = "plan.offload_folder",
        .message = fmt::format(
-           "{} targets placed on disk have to be written there, but there is no offload "
+           "{} targets placed on disk must be written there, but the plan has no offload "
            "folder",
            written),
        .suggestion = "give an offload folder, or more memory to other devices"});

@@ -197,7 +197,7 @@ std::optional<Problem> Production::split_view(const Produced& item, const Rule& 
                                               View& view) const {
   const auto dim = dim_index(rule.dims[0], view.shape.rank());
   if (!dim) {
-    return Problem{fmt::format("there is no dimension {}", rule.dims[0]), view.shape.text()};
+    return Problem{fmt::format("dimension {} does not exist", rule.dims[0]), view.shape.text()};
   }
   const std::uint64_t extent = view.shape[*dim];
   const std::size_t parts = rule.targets.size();

@@ -178,7 +178,7 @@ struct RecipeBuilder::Impl {
 
 RecipeBuilder::RecipeBuilder(std::shared_ptr<const Catalog> catalog) try
     : impl_(std::make_unique<Impl>()) {
-  if (catalog == nullptr) refuse_operation("recipe", {"there is no catalog"});
+  if (catalog == nullptr) refuse_operation("recipe", {"the catalog is null"});
   impl_->catalog = std::move(catalog);
 } catch (...) {
   throw_as_error();
@@ -273,8 +273,8 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype, bool is_count
       const CastKind way = cast_kind(source, dtype);
       if (way == CastKind::mismatch || way == CastKind::no_cast ||
           (way == CastKind::counted && !is_count)) {
-        refuse_operation("cast", {"there is no cast between these",
-                                  fmt::format("{} to {}", source.name(), name(dtype))});
+        refuse_operation(
+            "cast", {"there is no such cast", fmt::format("{} to {}", source.name(), name(dtype))});
       }
       tensor.rounded = tensor.rounded || !is_exact(source.dtype(), dtype);
     }

@@ -302,7 +302,7 @@ bool Planner::check_dtypes(std::size_t root, const Produced* produced) {
       finding.code = "plan.encoding";
       finding.message =
           encoding.is_dtype()
-              ? fmt::format("there is no cast from {} ('{}') to {} ('{}')", finding.found,
+              ? fmt::format("loadstone has no cast from {} ('{}') to {} ('{}')", finding.found,
                             printable(source.name), finding.expected, printable(target.name))
               : fmt::format("unsupported encoding {}: '{}' cannot be decoded for '{}'",
                             finding.found, printable(source.name), printable(target.name));

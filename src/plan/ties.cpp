@@ -54,8 +54,8 @@ Finding split_finding(const std::vector<SameValue>& values) {
   std::string message =
       kept.empty()
           ? fmt::format(
-                "adapters change {}, which are tied, each in its own way: each becomes a "
-                "tensor of its own",
+                "adapters change the tied names {} differently: each becomes a "
+                "separate tensor",
                 name_list(changed))
           : fmt::format(
                 "adapters change {}, which {} tied to {}: {} the base's value as {} of "

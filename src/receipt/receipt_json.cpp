@@ -38,7 +38,8 @@ void visit_digest(Visitor& visitor, std::string_view field, auto& digest, const 
   }
 }
 
-constexpr const char* no_range = "no range: ranges ascend, do not touch, and lie in the bytes";
+constexpr const char* no_range =
+    "an invalid range: ranges ascend, do not touch, and are inside of the bytes";
 
 // Ascending, disjoint, inside of `bytes`.
 template <typename Visitor>

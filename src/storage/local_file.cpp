@@ -35,7 +35,7 @@ class LocalFile final : public ByteSource {
     struct stat status {};
     const DescriptorPool::Use use(file_);
     if (::fstat(use.descriptor(), &status) != 0)
-      fail("io.read", "cannot tell the file's size", 0, errno);
+      fail("io.read", "cannot get the file's size", 0, errno);
     return identity_of(status);
   }
 

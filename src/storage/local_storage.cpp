@@ -30,7 +30,7 @@ class LocalStorage final : public Storage {
   [[nodiscard]] EntryKind kind(const std::string& path) override {
     require_whole_path(path);
     struct stat status {};
-    if (::stat(path.c_str(), &status) != 0) fail_open(path, errno, "cannot tell what this is");
+    if (::stat(path.c_str(), &status) != 0) fail_open(path, errno, "cannot inspect it");
     return status_of(status).kind;
   }
 

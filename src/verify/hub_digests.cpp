@@ -41,7 +41,7 @@ Finding without_digest(const std::string& name) {
   return {.severity = Severity::warning,
           .code = "verify.no_digest",
           .sources = {name},
-          .message = "'" + name + "' is no file of a hub's cache that is named by its digest",
+          .message = "'" + name + "' is not a file of a hub's cache that is named by its digest",
           .suggestion = "A receipt has digests of any checkpoint: loadstone load --receipt"};
 }
 

@@ -187,7 +187,7 @@ class ReceiptCheck {
     }
     if (count == 0) {
       throw Error("usage",
-                  is_output ? "the receipt is of a load, which wrote no file: name what it read"
+                  is_output ? "the receipt is of a load, which wrote no file: pass its source"
                             : "the receipt is of fewer checkpoints",
                   {.path = root});
     }

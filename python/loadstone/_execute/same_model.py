@@ -116,8 +116,8 @@ def _require_forms(plan: PlannedLoad, slots: list[TensorSlot]) -> None:
             raise _changed(
                 "a tie was made or cut",
                 slot,
-                f"tied to {found}" if found else "a tensor of its own",
-                f"tied to {tie_of}" if tie_of else "a tensor of its own",
+                f"tied to {found}" if found else "a separate tensor",
+                f"tied to {tie_of}" if tie_of else "a separate tensor",
             )
         if slot.tensor.dtype not in (dtype, element_dtype(target.dtype)):
             raise _changed("a tensor has another dtype", slot, str(slot.tensor.dtype), str(dtype))

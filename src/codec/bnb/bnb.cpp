@@ -73,7 +73,8 @@ std::optional<QuantizedTensor> recognise_without_state(const TensorTable& table,
     if (table.find(each) != none) return std::nullopt;
   }
   QuantizedTensor made = quantized_tensor(name, tensor, {});
-  refuse(made, "q.scale_missing", "is packed and has no state that says how", std::move(wanted));
+  refuse(made, "q.scale_missing", "is packed and lacks the state that describes it",
+         std::move(wanted));
   return made;
 }
 

@@ -126,7 +126,7 @@ std::optional<Problem> prepare_blocks(const DecodeRequest& request, PreparedDeco
       request.shape.rank() > 0 && request.shape.extents().back() % block_bytes == 0;
   if (!is_whole || !is_in_rows || !is_byte(request.parts[0].encoding) ||
       !is_byte(request.parts[1].encoding)) {
-    return Problem{"codes and scales are no whole blocks of MXFP4",
+    return Problem{"codes and scales do not fill whole blocks of MXFP4",
                    request.parts[0].shape.text() + " and " + request.parts[1].shape.text(),
                    "bytes of blocks " + request.shape.text()};
   }

@@ -244,7 +244,7 @@ std::optional<Problem> write_mxfp4(const Quantization& quantization, const Shape
                                    QuantizedLayout& form) {
   if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   if (form.columns % mx_block != 0) {
-    return Problem{"a row is no whole blocks of 32 numbers", shape.text(),
+    return Problem{"a row does not fill whole blocks of 32 values", shape.text(),
                    "columns a multiple of 32"};
   }
   form.window_elements = mx_block;

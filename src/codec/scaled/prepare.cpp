@@ -72,7 +72,7 @@ std::optional<Problem> set_scale_dtype(const DecodePart& scales, Layout& form) {
 std::optional<Problem> cut_evenly(const DecodeRequest& request, Layout& form) {
   const Shape& shape = request.shape;
   const Shape& scales = request.parts[1].shape;
-  if (shape.rank() < 2) return Problem{"the weights are no matrices", shape.text()};
+  if (shape.rank() < 2) return Problem{"the weights are not matrices", shape.text()};
   start(request, form);
   const std::size_t rank = scales.rank();
   const std::uint64_t rows = shape[shape.rank() - 2];
@@ -102,7 +102,7 @@ std::optional<Problem> cut_by(const DecodeRequest& request, std::uint64_t block_
                               std::uint64_t block_columns, Layout& form) {
   const Shape& shape = request.shape;
   const Shape& scales = request.parts[1].shape;
-  if (shape.rank() < 2) return Problem{"the weights are no matrices", shape.text()};
+  if (shape.rank() < 2) return Problem{"the weights are not matrices", shape.text()};
   start(request, form);
   const std::uint64_t rows = shape[shape.rank() - 2];
   form.columns = shape[shape.rank() - 1];

@@ -313,7 +313,7 @@ class Choosing {
     auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
     const std::uint64_t block = problem ? 1 : written_encoding(quantization).row_block;
     if (!problem && recipe.shape.extents().back() % block != 0) {
-      problem = Problem{fmt::format("rows are no whole blocks of {}", block)};
+      problem = Problem{fmt::format("rows do not fill whole blocks of {}", block)};
     }
     if (problem) {
       recipe = before;

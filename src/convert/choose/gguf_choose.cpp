@@ -235,7 +235,7 @@ class BlockChooser {
             "quantize",
             "a mix of types is for language models under llama.cpp's names and models of images "
             "that ComfyUI-GGUF knows: the metadata has no number of layers (block_count), and "
-            "general.architecture is none of those",
+            "general.architecture is not one of those",
             printable(name), "a block format such as q8_0");
       }
       if (!mix_) static_cast<void>(asked_type(name));
@@ -371,7 +371,7 @@ class BlockChooser {
           {.severity = met_.contains(wanted) ? Severity::info : Severity::warning,
            .code = "convert.fallback",
            .target = tensors.first,
-           .message = fmt::format("{} {} becomes {}: its rows are no whole blocks of {}",
+           .message = fmt::format("{} {} becomes {}: its rows do not fill whole blocks of {}",
                                   tensors.text(), shape, type, wanted),
            .found = std::string(type),
            .expected = std::string(wanted)});
@@ -383,7 +383,7 @@ class BlockChooser {
     findings_.push_back(
         {.severity = Severity::warning,
          .code = "convert.requantized",
-         .message = fmt::format("{} {} blocks already, whose numbers are rounded once more",
+         .message = fmt::format("{} already {} blocks, whose values are rounded again",
                                 rounded_twice_, rounded_twice_ == 1 ? "tensor is" : "tensors are"),
          .suggestion = "quantize the original checkpoint, if there is one"});
   }
@@ -410,7 +410,7 @@ class BlockChooser {
 Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog, Metadata& metadata,
                       Recipes& recipes, std::vector<Finding>& findings) {
   if (options.quantize.style) {
-    refuse_option("style", "a GGUF file has one style of its own: name none",
+    refuse_option("style", "a GGUF file has a fixed style: omit it",
                   std::string(name(*options.quantize.style)));
   }
   BlockChooser chooser(options, catalog, metadata, findings);

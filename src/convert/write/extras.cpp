@@ -247,8 +247,8 @@ Finding unread_claim(std::string_view file, std::string_view root) {
   const std::string_view what = file == "config.json" ? "the section from it" : "the file";
   return {.severity = Severity::error,
           .code = "plan.config_mismatch",
-          .message = fmt::format("{} says that the checkpoint is quantized, and none of its "
-                                 "tensors is in a layout that this version knows",
+          .message = fmt::format("{} declares that the checkpoint is quantized, and none of its "
+                                 "tensors has a layout that this version supports",
                                  printable(path)),
           .suggestion = fmt::format("remove {}, if all tensors are plain numbers", what)};
 }

@@ -217,7 +217,7 @@ class GgufContainer final : public Container {
     const Metadata& given = options.metadata;
     const auto of_file = std::ranges::find_if(given, is_of_part, &Metadata::value_type::first);
     if (of_file != given.end()) {
-      throw Error("plan.options", "the key tells the parts of a file: loadstone sets it itself",
+      throw Error("plan.options", "the key numbers the parts of a file: loadstone sets it",
                   {.tensor = of_file->first, .field = "metadata"});
     }
     check_key_types(given);
@@ -349,7 +349,7 @@ class GgufContainer final : public Container {
       finding.message = fmt::format("general.architecture is '{}', by the names of tensors", name);
     } else {
       finding.severity = Severity::error;
-      finding.message = "a GGUF file needs general.architecture, and nothing says it";
+      finding.message = "a GGUF file needs general.architecture, which is unknown";
       finding.suggestion = fmt::format(
           "{}; else give it with --metadata FILE (metadata= in Python), such as "
           "\"wan\" for ComfyUI",

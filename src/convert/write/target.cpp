@@ -113,7 +113,7 @@ void compare_configs(std::string_view found, const Conversion& conversion, Targe
        .code = "convert.config_stays",
        .message = "the folder has a config.json that stays, and differs from the source's in " +
                   name_list(keys),
-       .suggestion = "copy the source's config.json there, or convert into a folder of its own"});
+       .suggestion = "copy the source's config.json there, or convert into a separate folder"});
 }
 
 // Requires that an older output's config, if the new output does not replace it, agrees with it on
@@ -297,8 +297,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   if (place.parent.empty()) place.parent = ".";
   const auto parent = storage.status(place.parent, true);
   if (!parent || parent->kind != EntryKind::folder) {
-    throw Error("io.not_found", "there is no folder to put the target into",
-                {.path = place.parent});
+    throw Error("io.not_found", "the target's folder does not exist", {.path = place.parent});
   }
   if (conversion.is_split) return look_at_split(storage, conversion, std::move(place));
   check_sources(storage, conversion, place);

@@ -29,7 +29,7 @@ void WorkLocks::take(const ConvertRun& run) {
     const auto status = storage_.status(path_);
     if (!status) continue;  // its last owner has just removed it
     if (status->kind != EntryKind::folder) {
-      throw Error("convert.target", "the name for what is not whole yet is taken", {.path = path_});
+      throw Error("convert.target", "the name for unfinished files is taken", {.path = path_});
     }
     if (run.part && !take_state()) continue;
     auto file = storage_.open_lock(path);

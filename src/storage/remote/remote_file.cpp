@@ -355,7 +355,7 @@ std::string RemoteFile::redirect(const std::string& from, const std::string& loc
   std::string to = redirected_url(from, location);
   const std::string shown =
       to.empty() ? "a text that is not a URL" : printable(public_location(to), shown_bytes_max);
-  if (!is_http(to)) fail("io.redirect", "the host redirects to what is no https URL", shown);
+  if (!is_http(to)) fail("io.redirect", "the host redirects to a URL other than https", shown);
   if (is_https(from) && !is_https(to)) {
     fail("io.redirect", "the host redirects to a connection that is not secured", shown,
          "an https URL");

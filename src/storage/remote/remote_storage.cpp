@@ -189,7 +189,7 @@ class RemoteStorage final : public ForwardingStorage {
     }
     hub.revision = commit;
     if (!hub.is_pinned()) {
-      throw Error("io.remote", "the hub does not say which commit the revision is",
+      throw Error("io.remote", "the hub does not name the commit of the revision",
                   {.path = asked.text(), .field = "X-Repo-Commit", .found = printable(commit)});
     }
     return hub;

@@ -92,7 +92,7 @@ def test_the_library_s_door_gives_the_trained_model(
         model = loadstone.transformers.from_pretrained(
             cls, tmp_path / "base", lora=tmp_path / "adapter"
         )
-    told = [str(each.message) for each in caught if "adapters change" in str(each.message)]
+    told = [str(each.message) for each in caught if "adapters change the tied names" in str(each.message)]
     assert len(told) == 1 and "the base's value" in told[0]
     assert loadstone.audit(model).ok
     assert torch.allclose(output(model), wanted, rtol=1e-4, atol=1e-4)
